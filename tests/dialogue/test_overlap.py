@@ -189,11 +189,11 @@ def test_words_decide_where_they_are_known():
 def test_the_users_level_is_that_of_the_loud_parts():
     levels = UserLevel()
     for _ in range(200):
-        levels.hear(-20.0)
-        levels.hear(-60.0)
+        levels.update(-20.0)
+        levels.update(-60.0)
     assert levels.user == pytest.approx(-20.4, abs=0.5)
     for _ in range(200):
-        levels.hear(-26.0)
+        levels.update(-26.0)
     assert levels.user == pytest.approx(-26.0, abs=0.5)
 
 

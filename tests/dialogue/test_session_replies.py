@@ -53,7 +53,7 @@ async def test_of_a_cancelled_reply_the_history_keeps_what_was_played(ahead):
     assert len(part.samples) / 24_000 == pytest.approx(2.0, abs=0.06)
     assert part.transcript and "one two three four five six".startswith(part.transcript)
     assert stage.pipeline.mind.past[-1] == stage.conversation.items[-1]
-    with pytest.raises(InputError, match="not under way"):
+    with pytest.raises(InputError, match="not in progress"):
         stage.conversation.cancel(reply)
     stage.conversation.truncate(stage.conversation.items[-1].id, 2300)
     (part,) = stage.conversation.items[-1].content.parts
@@ -120,7 +120,7 @@ async def test_only_one_reply_at_a_time_and_cancel_ends_it():
     with pytest.raises(InputError, match=first):
         stage.conversation.reply()
     stage.conversation.cancel(first)
-    with pytest.raises(InputError, match="not under way"):
+    with pytest.raises(InputError, match="not in progress"):
         stage.conversation.cancel(first)
     await stage.settle()
     assert stage.all(ReplyDone)[0].reason == "client_cancelled"
@@ -150,7 +150,7 @@ async def test_replies_out_of_band_are_bounded_and_do_not_hide_the_one_being_sai
     said = stage.conversation.reply()
     await stage.hear(silence(1.5))
     beside = [stage.conversation.reply(ReplyRequest(is_out_of_band=True)) for _ in range(MAX_OUT_OF_BAND)]
-    with pytest.raises(InputError, match="out of band"):
+    with pytest.raises(InputError, match="out-of-band"):
         stage.conversation.reply(ReplyRequest(is_out_of_band=True))
     for reply in beside:
         stage.conversation.cancel(reply)

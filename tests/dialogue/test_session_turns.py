@@ -110,11 +110,11 @@ async def test_turns_are_only_noted_where_no_reply_is_wanted():
 
 async def test_turns_by_hand():
     stage = Stage.set(spoken(0.5), settings=with_turn(detector="none"))
-    with pytest.raises(InputError, match="nothing was heard"):
+    with pytest.raises(InputError, match="no audio since"):
         stage.conversation.commit()
     await stage.hear(silence(0.5))
     stage.conversation.clear_input()
-    with pytest.raises(InputError, match="nothing was heard"):
+    with pytest.raises(InputError, match="no audio since"):
         stage.conversation.commit()
     await stage.hear(talk(1.024))
     item = stage.conversation.commit()

@@ -77,7 +77,7 @@ async def test_what_was_read_is_not_read_again(parts):
 
 
 async def test_replies_made_at_once_are_those_made_alone_though_the_cache_is_small(parts):
-    async with LocalChat.load(parts.chat, "cpu", replace(GREEDY, kept=4)) as chat:
+    async with LocalChat.load(parts.chat, "cpu", replace(GREEDY, cached_sequences=4)) as chat:
         asked = [said(("system", "Be brief and kind. " * 3), ("user", f"question {number}")) for number in range(6)]
         alone = [await words_of(chat, messages, LONGER) for messages in asked]
         together = await asyncio.gather(*(words_of(chat, messages, LONGER) for messages in asked))

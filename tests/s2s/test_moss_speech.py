@@ -286,7 +286,8 @@ async def test_long_calls_drop_their_oldest_turns_and_keep_the_instructions(part
         assert {event.reason for event in caller.all(ReplyDone)} == {"max_output_tokens"}
         mind = caller.conversation._state
         assert (
-            mind._first_visible in [item.id for item in caller.conversation.items[1:]] and len(caller.conversation.items) == 16
+            mind._first_visible in [item.id for item in caller.conversation.items[1:]]
+            and len(caller.conversation.items) == 16
         )
         head = parts.prompt.turn(Turn("system", "Be kind."))
         assert mind._rows[: len(head)] == head

@@ -1,4 +1,6 @@
-"""Recogniser, chat model and synthesiser in a pipeline: each part passes on what it has as soon as it has it."""
+"""A conversation backend of recogniser, chat model and synthesiser. All three stream: speech starts with the first
+sentence of the chat reply.
+"""
 
 import asyncio
 import logging
@@ -35,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 
 class LiveRecognition(Protocol):
-    """A turn being recognised."""
+    """Recognition of one turn while it lasts."""
 
     def hear(self, samples: Samples) -> None:
-        """Its next sound, 16 kHz."""
+        """Add the next samples, 16 kHz."""
         ...
 
     async def text(self) -> str:
-        """What was said so far; the turn may go on after."""
+        """The transcript so far; more samples may follow."""
         ...
 
 
@@ -50,7 +52,7 @@ class CascadeRecogniser(Protocol):
     """Speech recognition of live turns."""
 
     def open(self, language: str | None) -> LiveRecognition:
-        """A turn begins."""
+        """Start the recognition of a turn."""
         ...
 
 
@@ -60,22 +62,22 @@ class Synthesiser(Protocol):
     rate: int
 
     def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
-        """Its sound as it is made, at `rate`; leaving it stops it."""
+        """Stream the sound at `rate`; closing the iterator stops the synthesis."""
         ...
 
 
 @runtime_checkable
 class StyledSynthesiser(Synthesiser, Protocol):
-    """One that can be asked for another way of speaking."""
+    """A synthesiser whose speaking style the user can change."""
 
-    def after(self, said: Sequence[str]) -> Synthesiser:
-        """The synthesiser in the style that these user messages ask for; most ask for none."""
+    def with_user_requests(self, messages: Sequence[str]) -> Synthesiser:
+        """The synthesiser in the style that these user messages request, if any."""
         ...
 
 
 @dataclass(frozen=True)
 class ChatText:
-    """The next words."""
+    """The next words of a chat reply."""
 
     text: str
 
@@ -92,7 +94,7 @@ class ChatCall:
 
 @dataclass(frozen=True)
 class ChatEnd:
-    """The reply is over: why, and what it cost where the endpoint says so."""
+    """The end of a chat reply: its reason, and its usage where the endpoint reports it."""
 
     reason: str
     prompt_tokens: int = 0
@@ -103,21 +105,21 @@ ChatPiece = ChatText | ChatCall | ChatEnd
 
 
 class ChatModel(Protocol):
-    """Replies in writing."""
+    """A chat model, local or remote."""
 
     def reply(self, messages: Sequence[dict[str, Any]], settings: ConversationSettings) -> AsyncIterator[ChatPiece]:
-        """The reply as it comes; leaving it stops it."""
+        """Stream the reply; closing the iterator stops it."""
         ...
 
 
 class WholeTurns:
-    """A recogniser made of a transcriber that takes whole turns: it is asked when the turn is likely over."""
+    """A `CascadeRecogniser` by a transcriber of whole turns, which runs when the turn is likely over."""
 
     def __init__(self, transcriber: ReplyTranscriber, rate: int = 16_000) -> None:
         self._transcriber, self._rate = transcriber, rate
 
     def open(self, language: str | None) -> LiveRecognition:
-        """A turn begins."""
+        """Start the recognition of a turn."""
         return _WholeTurn(self._transcriber, self._rate, language)
 
 
@@ -129,21 +131,21 @@ class _WholeTurn:
 
     def __post_init__(self) -> None:
         self._sound: list[Samples] = []
-        self._known: tuple[int, asyncio.Future[str]] | None = None
+        self._requested: tuple[int, asyncio.Future[str]] | None = None
 
     def hear(self, samples: Samples) -> None:
         self._sound.append(samples)
 
     async def text(self) -> str:
-        if self._known is None or self._known[0] != len(self._sound):
+        if self._requested is None or self._requested[0] != len(self._sound):
             sound = np.concatenate([np.zeros(0, np.float32), *self._sound])
-            asked = asyncio.ensure_future(self.transcriber.transcribe(sound, self.rate, self.language))
-            self._known = (len(self._sound), asked)
-        return await asyncio.shield(self._known[1])
+            text = asyncio.ensure_future(self.transcriber.transcribe(sound, self.rate, self.language))
+            self._requested = (len(self._sound), text)
+        return await asyncio.shield(self._requested[1])
 
 
 class CascadeBackend:
-    """Recogniser → chat model → synthesiser, behind the interface that speech-to-speech has."""
+    """The `ConversationBackend`: recogniser → chat model → synthesiser."""
 
     input_rate = 16_000
     transcribes = True
@@ -152,18 +154,18 @@ class CascadeBackend:
         self.recogniser, self.chat, self.synthesiser = recogniser, chat, synthesiser
         self.output_rate = synthesiser.rate
 
-    def open(self, heard: OnTranscript) -> ConversationState:
+    def open(self, on_transcript: OnTranscript) -> ConversationState:
         """The state of a new conversation."""
-        return CascadeConversation(self, heard)
+        return CascadeConversation(self, on_transcript)
 
 
 class CascadeConversation:
-    """The history as text, and the turn being recognised."""
+    """A `ConversationState`: the history as text, and the recognition of the open turn."""
 
-    def __init__(self, pipeline: CascadeBackend, heard: OnTranscript) -> None:
-        self.pipeline = pipeline
-        self.words: dict[str, asyncio.Future[str]] = {}
-        self._heard = heard
+    def __init__(self, backend: CascadeBackend, on_transcript: OnTranscript) -> None:
+        self.backend = backend
+        self.transcripts: dict[str, asyncio.Future[str]] = {}
+        self._on_transcript = on_transcript
         self._past: Sequence[Item] = ()
         self._settings = ConversationSettings()
         self._turn: LiveRecognition | None = None
@@ -174,12 +176,12 @@ class CascadeConversation:
         """Replace the history and the settings."""
         self._past, self._settings = tuple(past), settings
         known = {item.id for item in past}
-        self.words = {id: words for id, words in self.words.items() if id in known}
+        self.transcripts = {id: words for id, words in self.transcripts.items() if id in known}
 
     def listen(self, samples: Samples) -> None:
-        """The next sound of the user's open turn."""
+        """Add sound to the user's open turn."""
         if self._turn is None:
-            self._turn = self.pipeline.recogniser.open(self._settings.language)
+            self._turn = self.backend.recogniser.open(self._settings.language)
         self._turn.hear(samples)
 
     def discard_turn(self) -> None:
@@ -194,43 +196,43 @@ class CascadeConversation:
 
     def set_transcript(self, item: str, words: "asyncio.Future[str]") -> None:
         """Set the transcript of an item, and report it when it is known."""
-        self.words[item] = words
+        self.transcripts[item] = words
         task = asyncio.ensure_future(self._report_words(item, words))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def reply(self, plan: ReplyPlan) -> ReplyStream:
-        """Start a reply; held."""
+        """Start a reply, held until its release."""
         past = self._past if plan.past is None else plan.past
         turn = self._turn if plan.includes_turn and plan.past is None else None
-        asked = asyncio.ensure_future(turn.text()) if turn is not None else None
-        reply = CascadeReply(self, plan, past, asked, self._replies.discard)
+        turn_text = asyncio.ensure_future(turn.text()) if turn is not None else None
+        reply = CascadeReply(self, plan, past, turn_text, self._replies.discard)
         self._replies.add(reply)
         return reply
 
     async def spoken_words(self, past: Sequence[Item]) -> dict[str, str]:
-        """The words of all spoken items of a past, those not heard yet among them."""
-        found = {}
+        """Transcripts of all spoken items of a history; those without one are recognised now."""
+        texts = {}
         for item in past:
-            if item.id in self.words:
-                found[item.id] = await asyncio.shield(self.words[item.id])
+            if item.id in self.transcripts:
+                texts[item.id] = await asyncio.shield(self.transcripts[item.id])
             elif _needs_words(item):
                 assert isinstance(item.content, Message)
-                recognition = self.pipeline.recogniser.open(self._settings.language)
+                recognition = self.backend.recogniser.open(self._settings.language)
                 for part in item.content.parts:
                     if isinstance(part, AudioPart):
-                        recognition.hear(await asyncio.to_thread(_at_rate, part, self.pipeline.input_rate))
-                found[item.id] = await recognition.text()
-        return found
+                        recognition.hear(await asyncio.to_thread(_at_rate, part, self.backend.input_rate))
+                texts[item.id] = await recognition.text()
+        return texts
 
-    def commit_answered_turn(self, item: str, asked: "asyncio.Future[str] | None") -> None:
-        """A released reply has heard the open turn: it is this item now."""
+    def commit_answered_turn(self, item: str, turn_text: "asyncio.Future[str] | None") -> None:
+        """Make the open turn, which a released reply answers, this item."""
         self._turn = None
-        if asked is not None:
-            self.set_transcript(item, asked)
+        if turn_text is not None:
+            self.set_transcript(item, turn_text)
 
     async def close(self) -> None:
-        """Release what it holds."""
+        """Drop its replies and cancel its tasks."""
         for reply in list(self._replies):
             reply.drop()
         for task in list(self._tasks):
@@ -239,58 +241,58 @@ class CascadeConversation:
 
     async def _report_words(self, item: str, words: "asyncio.Future[str]") -> None:
         try:
-            self._heard(item, await asyncio.shield(words), True)
-        except Exception as error:  # whatever a recogniser raises costs the words, not the conversation
+            self._on_transcript(item, await asyncio.shield(words), True)
+        except Exception as error:  # an error of the recogniser costs the transcript, not the conversation
             log_failure(logger, error, "recognition of a turn failed")
-            self._heard(item, error, True)
+            self._on_transcript(item, error, True)
 
 
 class CascadeReply:
-    """One reply on its way from the turn's words to sound."""
+    """A `ReplyStream`: from the transcript of the turn to text and sound."""
 
     def __init__(
         self,
         conversation: CascadeConversation,
         plan: ReplyPlan,
         past: Sequence[Item],
-        asked: "asyncio.Future[str] | None",
-        gone: Callable[["CascadeReply"], None],
+        turn_text: "asyncio.Future[str] | None",
+        on_drop: Callable[["CascadeReply"], None],
     ) -> None:
         self.plan = plan
-        self._conversation, self._past, self._asked, self._gone = conversation, past, asked, gone
+        self._conversation, self._past, self._turn_text, self._on_drop = conversation, past, turn_text, on_drop
         self._pieces = PieceQueue()
-        self._voice: Synthesiser = conversation.pipeline.synthesiser
+        self._synthesiser: Synthesiser = conversation.backend.synthesiser
         self._usage = Usage()
-        self._made_seconds = 0.0
+        self._generated_seconds = 0.0
         self._is_dropped = False
-        self._task = asyncio.ensure_future(self._make())
+        self._task = asyncio.ensure_future(self._run())
 
     def pieces(self) -> AsyncIterator[Piece]:
-        """What it consists of, as it is made."""
+        """The pieces, each as soon as it is generated."""
         return self._pieces.until_ended()
 
     def release(self, turn: str | None) -> None:
-        """Let the turn it answers become an item."""
+        """Make the turn that it answers an item."""
         if turn is not None:
-            self._conversation.commit_answered_turn(turn, self._asked)
+            self._conversation.commit_answered_turn(turn, self._turn_text)
 
     def drop(self) -> None:
-        """Stop making it."""
+        """Stop generating; nothing more is emitted."""
         if not self._is_dropped:
             self._is_dropped = True
             self._task.cancel()
-            self._gone(self)
+            self._on_drop(self)
 
     @property
     def usage(self) -> Usage:
-        """What it has cost so far."""
+        """Tokens used, known at the end."""
         return self._usage
 
-    async def _make(self) -> None:
+    async def _run(self) -> None:
         try:
             reason = await self._reply()
             await self._pieces.put(Ended("max_output_tokens" if reason == "length" else "completed"))
-        except Exception as error:  # whatever a part raises ends this reply, not the conversation
+        except Exception as error:  # an error of a part ends this reply, not the conversation
             log_failure(logger, error, "a reply of the cascade failed")
             await self._pieces.put(failed(error))
 
@@ -298,16 +300,18 @@ class CascadeReply:
         settings = self.plan.settings
         spoken = await self._conversation.spoken_words(self._past)
         messages = chat_messages(self._past, settings.instructions, spoken)
-        if self._asked is not None:
-            asked = await asyncio.shield(self._asked)
-            if not asked.strip():
-                return "stop"  # an empty transcript: there is nothing to answer
-            messages.append({"role": "user", "content": asked})
-        if isinstance(self._voice, StyledSynthesiser):
-            self._voice = self._voice.after([each["content"] for each in messages if each["role"] == "user"])
+        if self._turn_text is not None:
+            text = await asyncio.shield(self._turn_text)
+            if not text.strip():
+                return "stop"  # an empty transcript needs no answer
+            messages.append({"role": "user", "content": text})
+        if isinstance(self._synthesiser, StyledSynthesiser):
+            self._synthesiser = self._synthesiser.with_user_requests(
+                [each["content"] for each in messages if each["role"] == "user"]
+            )
         splitter, call = SentenceSplitter(), -1
         reason = "stop"
-        stream = self._conversation.pipeline.chat.reply(messages, settings)
+        stream = self._conversation.backend.chat.reply(messages, settings)
         async for piece in stream:
             match piece:
                 case ChatText(text):
@@ -330,20 +334,20 @@ class CascadeReply:
             await self._pieces.put(Wrote(sentence))
             if settings.modality == "audio" and any(letter.isalnum() for letter in sentence):
                 with suppress(NothingToSayError):  # an emoji or a list mark cannot be spoken
-                    async for samples in self._voice.speak(sentence.strip(), settings.voice, settings.speed):
+                    async for samples in self._synthesiser.speak(sentence.strip(), settings.voice, settings.speed):
                         await self._pieces.put(Spoke(samples))
-                        self._made_seconds += len(samples) / self._voice.rate
+                        self._generated_seconds += len(samples) / self._synthesiser.rate
                         await self._wait_for_playback()
 
     async def _wait_for_playback(self) -> None:
-        """Make no more until what is made ahead has come down to the plan's limit."""
+        """Wait until the sound generated ahead of playback is within the plan's limit."""
         limit = self.plan.max_ahead
-        while limit is not None and (early := self._made_seconds - self.plan.played() - limit) > 0:
-            await asyncio.sleep(early)
+        while limit is not None and (excess := self._generated_seconds - self.plan.played() - limit) > 0:
+            await asyncio.sleep(excess)
 
 
 def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str]) -> list[dict[str, Any]]:
-    """A history as chat messages; `spoken` has the words of spoken items."""
+    """A history as chat messages; `spoken` has the transcripts of spoken items."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     for item in past:
         content = item.content
@@ -354,7 +358,7 @@ def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str
         elif isinstance(content, ToolCall):
             function = {"name": content.name, "arguments": content.arguments}
             call = {"id": content.call_id, "type": "function", "function": function}
-            if messages and "tool_calls" in messages[-1]:  # calls made together are one message, or they are refused
+            if messages and "tool_calls" in messages[-1]:  # endpoints require parallel calls in one message
                 messages[-1]["tool_calls"].append(call)
             else:
                 messages.append({"role": "assistant", "content": None, "tool_calls": [call]})

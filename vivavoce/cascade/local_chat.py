@@ -1,7 +1,7 @@
-"""A small chat model in our own engine, where a chat endpoint would stand: words as they are drawn.
+"""A local chat model in the engine, in place of a chat endpoint.
 
-What a conversation has computed stays: the next reply forks the kept sequence that shares most with it, so that
-instructions and earlier turns are read once.
+Sequences stay cached after a reply: the next one forks the cached sequence with the longest common prefix, so that
+instructions and earlier turns are prefilled once.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -26,23 +26,23 @@ from vivavoce.nn.quantised import to_int8
 from vivavoce.runtime.async_engine import AsyncEngine
 
 BUNDLED = "smollm2"
-UNFINISHED = "\ufffd"  # what a decoder writes for a letter of which bytes are missing
+UNFINISHED = "\ufffd"  # decoded for a character whose bytes are incomplete
 
 
 @dataclass(frozen=True)
 class LocalChatOptions:
-    """How replies are written where the client does not say."""
+    """Defaults of replies, and limits of the cache."""
 
     sampling: Sampling = Sampling(temperature=0.0, repetition_penalty=1.05)  # noqa: RUF009 - frozen
     max_output_tokens: int = 120
-    """A reply that is spoken is short."""
+    """Short, as replies are spoken."""
     cache_rows: int = 8192
-    kept: int = 8
-    """Conversations whose past stays computed."""
+    cached_sequences: int = 8
+    """Conversations whose sequence stays in the cache."""
 
 
 class LocalChat:
-    """A `ChatModel`. Use as `async with`: it owns the engine's thread. Tools are not offered to the model."""
+    """A `ChatModel`. Use as `async with`. Tools are not offered to the model."""
 
     def __init__(self, engine: Engine, tokenizer: TextTokenizer, options: LocalChatOptions | None = None) -> None:
         self.options = options or LocalChatOptions()
@@ -74,10 +74,10 @@ class LocalChat:
     async def reply(
         self, messages: Sequence[dict[str, Any]], settings: ConversationSettings
     ) -> AsyncIterator[ChatPiece]:
-        """The reply as it comes; leaving it stops it."""
+        """Stream the reply; closing the iterator stops it."""
         max_tokens = settings.max_output_tokens or self.options.max_output_tokens
-        rows = self._fitting(messages, max_tokens)
-        sequence = await self._opened(rows)
+        rows = self._rows(messages, max_tokens)
+        sequence = await self._open(rows)
         text = _ReplyText(self.tokenizer)
         try:
             generation = Generation(settings.sampling or self.options.sampling, max_tokens, penalise_prompt=False)
@@ -89,52 +89,52 @@ class LocalChat:
                         yield ChatText(passed)
             reason = "stop" if reply.finish == "stop" else "length"
         finally:
-            await self._keep(sequence)
+            await self._cache(sequence)
         if passed := text.flush():
             yield ChatText(passed)
         yield ChatEnd(reason, len(rows), text.tokens)
 
     async def read(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Have the beginning of conversations computed before there is one."""
-        rows = self._fitting(messages, 1)
-        sequence = await self._opened(rows)
+        """Prefill messages that conversations start with."""
+        rows = self._rows(messages, 1)
+        sequence = await self._open(rows)
         async with await self.engine.generate(sequence, Generation(GREEDY, max_new_rows=1)) as reply:
             async for _ in reply:
                 pass
         await self.engine.rewind(sequence, len(rows))
-        await self._keep(sequence)
+        await self._cache(sequence)
 
-    def _fitting(self, messages: Sequence[dict[str, Any]], max_tokens: int) -> list[Row]:
-        """The messages as rows; where they are too many, the oldest that are no instructions are left out."""
+    def _rows(self, messages: Sequence[dict[str, Any]], max_tokens: int) -> list[Row]:
+        """The messages as rows; the oldest that are not instructions are dropped where they do not fit."""
         turns = [(str(message["role"]), str(message["content"])) for message in messages if message.get("content")]
         while True:
             rows = chat_rows(self.tokenizer, turns)
-            oldest = next((device_info for device_info, turn in enumerate(turns[:-1]) if turn[0] != "system"), None)
+            oldest = next((index for index, turn in enumerate(turns[:-1]) if turn[0] != "system"), None)
             if len(rows) + max_tokens <= self.core.capacity or oldest is None:
                 return rows
             del turns[oldest]
 
-    async def _opened(self, rows: list[Row]) -> Rows:
-        """A sequence of these rows, as far as possible from what is computed already."""
-        shared = max(self._cached, key=lambda kept: rows_in_common(kept.rows, rows), default=None)
+    async def _open(self, rows: list[Row]) -> Rows:
+        """A sequence of these rows, forked from the cached one with the longest common prefix."""
+        shared = max(self._cached, key=lambda cached: rows_in_common(cached.rows, rows), default=None)
         length = 0 if shared is None else rows_in_common(shared.rows, rows)
         if shared is None or length == 0:
             return await self.engine.open(rows)
         self._cached.remove(shared)
-        self._cached.append(shared)  # the one used last goes last
+        self._cached.append(shared)  # least recently used first
         sequence = await self.engine.fork(shared)
         await self.engine.rewind(sequence, length)
         await self.engine.append(sequence, rows[length:])
         return sequence
 
-    async def _keep(self, sequence: Rows) -> None:
+    async def _cache(self, sequence: Rows) -> None:
         self._cached.append(sequence)
-        while len(self._cached) > self.options.kept:
+        while len(self._cached) > self.options.cached_sequences:
             await self.engine.close(self._cached.pop(0))
 
 
 class _ReplyText:
-    """Tokens to text as they are drawn, without reasoning."""
+    """Decodes sampled tokens to text incrementally, without reasoning."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokens = 0
@@ -147,7 +147,7 @@ class _ReplyText:
         self._tags = {id: tag for id, tag in ids.items() if id is not None and not tokenizer.decode([id])}
 
     def push(self, token: int) -> str:
-        """What can be passed on after this token; may be empty."""
+        """The text that this token completes; may be empty."""
         self.tokens += 1
         if token in self._tags:
             self._run, self._decoded = [], ""

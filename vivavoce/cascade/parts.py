@@ -52,7 +52,7 @@ class LocalRecogniser:
         self,
         listener: Backend,
         device: Device,
-        together: bool | None = None,
+        batches: bool | None = None,
         transcriber: Transcriber | None = None,
         executor: DeadlineExecutor | None = None,
     ) -> None:
@@ -62,17 +62,17 @@ class LocalRecogniser:
         self._turns: DynamicBatcher[Turn, list[TranscriptSegment]] = DynamicBatcher(
             "viva-recogniser", self._transcribe_batch, executor, max_batch=1
         )
-        self._together: RecognitionService | None = None
+        self._service: RecognitionService | None = None
         if isinstance(listener, WhisperTranscriber) and (
-            choose_turn_recogniser(device).cls is RecognitionService if together is None else together
+            choose_turn_recogniser(device).cls is RecognitionService if batches is None else batches
         ):
-            self._together = RecognitionService(TranscribingEngine(listener, device, MAX_TURN_BATCH, executor=executor))
+            self._service = RecognitionService(TranscribingEngine(listener, device, MAX_TURN_BATCH, executor=executor))
 
     @classmethod
     def load(
         cls, name: str = "mini-asr", backend: BackendName = "auto", device: str = "auto", gate: bool = True
     ) -> "LocalRecogniser":
-        """A model by bundled name, folder or hub id, behind the backend that is asked for or fits it.
+        """A model by bundled name, folder or hub id, with the named backend, or the one that fits it.
 
         The `gate` is for recordings; turns have passed a voice activity detector already.
         """
@@ -86,38 +86,44 @@ class LocalRecogniser:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._turns.close()
-        if self._together is not None:
-            await self._together.close()
+        if self._service is not None:
+            await self._service.close()
 
     @property
     def waiting(self) -> int:
-        """Turns that wait."""
+        """Turns not yet started."""
         return self._turns.waiting
 
     async def warm_up(self) -> None:
-        """Hear something once."""
+        """Transcribe a buzz once."""
         await self.transcribe(buzz(1.0, RATE).samples[0], RATE)
 
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
-        """What was said in a turn."""
+        """The transcript of a turn."""
         if not len(samples):
             return ""
         sound = Sound(samples, rate).mono().resampled(RATE).samples[0]
-        options = TranscriptionOptions(self._known(language), padding="trim", timestamps=False, temperatures=(0.0,))
-        if self._together is not None:
-            found = await self._together.transcribe(sound, options)
+        options = TranscriptionOptions(
+            self._known_language(language), padding="trim", timestamps=False, temperatures=(0.0,)
+        )
+        if self._service is not None:
+            segments = await self._service.transcribe(sound, options)
         else:
-            found = await self._turns.do((torch.from_numpy(sound), options))
-        return "".join(segment.text for segment in found).strip()
+            segments = await self._turns.do((torch.from_numpy(sound), options))
+        return "".join(segment.text for segment in segments).strip()
 
     def segments(self, samples: Samples, options: TranscriptionOptions) -> AsyncIterator[TranscriptSegment]:
-        """The segments of a recording at `rate`, as they are decoded."""
-        if self._together is not None:
-            return self._gated(self._together, samples, options)
+        """Stream the segments of a recording at `rate`.
+
+        The transcriber is a blocking generator whose device work runs on the shared executor; the thread only waits
+        for it, so that the event loop does not.
+        """
+        if self._service is not None:
+            return self._gated_segments(self._service, samples, options)
         sound = torch.from_numpy(samples.copy())
         return iterate_on_thread(lambda: self.transcriber.segments(sound, options))
 
-    async def _gated(
+    async def _gated_segments(
         self, engine: RecognitionService, samples: Samples, options: TranscriptionOptions
     ) -> AsyncIterator[TranscriptSegment]:
         probabilities = await asyncio.to_thread(self.transcriber.speech_probabilities, samples)
@@ -125,8 +131,8 @@ class LocalRecogniser:
             if self.transcriber.passes_gate(segment, probabilities):
                 yield segment
 
-    def _known(self, language: str | None) -> str | None:
-        """The language a client hints at, if the model knows it; else it is left to the model."""
+    def _known_language(self, language: str | None) -> str | None:
+        """The client's language if the model knows it; None: the model detects it."""
         if isinstance(self.listener, MoonshineBackend):
             return None
         is_foreign = isinstance(self.listener, WhisperTranscriber) and language not in self.listener.tokens.languages
@@ -140,7 +146,11 @@ WARM_UP = "Good evening, and welcome."
 
 
 class TTSSynthesiser:
-    """A `Synthesiser`: each text on a thread of its own, from the first frame on."""
+    """A `Synthesiser` by a local text-to-speech model.
+
+    Speech models are blocking generators: each text is iterated on a thread, which waits for the device (whose work
+    runs on the shared executor) or, for models that compute in the caller's thread on a CPU, does the work.
+    """
 
     def __init__(self, speaker: SpeechModel, style: SpeakingStyle | None = None) -> None:
         self.speaker, self.style = speaker, style or SpeakingStyle()
@@ -148,20 +158,20 @@ class TTSSynthesiser:
 
     @property
     def voices(self) -> list[str]:
-        """Names of the voices, the model's own first if it has a name."""
+        """Names of the voices, the model's default first if it has a name."""
         own = self.speaker.settings.own_voice if isinstance(self.speaker, NanoTTS) else None
         return [*([own] if own else []), *(name for name in self.speaker.shelf.names() if name != own)]
 
     def with_instructions(self, instructions: str) -> "TTSSynthesiser":
-        """A synthesiser with these style instructions; what the model cannot do is refused by name."""
+        """A synthesiser with these style instructions; InputError names those that the model does not support."""
         return TTSSynthesiser(self.speaker, direction.with_instructions(self.speaker, instructions, self.style))
 
-    def after(self, said: Sequence[str]) -> "TTSSynthesiser":
-        """A synthesiser in the style that these user messages ask for."""
-        return TTSSynthesiser(self.speaker, direction.with_user_requests(self.speaker, said, self.style))
+    def with_user_requests(self, messages: Sequence[str]) -> "TTSSynthesiser":
+        """A synthesiser in the style that these user messages request."""
+        return TTSSynthesiser(self.speaker, direction.with_user_requests(self.speaker, messages, self.style))
 
     async def warm_up(self) -> None:
-        """Say something once, where there is a voice to say it with."""
+        """Speak a sentence once, where the model has a voice."""
         if isinstance(self.speaker, CosyVoiceTTS):
             await asyncio.to_thread(self.speaker.warm_up)
             if not self.voices:
@@ -170,7 +180,7 @@ class TTSSynthesiser:
             pass
 
     def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
-        """Its sound as it is made, mono; a speed beyond what the model can is the nearest it can."""
+        """Stream the sound, mono; the speed is clipped to the supported range."""
         known = voice if voice in self.voices else None  # clients name voices of other services
         style = replace(self.style, speed=min(max(speed * self.style.speed, SLOWEST), FASTEST))
 
@@ -189,17 +199,17 @@ class CascadeParts:
     """The parts of a cascade by name."""
 
     asr: str | Resolver = "mini-asr"
-    """Bundled name, folder or hub id of a recogniser; or where one is."""
+    """Bundled name, folder or hub id of a recogniser; or the resolver of a remote one."""
     chat: str = BUNDLED
     """An address such as http://localhost:11434/v1, `smollm2`, a .gguf file or a folder."""
     tts: str | Resolver = "mini-tts"
-    """Bundled name, folder or hub id of a text-to-speech model; or where one is."""
+    """Bundled name, folder or hub id of a text-to-speech model; or the resolver of a remote one."""
     chat_model: str = DEFAULT_CHAT_MODEL
-    """The model's name at the address."""
+    """The model's name at a remote endpoint."""
     chat_key: str | None = None
     asr_backend: BackendName = "auto"
     asr_gate: bool = True
-    """Whether recordings are written down only where speech is detected."""
+    """Whether recordings are transcribed only where speech is detected."""
 
 
 class LoadedCascade(CascadeBackend):
@@ -229,7 +239,7 @@ class LoadedCascade(CascadeBackend):
 
     async def __aenter__(self) -> Self:
         on_cpu = isinstance(self.asr, LocalRecogniser) and self.asr.device.kind == "cpu"
-        self._open_parts.enter_context(serving_pace(on_cpu))  # its parts work at the same time
+        self._open_parts.enter_context(serving_pace(on_cpu))  # its parts run concurrently
         await self._open_parts.enter_async_context(self.asr)
         if isinstance(self.chat, LocalChat):
             await self._open_parts.enter_async_context(self.chat)
@@ -247,7 +257,7 @@ class LoadedCascade(CascadeBackend):
 
 
 def load_cascade(parts: CascadeParts, device: str = "auto") -> LoadedCascade:
-    """A cascade of these parts, all that are local on one device."""
+    """A cascade of these parts, the local ones on one device."""
     return LoadedCascade(open_recogniser(parts, device), open_chat(parts, device), open_synthesiser(parts, device))
 
 
@@ -259,14 +269,14 @@ def open_recogniser(parts: CascadeParts, device: str = "auto") -> LocalRecognise
 
 
 def open_synthesiser(parts: CascadeParts, device: str = "auto") -> TTSSynthesiser | RemoteSynthesiser:
-    """The speaking part: at an address, or here."""
+    """The synthesiser: at an address, or local."""
     if isinstance(parts.tts, str) and not is_address(parts.tts):
         return TTSSynthesiser(open_speech_model(parts.tts, device))
     return RemoteSynthesiser(Address(parts.tts) if isinstance(parts.tts, str) else parts.tts)
 
 
 def open_chat(parts: CascadeParts, device: str = "auto") -> ChatModel:
-    """The thinking part: at an address, or here."""
+    """The chat model: at an address, or local."""
     if is_address(parts.chat):
         return ChatEndpoint(parts.chat, parts.chat_model, parts.chat_key)
     return LocalChat.load(parts.chat, device)

@@ -1,13 +1,15 @@
-"""Remote recogniser and synthesiser of a cascade: behind OpenAI's `/audio/transcriptions` and `/audio/speech`."""
+"""Remote parts of a cascade: clients of OpenAI's `/audio/transcriptions`, `/audio/speech` and `/chat/completions`.
+
+Requests use the blocking `http.client` of the standard library on threads, so that no HTTP package is required.
+"""
 
 import asyncio
 import http.client
 import io
 import json
 import secrets
-import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -27,7 +29,7 @@ ANY_MODEL = "default"
 
 
 class RemoteRecogniser:
-    """A `Transcriber` behind an address. Use as `async with`, like a local one."""
+    """A `ReplyTranscriber` at an address. Use as `async with`, like `LocalRecogniser`."""
 
     def __init__(self, resolve: Resolver) -> None:
         self._resolve = resolve
@@ -44,26 +46,26 @@ class RemoteRecogniser:
         await self._resolve()
 
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
-        """What was said in a turn."""
+        """The transcript of a turn."""
         if not len(samples):
             return ""
         self.waiting += 1
         try:
             kind, form = await asyncio.to_thread(_form, samples, rate, language)
-            return await self._asked(kind, form)
+            return await self._request(kind, form)
         finally:
             self.waiting -= 1
 
-    async def _asked(self, kind: str, form: bytes) -> str:
+    async def _request(self, kind: str, form: bytes) -> str:
         endpoint = await self._resolve()
         try:
-            return await asyncio.to_thread(_transcribed, endpoint, kind, form)
-        except ConnectionError:  # another endpoint may have taken its place
-            return await asyncio.to_thread(_transcribed, await self._resolve(endpoint), kind, form)
+            return await asyncio.to_thread(_transcript, endpoint, kind, form)
+        except ConnectionError:  # another endpoint may have replaced it
+            return await asyncio.to_thread(_transcript, await self._resolve(endpoint), kind, form)
 
 
 class RemoteSynthesiser:
-    """A `Synthesiser` behind an address."""
+    """A `Synthesiser` at an address."""
 
     rate = PCM_RATE
 
@@ -76,17 +78,17 @@ class RemoteSynthesiser:
         endpoint = await self._resolve()
         try:
             answer = await asyncio.to_thread(get_json, endpoint, "/audio/voices")
-        except VivaError:  # OpenAI's own has no such list
+        except VivaError:  # OpenAI's service has no such list
             return
         self.voices = [str(voice["id"]) for voice in answer.get("data", ())]
 
     async def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
-        """Its sound as it comes, at `rate`; leaving it stops it."""
+        """Stream the sound at `rate`; closing the iterator stops it."""
         endpoint = await self._resolve()
         known = voice if voice in self.voices else None
         body: dict[str, Any] = {"model": ANY_MODEL, "input": text, "voice": known or "default"}
         body |= {"speed": speed, "response_format": "pcm"}
-        async for piece in iterate_on_thread(lambda: _spoken(endpoint, body)):
+        async for piece in iterate_on_thread(lambda: _speech(endpoint, body)):
             yield piece
 
 
@@ -103,7 +105,7 @@ def _form(samples: Samples, rate: int, language: str | None) -> tuple[str, bytes
     return f"multipart/form-data; boundary={edge}", begin.encode() + file.getvalue() + f"\r\n--{edge}--\r\n".encode()
 
 
-def _connected(endpoint: EndpointRef) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
+def _connect(endpoint: EndpointRef) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
     parts = urlsplit(endpoint.url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
@@ -111,11 +113,11 @@ def _connected(endpoint: EndpointRef) -> tuple[http.client.HTTPConnection, str, 
 
 
 def _answer(endpoint: EndpointRef, method: str, path: str, kind: str, body: bytes | None) -> Iterator[bytes]:
-    """An answer's bytes as they come; ConnectionError where it cannot be reached, VivaError where it refuses."""
-    connection, prefix, headers = _connected(endpoint)
+    """Stream the bytes of a response; ConnectionError where there is no connection, VivaError for another status."""
+    connection, prefix, headers = _connect(endpoint)
     try:
         connection.request(method, prefix + path, body, headers | {"Content-Type": kind})
-        with connection.getresponse() as response:  # which may hold the socket on its own
+        with connection.getresponse() as response:  # it may hold the socket
             if response.status != 200:
                 detail = response.read(500).decode("utf8", "replace").strip()
                 raise VivaError(f"{endpoint.url}{path} answered {response.status}: {detail or response.reason}")
@@ -127,7 +129,7 @@ def _answer(endpoint: EndpointRef, method: str, path: str, kind: str, body: byte
         connection.close()
 
 
-def _transcribed(endpoint: EndpointRef, kind: str, form: bytes) -> str:
+def _transcript(endpoint: EndpointRef, kind: str, form: bytes) -> str:
     answer = json.loads(b"".join(_answer(endpoint, "POST", "/audio/transcriptions", kind, form)))
     return str(answer.get("text", "")).strip()
 
@@ -137,7 +139,7 @@ def get_json(endpoint: EndpointRef, path: str) -> dict[str, Any]:
     return dict(json.loads(b"".join(_answer(endpoint, "GET", path, "application/json", None))))
 
 
-def _spoken(endpoint: EndpointRef, body: dict[str, Any]) -> Iterator[Samples]:
+def _speech(endpoint: EndpointRef, body: dict[str, Any]) -> Iterator[Samples]:
     rest = b""
     for piece in _answer(endpoint, "POST", "/audio/speech", "application/json", json.dumps(body).encode()):
         data = rest + piece
@@ -162,23 +164,14 @@ class ChatEndpoint:
     async def reply(
         self, messages: Sequence[dict[str, Any]], settings: ConversationSettings
     ) -> AsyncIterator[ChatPiece]:
-        """The reply as it comes; leaving it stops it."""
-        loop = asyncio.get_running_loop()
-        lines: asyncio.Queue[str | Exception | None] = asyncio.Queue()
-
-        def push_line(line: str | Exception | None) -> None:
-            with suppress(RuntimeError):  # the event loop has gone
-                loop.call_soon_threadsafe(lines.put_nowait, line)
-
-        request = _Request(self._connect(), self._path(), self._body(messages, settings), self._headers, push_line)
-        request.start()
+        """Stream the reply; closing the iterator stops it."""
+        request = _ChatRequest(self._connect(), self._path(), self._body(messages, settings), self._headers)
         try:
             reader = _AnswerReader()
-            while (line := await lines.get()) is not None:
-                if isinstance(line, Exception):
-                    raise line
-                for piece in reader.pieces(line):
-                    yield piece
+            async with aclosing(iterate_on_thread(request.lines)) as lines:
+                async for line in lines:
+                    for piece in reader.pieces(line):
+                        yield piece
             for piece in reader.end():
                 yield piece
         finally:
@@ -206,44 +199,34 @@ class ChatEndpoint:
         return json.dumps(body).encode()
 
 
-class _Request(threading.Thread):
-    """One request, read on a thread of its own, because it may wait long for the next line."""
+class _ChatRequest:
+    """One streamed request: `lines` blocks on a thread, `stop` may be called from another."""
 
-    def __init__(self, connection: Any, path: str, body: bytes, headers: dict[str, str], push_line: Any) -> None:
-        super().__init__(name="viva-chat", daemon=True)
+    def __init__(self, connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]) -> None:
         self._connection, self._path, self._body, self._headers = connection, path, body, headers
-        self._push_line = push_line
         self._is_stopped = False
 
-    def run(self) -> None:
+    def lines(self) -> Iterator[str]:
+        """The lines of the response."""
         try:
             self._connection.request("POST", self._path, self._body, self._headers)
-            with self._connection.getresponse() as response:  # which may hold the socket on its own
-                self._read(response)
-        except VivaError as error:
-            self._push_line(error)
+            with self._connection.getresponse() as response:  # it may hold the socket
+                if response.status != 200:
+                    detail = response.read(500).decode("utf8", "replace").strip()
+                    raise VivaError(f"the chat endpoint answered {response.status}: {detail or response.reason}")
+                for line in response:
+                    yield line.decode("utf8", "replace").strip()
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
-            where = f"{self._connection.host}:{self._connection.port}"
-            failure = VivaError(f"the chat endpoint at {where} cannot be reached ({error})")
-            failure.__cause__ = error
-            self._push_line(failure)
+            if not self._is_stopped:  # a socket that was shut down fails in several ways
+                where = f"{self._connection.host}:{self._connection.port}"
+                raise VivaError(f"the chat endpoint at {where} cannot be reached ({error})") from error
         finally:
             self._connection.close()
 
-    def _read(self, response: http.client.HTTPResponse) -> None:
-        if response.status != 200:
-            detail = response.read(500).decode("utf8", "replace").strip()
-            raise VivaError(f"the chat endpoint answered {response.status}: {detail or response.reason}")
-        for line in response:
-            if self._is_stopped:
-                return
-            self._push_line(line.decode("utf8", "replace").strip())
-        self._push_line(None)
-
     def stop(self) -> None:
-        """Close the connection, so that the endpoint stops generating."""
+        """Shut the socket down, so that the endpoint stops generating and `lines` ends."""
         self._is_stopped = True
-        socket = getattr(self._connection, "sock", None)
+        socket = self._connection.sock
         if socket is not None:
             with suppress(OSError):
                 socket.shutdown(2)
@@ -258,36 +241,36 @@ class _AnswerReader:
     """Parses the server-sent events of an answer."""
 
     def __init__(self) -> None:
-        self._begins = ""
-        self._has_events = self._is_whole = False
+        self._first_line = ""
+        self._has_events = self._is_complete = False
         self._reason, self._usage = "stop", dict[str, int]()
         self._reasoning = ReasoningFilter()
 
     def pieces(self, line: str) -> list[ChatPiece]:
-        """What is in the JSON of a `data:` line; nothing in any other line."""
-        self._begins = self._begins or line
+        """The pieces in the JSON of a `data:` line; none in any other line."""
+        self._first_line = self._first_line or line
         if not line.startswith("data:"):
             return []
         data, self._has_events = line.removeprefix("data:").strip(), True
         if data == "[DONE]":
-            self._is_whole = True
+            self._is_complete = True
             return []
         try:
             return self._pieces(json.loads(data))
         except json.JSONDecodeError as error:
-            raise VivaError(f"the chat endpoint sent what is no JSON: {shown(data)}") from error
+            raise VivaError(f"the chat endpoint sent invalid JSON: {shown(data)}") from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise VivaError(f"the chat endpoint sent an event of another form: {shown(data)}") from error
+            raise VivaError(f"the chat endpoint sent an unexpected event: {shown(data)}") from error
 
     def end(self) -> list[ChatPiece]:
-        """The last pieces; an error where the answer is not whole."""
+        """The last pieces; VivaError where the answer is incomplete."""
         if not self._has_events:
             raise VivaError(
-                f"the chat endpoint streamed no answer but {shown(self._begins)}; "
-                "its address is what comes before /chat/completions, and it must be able to stream"
+                f"the chat endpoint streamed no events but {shown(self._first_line)}; "
+                "its address is the part before /chat/completions, and it must support streaming"
             )
-        if not self._is_whole:
-            raise VivaError("the chat endpoint broke off in the middle of its answer")
+        if not self._is_complete:
+            raise VivaError("the chat endpoint ended the stream in the middle of its answer")
         usage = self._usage
         end = ChatEnd(self._reason, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
         return [*_text_pieces(self._reasoning.flush()), end]
@@ -302,12 +285,12 @@ class _AnswerReader:
         pieces: list[ChatPiece] = []
         for choice in event.get("choices") or []:
             self._reason = choice.get("finish_reason") or self._reason
-            self._is_whole |= choice.get("finish_reason") is not None
+            self._is_complete |= choice.get("finish_reason") is not None
             pieces += self._of_delta(choice.get("delta") or {})
         return pieces
 
     def _of_delta(self, delta: dict[str, Any]) -> list[ChatPiece]:
-        """Text and calls; reasoning is left out, whether it has a field of its own or stands within the text."""
+        """Text and calls; reasoning is dropped, whether it is a separate field or part of the text."""
         text = self._reasoning.push(_text(delta["content"])) if delta.get("content") else ""
         calls = _calls(delta)
         return [*_text_pieces(text), *_text_pieces(self._reasoning.flush() if calls else ""), *calls]

@@ -33,22 +33,22 @@ ABBREVIATIONS = frozenset(
 
 @dataclass(frozen=True)
 class SentenceRules:
-    """When a piece is long enough. Letters of scripts without spaces count three."""
+    """Minimum and maximum length of a piece. Letters of scripts without spaces count three."""
 
     first_clause: int = 12
     """The first piece may end at a comma once it is this long."""
     min_weight: int = 4
     max_weight: int = 240
-    """What is longer is cut at its last pause or space."""
+    """A longer piece is cut at its last pause or space."""
 
 
 class SentenceSplitter:
-    """Takes text as it comes and gives pieces as soon as they are whole; joined, they are the text."""
+    """Splits streamed text into pieces as soon as they are complete; joined, they are the text."""
 
     def __init__(self, rules: SentenceRules | None = None) -> None:
         self.rules = rules or SentenceRules()
         self._waiting = ""
-        self._given = 0
+        self._emitted = 0
 
     def push(self, text: str) -> list[str]:
         """The pieces that this text completes."""
@@ -57,20 +57,20 @@ class SentenceSplitter:
         while (end := self._end()) is not None:
             pieces.append(self._waiting[:end])
             self._waiting = self._waiting[end:]
-            self._given += 1
+            self._emitted += 1
         return pieces
 
     def flush(self) -> list[str]:
-        """What is left when the text is over."""
+        """The rest, at the end of the text."""
         rest, self._waiting = self._waiting, ""
         return [rest] if rest.strip() else []
 
     def _end(self) -> int | None:
-        """Where the first piece of what waits ends."""
+        """The end of the first complete piece; None: there is none yet."""
         text, rules = self._waiting, self.rules
         for index, letter in enumerate(text):
             ends = letter in ENDS and self._ends_sentence(index)
-            pauses = letter in PAUSES and not self._given and weight(text[:index]) >= rules.first_clause
+            pauses = letter in PAUSES and not self._emitted and weight(text[:index]) >= rules.first_clause
             if (ends or pauses) and weight(text[: index + 1]) >= rules.min_weight and self._is_settled(index):
                 return self._with_closers(index + 1)
         if weight(text) > rules.max_weight:
@@ -81,15 +81,15 @@ class SentenceSplitter:
         text = self._waiting
         if text[index] != ".":
             return True
-        before = re.search(r"([\w.]+)$", text[:index])
-        word = before[1].lower() if before else ""
+        match = re.search(r"([\w.]+)$", text[:index])
+        word = match[1].lower() if match else ""
         if word in ABBREVIATIONS or (len(word) == 1 and word.isalpha()):
             return False
-        after = text[index + 1 : index + 2]
-        return not (word[-1:].isdigit() and after.isdigit())
+        following = text[index + 1 : index + 2]
+        return not (word[-1:].isdigit() and following.isdigit())
 
     def _is_settled(self, index: int) -> bool:
-        """Whether what follows is known: a full stop may be a decimal point, a mark may be one of three."""
+        """Whether the next character is known: a full stop may be a decimal point or part of an ellipsis."""
         text = self._waiting
         if text[index] in "。！？，；：、\n":
             return True
@@ -110,7 +110,7 @@ class SentenceSplitter:
 
 
 def weight(text: str) -> int:
-    """How long a text is when spoken: a letter of a script without spaces is a syllable."""
+    """Spoken length of a text: a letter of a script without spaces is a syllable."""
     return sum(3 if ord(letter) >= 0x2E80 else 1 for letter in text.strip())
 
 
@@ -118,18 +118,18 @@ OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
 
 
 class ReasoningFilter:
-    """Passes on what stands outside reasoning blocks; the result does not depend on how the text is chunked.
+    """Removes reasoning blocks from streamed text; the result does not depend on how the text is chunked.
 
     A block that never closes hides the rest of the stream. A closing tag without an opening one is removed, and so is
     the white space after a block that a reply begins with.
     """
 
     def __init__(self) -> None:
-        self._held = ""  # may turn out to be the beginning of a tag
+        self._held = ""  # possible start of a tag
         self._is_inside = self._skips_space = self._has_text = False
 
     def push(self, text: str) -> str:
-        """What can be passed on after this chunk; may be empty."""
+        """The text that this chunk completes; may be empty."""
         rest, passed = self._held + text, ""
         while True:
             if self._skips_space:
@@ -148,7 +148,7 @@ class ReasoningFilter:
             self._skips_space = not self._is_inside and not self._has_text
 
     def flush(self) -> str:
-        """What was held back outside a block because it could have been the beginning of a tag."""
+        """The rest, which was held back as a possible start of a tag."""
         if self._is_inside:
             return ""
         held, self._held = self._held, ""
@@ -167,7 +167,7 @@ def _first_tag(text: str, tags: tuple[str, ...]) -> tuple[int, str]:
 
 
 def _held_length(text: str, is_inside: bool) -> int:
-    """Length of the longest end of a text that a tag may begin with."""
+    """Length of the suffix of a text that may be the start of a tag."""
     tags = (CLOSE_TAG,) if is_inside else (OPEN_TAG, CLOSE_TAG)
     start = text.rfind("<", max(0, len(text) - len(CLOSE_TAG)))
     return len(text) - start if start >= 0 and any(tag.startswith(text[start:]) for tag in tags) else 0

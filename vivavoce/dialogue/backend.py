@@ -1,7 +1,7 @@
 """Interface of conversation backends: one speech-to-speech model, or a cascade of recogniser, chat and synthesizer.
 
 A `ConversationBackend` is shared by all conversations and opens a `ConversationState` for each. The state is given the
-history, receives the user's turn as it arrives, and makes replies as streams of pieces. Its calls return at once and
+history, receives the audio of the user's turn, and generates replies as streams of pieces. Its calls do not block and
 take effect in order.
 """
 
@@ -15,7 +15,7 @@ from vivavoce.dialogue.events import ConversationSettings, Item, Samples, Usage
 from vivavoce.errors import InputError, VivaError
 
 OnTranscript = Callable[[str, str | Exception, bool], None]
-"""Called with the user's words: their item, the whole text so far or the error, and whether it is final."""
+"""Called with the transcript of a user turn: its item, the text so far or the error, and whether it is final."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Spoke:
 
 @dataclass(frozen=True)
 class Wrote:
-    """The next words of a reply; in a spoken one, those of the sound that comes next unless `at` says otherwise."""
+    """The next words of a reply; in a spoken one, those of the sound that follows, unless `at` is set."""
 
     text: str
     at: float | None = None
-    """Seconds into the reply's sound where the words begin; None: where its sound stands."""
+    """Seconds into the reply's sound where the words begin; None: at the end of the sound so far."""
 
 
 @dataclass(frozen=True)
 class CallBegan:
-    """The reply calls a function."""
+    """The reply starts a function call."""
 
     call_id: str
     name: str
@@ -51,7 +51,7 @@ class CallArguments:
 
 @dataclass(frozen=True)
 class Ended:
-    """The reply is whole, cut at its longest, or failed. Always the last piece."""
+    """The reply is complete, cut at its maximum length, or failed. Always the last piece."""
 
     reason: Literal["completed", "max_output_tokens", "failed"]
     error: str | None = None
@@ -62,39 +62,39 @@ Piece = Spoke | Wrote | CallBegan | CallArguments | Ended
 
 @dataclass(frozen=True)
 class ReplyPlan:
-    """What a reply is made for."""
+    """The input of a reply: its settings, the history it answers and its limits."""
 
     item: str
-    """The id its words will have in the history."""
+    """The id of its item in the history."""
     settings: ConversationSettings
     played: Callable[[], float]
     """Seconds of its sound that have been played."""
     includes_turn: bool = True
-    """Whether it answers to the open turn too."""
+    """Whether the open turn is part of its input."""
     past: Sequence[Item] | None = None
-    """Items it answers to instead of the history; the conversation state then keeps nothing of it."""
+    """Items that replace the history as its input; the conversation state then stores nothing of it."""
     max_ahead: float | None = None
-    """Seconds of sound that it may be made ahead of what was played; None: all."""
+    """Seconds of sound that may be generated ahead of playback; None: no limit."""
 
 
 class ReplyStream(Protocol):
-    """A reply being made. It is held until `release`: until then the user may still go on speaking."""
+    """A reply being generated. It is held until `release`, as the user may still go on speaking."""
 
     def pieces(self) -> AsyncIterator[Piece]:
-        """What it consists of, as it is made."""
+        """The pieces, each as soon as it is generated."""
         ...
 
     def release(self, turn: str | None) -> None:
-        """The reply will be heard. The open turn, as far as this reply has heard it, becomes the item of this id."""
+        """The reply will be played. The part of the open turn in its input becomes the item of this id."""
         ...
 
     def drop(self) -> None:
-        """Stop making it. Before its release nothing of it remains; after, the next history says what remains."""
+        """Stop generating. Before release nothing of it remains; after, the next history says what remains."""
         ...
 
     @property
     def usage(self) -> Usage:
-        """What it has cost so far."""
+        """Rows used so far."""
         ...
 
 
@@ -114,15 +114,15 @@ class ConversationState(Protocol):
         ...
 
     def commit_turn(self, item: str) -> None:
-        """End the open turn, which becomes this item; no reply has been made to it yet."""
+        """End the open turn, which becomes this item; it has no reply yet."""
         ...
 
     def reply(self, plan: ReplyPlan) -> ReplyStream:
-        """Start a reply to the history and the open turn, if there is one; held."""
+        """Start a reply to the history and the open turn, if any; it is held until its release."""
         ...
 
     async def close(self) -> None:
-        """Release what it holds."""
+        """Drop its replies and release its memory."""
         ...
 
 
@@ -132,9 +132,9 @@ class ConversationBackend(Protocol):
     input_rate: int
     output_rate: int
     transcribes: bool
-    """Whether its conversations report what the user said by themselves."""
+    """Whether its conversations report transcripts of the user through `on_transcript`."""
 
-    def open(self, heard: OnTranscript) -> ConversationState:
+    def open(self, on_transcript: OnTranscript) -> ConversationState:
         """The state of a new conversation."""
         ...
 
@@ -143,13 +143,13 @@ MAX_QUEUED_PIECES = 16
 
 
 class PieceQueue(asyncio.Queue[Piece]):
-    """Pieces that a backend has made and the dialogue has not taken yet."""
+    """Bounded queue of pieces from a backend to the dialogue."""
 
     def __init__(self) -> None:
         super().__init__(MAX_QUEUED_PIECES)
 
     async def until_ended(self) -> AsyncIterator[Piece]:
-        """The pieces as they come, `Ended` the last."""
+        """Iterate over the pieces, up to and including `Ended`."""
         while True:
             piece = await self.get()
             yield piece
@@ -158,7 +158,7 @@ class PieceQueue(asyncio.Queue[Piece]):
 
 
 def failed(error: Exception) -> Ended:
-    """The end of a reply that failed with this error."""
+    """The last piece of a reply that failed with this error."""
     return Ended("failed", str(error) if isinstance(error, VivaError) else f"{type(error).__name__}: {error}")
 
 
@@ -166,7 +166,7 @@ class ReplyTranscriber(Protocol):
     """Transcribes speech: for captions, and for moderation where the model only speaks."""
 
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
-        """What was said."""
+        """The transcript."""
         ...
 
 

@@ -1,8 +1,8 @@
 """Classify sound made while a reply plays: interruption, backchannel, noise or echo. Decided within 300 ms, or 400
 where the evidence is even, from the sound alone or with a transcript where there is one.
 
-A hum ("mm-hm") is soft, dark and steady; a cough is loud, noisy and short; our own echo is what we have just said. A
-real interruption goes on, changes colour as words do, and is as loud as the user usually is.
+A hum ("mm-hm") is soft, dark and steady; a cough is loud, noisy and short; echo correlates with the recent output. An
+interruption lasts, changes its spectrum as words do, and is as loud as the user usually is.
 """
 
 import re
@@ -22,12 +22,12 @@ BACKCHANNELS = frozenset(
 )
 
 
-GONE_AFTER_WINDOWS = 3  # of silence
-FAINT_DB = -16.0  # under the user's level: a breath, perhaps before a word
+END_WINDOWS = 3  # of silence
+FAINT_DB = -16.0  # relative to the user's level: a breath, perhaps before a word
 
 
 class OverlapVerdict(Enum):
-    """What the sound was."""
+    """The class of the sound."""
 
     INTERRUPTION = "interruption"
     BACKCHANNEL = "backchannel"
@@ -37,29 +37,29 @@ class OverlapVerdict(Enum):
 
 @dataclass(frozen=True)
 class OverlapLimits:
-    """By which times it is decided, in milliseconds from the first sound, and by how much evidence."""
+    """Deadlines of the decision, in milliseconds from the start of the sound, and the evidence it needs."""
 
     earliest_ms: int = 128
     usual_ms: int = 224
-    """From here on, `enough` evidence is enough; before, more is asked for."""
+    """From here on `enough` is the threshold; before, it is higher."""
     latest_ms: int = 288
-    """By then it is decided, unless the evidence is even: such a sound is heard out, softly."""
-    heard_out_ms: int = 384
-    """Until then even evidence may still become enough; after, only how long the sound lasts counts."""
+    """By then it is decided, unless the evidence is even: then the reply stays ducked."""
+    undecided_until_ms: int = 384
+    """Until then evidence may still decide; after, only the duration of the sound does."""
     max_backchannel_ms: int = 736
-    """A voice that goes on for longer is an interruption, whatever it began as."""
+    """Speech longer than this is an interruption, whatever the first verdict was."""
     bystander_db: float = -15.0
-    """But not one so far under the user's level: it comes from a bystander."""
+    """Speech this far under the user's level comes from a bystander and is no interruption."""
     enough: float = 1.0
-    early_more: float = 0.25
-    """Evidence asked for on top for every window before `usual_ms`."""
-    lesser: float = -1.0
+    early_margin: float = 0.25
+    """Added to the threshold for every window before `usual_ms`."""
+    harmless: float = -1.0
     """Below this the sound is no interruption at the latest time."""
 
 
 @dataclass(frozen=True)
 class OverlapState:
-    """What was heard since the sound began."""
+    """The windows since the start of the sound, and the verdict so far."""
 
     windows: tuple[WindowFeatures, ...] = ()
     probabilities: tuple[float, ...] = ()
@@ -68,32 +68,32 @@ class OverlapState:
 
     @property
     def lasted_ms(self) -> int:
-        """How long it lasts."""
+        """Duration so far."""
         return len(self.windows) * WINDOW_MS
 
 
 @dataclass
 class UserLevel:
-    """How loud the user usually is: learned as the call goes on, from speech without echo."""
+    """The user's usual level, a running mean over speech without echo."""
 
     user: float | None = None
     """In dB of full scale."""
     memory: float = 0.05
     SOFT_DB = 8.0
 
-    def hear(self, level_db: float) -> None:
-        """Learn from a window of the user's speech."""
+    def update(self, level_db: float) -> None:
+        """Add a window of the user's speech."""
         if self.user is None:
             self.user = level_db
         else:
-            # By power, and soft windows hardly at all: it is with the loud ones that an interruption is compared.
+            # Averaged as power; soft windows count little, as interruptions are compared with loud speech.
             share = self.memory if level_db > self.user - self.SOFT_DB else 0.1 * self.memory
             power = (1 - share) * 10 ** (self.user / 10) + share * 10 ** (level_db / 10)
             self.user = 10 * float(np.log10(power))
 
 
 class OverlapClassifier:
-    """Steps an `OverlapState`; its verdict is final but for a sound that goes on and on, or soon grows to one."""
+    """Steps an `OverlapState`. A verdict is final, except that it may still become an interruption."""
 
     def __init__(self, limits: OverlapLimits | None = None) -> None:
         self.limits = limits or OverlapLimits()
@@ -117,36 +117,36 @@ class OverlapClassifier:
         return replace(state, verdict=self._verdict(state, levels, words))
 
     def end(self, state: OverlapState, levels: UserLevel, words: str | None = None) -> OverlapVerdict:
-        """The verdict on a sound that is over before it was decided."""
+        """The verdict on a sound that ended undecided."""
         if not state.windows:
             return OverlapVerdict.NOISE
         evidence = self.evidence(state, levels, words)
         return OverlapVerdict.INTERRUPTION if evidence > self.limits.enough else _harmless_kind(state)
 
     def evidence(self, state: OverlapState, levels: UserLevel, words: str | None = None) -> float:
-        """For an interruption, in units of which one is about 73 %; below 0 against it."""
-        said = None if words is None else is_backchannel(words)
-        if said is not None:
-            return -6.0 if said else 6.0
-        found = overlap_features(state, levels)
-        return sum(WEIGHTS[name] * value for name, value in found.items())
+        """Log-odds of an interruption: 1 is about 73 %."""
+        is_harmless = None if words is None else is_backchannel(words)
+        if is_harmless is not None:
+            return -6.0 if is_harmless else 6.0
+        features = overlap_features(state, levels)
+        return sum(WEIGHTS[name] * value for name, value in features.items())
 
     def _verdict(self, state: OverlapState, levels: UserLevel, words: str | None) -> OverlapVerdict | None:
         limits, lasted = self.limits, state.lasted_ms
         if state.verdict is OverlapVerdict.INTERRUPTION or self._goes_on(state, levels):
             return OverlapVerdict.INTERRUPTION
-        if lasted < limits.earliest_ms or (state.verdict is not None and lasted > limits.heard_out_ms):
+        if lasted < limits.earliest_ms or (state.verdict is not None and lasted > limits.undecided_until_ms):
             return state.verdict
         evidence = self.evidence(state, levels, words)
         early = max(0, limits.usual_ms - lasted) / WINDOW_MS
-        if lasted <= limits.heard_out_ms and evidence > limits.enough + limits.early_more * early:
+        if lasted <= limits.undecided_until_ms and evidence > limits.enough + limits.early_margin * early:
             return OverlapVerdict.INTERRUPTION
-        if state.verdict is None and lasted >= limits.latest_ms and evidence < limits.lesser:
+        if state.verdict is None and lasted >= limits.latest_ms and evidence < limits.harmless:
             return _harmless_kind(state)
         return state.verdict
 
     def _goes_on(self, state: OverlapState, levels: UserLevel) -> bool:
-        """Whether a voice, not one on the other side of the room, has gone on for longer than a backchannel does."""
+        """Whether speech, not that of a bystander, has lasted longer than a backchannel does."""
         speech = [
             window for window, probability in zip(state.windows, state.probabilities, strict=True) if probability >= 0.5
         ]
@@ -160,7 +160,7 @@ class OverlapClassifier:
 
 
 # Fitted to 800 interruptions and 800 backchannels in 53 synthesised voices, to hums, coughs and far-off talk, then
-# rounded. Left to itself a fit would take any hiss for speech: synthesised words have no other noise about them.
+# rounded. Unconstrained, the fit takes any hiss for speech, as the synthesised words come without noise.
 WEIGHTS = {
     "always": -5.3,
     "level": 0.61,
@@ -174,9 +174,9 @@ WEIGHTS = {
 
 
 def overlap_features(state: OverlapState, levels: UserLevel) -> dict[str, float]:
-    """What there is to go by."""
+    """The features of the logistic model, by name."""
     loudest = max(window.level_db for window in state.windows)
-    # The rise and the fall of a sound are alike for all; what counts is its body.
+    # Onset and decay are similar for all sounds: only the loud part counts.
     body = [window for window in state.windows if window.level_db > loudest - 25]
     changes = [min(spectral_change(one, two), 12.0) for one, two in pairwise(body)] or [0.0]
     usual = loudest if levels.user is None else levels.user
@@ -201,16 +201,16 @@ def _harmless_kind(state: OverlapState) -> OverlapVerdict:
 
 @dataclass
 class OverlapWatch:
-    """Follows one sound made over a reply until it is an interruption or gone."""
+    """Tracks one sound made over a reply until it is an interruption or has ended."""
 
     classifier: OverlapClassifier
     state: OverlapState = OverlapState()
     silent: int = 0
     words: str | None = None
-    """The transcript, where there is one."""
+    """The transcript, if one was requested and has arrived."""
 
     def step(self, samples: Samples, probability: float, echo: float, is_speech: bool, levels: UserLevel) -> None:
-        """The next window of the sound, which begins where it is more than a breath."""
+        """Add a window; the sound starts where it is louder than a breath."""
         if levels.user is not None and self._is_faint(levels.user):
             self.state = OverlapState()
         self.state = self.classifier.step(self.state, window_features(samples), probability, echo, levels, self.words)
@@ -224,21 +224,21 @@ class OverlapWatch:
 
     @property
     def verdict(self) -> OverlapVerdict | None:
-        """What it is, once that is decided."""
+        """The class of the sound; None: undecided."""
         return self.state.verdict
 
     @property
     def is_over(self) -> bool:
-        """Whether the sound is gone."""
-        return self.silent >= GONE_AFTER_WINDOWS
+        """Whether the sound has ended."""
+        return self.silent >= END_WINDOWS
 
     @property
     def is_echo(self) -> bool:
-        """Whether it is our own echo."""
+        """Whether it is mostly echo of the output."""
         return bool(self.state.echoes) and float(np.mean(self.state.echoes)) >= 0.5
 
 
 def is_backchannel(words: str) -> bool | None:
-    """Whether these words only say "I am listening"; None where there are none."""
-    found = [word for word in re.split(r"[\s.,!?;:。，！？、…-]+", words.lower()) if word]
-    return all(word in BACKCHANNELS for word in found) if found else None
+    """Whether these words are only a backchannel such as "mm-hm"; None where there are none."""
+    spoken = [word for word in re.split(r"[\s.,!?;:。，！？、…-]+", words.lower()) if word]
+    return all(word in BACKCHANNELS for word in spoken) if spoken else None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vivavoce.engine.sampling import Sampling
 
 Samples = NDArray[np.float32]
-"""Mono sound in [-1, 1], at the rate its owner states."""
+"""Mono samples in [-1, 1]."""
 
 Role = Literal["system", "user", "assistant"]
 EndReason = Literal["completed", "turn_detected", "client_cancelled", "max_output_tokens", "content_filter", "failed"]
@@ -45,7 +45,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class ConversationSettings:
-    """What a client may choose. Every field can change between replies."""
+    """Settings that a client may choose. Every field can change between replies."""
 
     instructions: str = ""
     turn: TurnSettings = field(default_factory=TurnSettings)
@@ -78,7 +78,7 @@ class AudioPart:
 
 @dataclass(frozen=True)
 class Message:
-    """What one side said."""
+    """A message of one role."""
 
     role: Role
     parts: tuple[TextPart | AudioPart, ...]
@@ -86,7 +86,7 @@ class Message:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """The model asks for a function to be called; `arguments` is JSON text."""
+    """A function call by the model; `arguments` is JSON text."""
 
     call_id: str
     name: str
@@ -95,7 +95,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolOutput:
-    """What a called function gave back."""
+    """The result of a function call."""
 
     call_id: str
     output: str
@@ -115,7 +115,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a reply cost, in rows of the model."""
+    """Rows of the model that a reply used."""
 
     input_text: int = 0
     input_audio: int = 0
@@ -128,7 +128,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class SpeechStarted:
-    """The user began to speak; milliseconds of sound heard so far, minus the prefix."""
+    """The user started to speak, at this many milliseconds of input, prefix included."""
 
     item: str
     audio_start_ms: int
@@ -204,7 +204,7 @@ class ReplyAudio:
     item: str
     samples: Samples
     gain: float = 1.0
-    """Below 1 while the user talks over it: ducked until the overlap is classified. It also holds for sound handed out
+    """Below 1 while the user talks over it: ducked until the overlap is classified. It also holds for sound emitted
     before; an event without samples only changes the gain, also after the reply is done."""
 
 
@@ -228,7 +228,7 @@ class ToolArguments:
 
 @dataclass(frozen=True)
 class ReplyItemDone:
-    """An item of the reply is whole (or as whole as it will be)."""
+    """An item of the reply is complete, or was cut."""
 
     reply: str
     item: Item
@@ -253,7 +253,7 @@ class OutputCleared:
 
 @dataclass(frozen=True)
 class ItemTruncated:
-    """An item was cut to what had been heard."""
+    """An item was cut to the part that was played."""
 
     item: Item
     audio_end_ms: int
@@ -289,7 +289,7 @@ Event = (
 
 @dataclass(frozen=True)
 class ReplyRequest:
-    """A reply asked for by the client, with what it overrides."""
+    """A reply requested by the client, with the settings it overrides."""
 
     settings: ConversationSettings | None = None
     is_out_of_band: bool = False
@@ -298,9 +298,9 @@ class ReplyRequest:
 
 
 class Conversation(Protocol):
-    """One session. Calls return at once; what follows from them comes out of `events`.
+    """One session. Calls do not block; their results are emitted as `events`.
 
-    Errors the client made are `InputError`s raised by the call, and change nothing.
+    A call with invalid input raises `InputError` and changes nothing.
     """
 
     input_rate: int
@@ -317,15 +317,15 @@ class Conversation(Protocol):
         ...
 
     def events(self) -> AsyncIterator[Event]:
-        """What happens, until the conversation is closed; one reader."""
+        """The events, until the conversation is closed; for a single reader."""
         ...
 
     def hear(self, samples: Samples) -> None:
-        """The next sound of the user, at `input_rate`."""
+        """Process the next samples of the user's audio, at `input_rate`."""
         ...
 
     def played(self, reply: str, milliseconds: int) -> None:
-        """The client has played this much of a reply: nothing beyond is history if it is interrupted."""
+        """The client has played this much of a reply: if interrupted, the history keeps no more of it."""
         ...
 
     def update(self, change: Callable[[ConversationSettings], ConversationSettings]) -> None:
@@ -333,11 +333,11 @@ class Conversation(Protocol):
         ...
 
     def commit(self) -> Item:
-        """End the user's turn by hand; `InputError` where nothing was heard."""
+        """End the user's turn; `InputError` where there is no audio."""
         ...
 
     def clear_input(self) -> None:
-        """Drop the audio heard since the last turn."""
+        """Discard the audio since the last turn."""
         ...
 
     def add(self, content: Content, id: str | None = None, after: str | None = None) -> tuple[Item, str | None]:
@@ -345,25 +345,25 @@ class Conversation(Protocol):
         ...
 
     def item(self, id: str) -> Item:
-        """An item with all its sound."""
+        """An item with its audio."""
         ...
 
     def delete(self, id: str) -> None:
-        """Take an item out of the history."""
+        """Remove an item from the history."""
         ...
 
     def truncate(self, id: str, audio_end_ms: int) -> Item:
-        """Cut a spoken reply to what was heard: sound, words, and the model's memory of it."""
+        """Cut a spoken reply to the part that was played: sound, words and the model's context."""
         ...
 
     def reply(self, request: ReplyRequest | None = None) -> str:
-        """Ask for a reply; its id. `InputError` while one is under way."""
+        """Start a reply; returns its id. `InputError` while another is generated."""
         ...
 
     def cancel(self, reply: str | None = None) -> None:
-        """Stop a reply; `InputError` where none is under way."""
+        """Stop a reply; `InputError` where none is in progress."""
         ...
 
     async def close(self) -> None:
-        """End the conversation and any reply under way."""
+        """End the conversation and all its replies."""
         ...

@@ -18,58 +18,58 @@ from vivavoce.dialogue.events import Samples
 from vivavoce.errors import InputError
 
 BLOCK = RATE // 250  # samples: 4 ms
-SETTLED_WINDOWS = 16  # of silence, after which the voice activity detector is not run
+SETTLED_WINDOWS = 16  # windows of silence after which the voice activity detector is not run
 
 
 @dataclass(frozen=True)
 class AudioWindow:
-    """32 ms of what the user's side sounds like at 16 kHz, and how likely it is speech."""
+    """32 ms of the user's audio at 16 kHz, after echo cancellation, and its probability of speech."""
 
     samples: Samples
     probability: float
     echo: float = 0.0
-    """How much of it was our own sound, 0 to 1."""
+    """Share of echo in the microphone signal, 0 to 1."""
     quiet_ms: int = 0
-    """How much of its end is surely silent."""
+    """Milliseconds of certain silence at its end."""
 
 
 class EchoRemover(Protocol):
-    """Takes the sound of a loudspeaker out of a microphone's."""
+    """Removes the loudspeaker's sound from the microphone's."""
 
     def initial_state(self) -> Any:
-        """Nothing known of the room."""
+        """The state before the first window."""
         ...
 
     def step(self, state: Any, microphone: Samples, reference: Samples) -> tuple[Samples, float, Any]:
-        """The microphone's sound without ours, and which share of it was ours.  # [512], [512]"""
+        """The microphone's sound without echo, and the share of echo in it.  # [512], [512]"""
         ...
 
 
 @dataclass
 class SilenceDetector:
-    """Detects by level that a voice has stopped, in rooms quiet enough: voice activity detectors lag by 100 ms."""
+    """Detects the end of speech by level, as voice activity detectors lag by 100 ms; works in quiet rooms."""
 
     floor_db: float = -60.0
     peak_db: float = -36.0
-    SOFTEST_PEAK_DB = -36.0  # of speech to the microphone
+    SOFTEST_PEAK_DB = -36.0  # lowest peak that speech near the microphone has
     UNDER_PEAK_DB, OVER_FLOOR_DB = 28.0, 8.0
-    SURELY_UNDER_PEAK_DB = 32.0  # whatever the room is like: a breath, or what is left of a consonant
-    FORGET_DB, RISE_DB = 0.2, 0.15  # a window
+    SURELY_UNDER_PEAK_DB = 32.0  # in any room: a breath, or the tail of a consonant
+    FORGET_DB, RISE_DB = 0.2, 0.15  # per window
 
     def step(self, level_db: float) -> bool:
-        """Whether the window of this level is silence, surely."""
+        """Whether a window of this level is certainly silence."""
         self.peak_db = max(level_db, self.peak_db - self.FORGET_DB, self.SOFTEST_PEAK_DB)
         self.floor_db = min(level_db, self.floor_db + self.RISE_DB)
         return level_db < self.limit_db
 
     @property
     def limit_db(self) -> float:
-        """Below this level there is silence."""
-        in_this_room = min(self.peak_db - self.UNDER_PEAK_DB, max(self.floor_db, -75.0) + self.OVER_FLOOR_DB)
-        return max(in_this_room, self.peak_db - self.SURELY_UNDER_PEAK_DB)
+        """The level below which sound counts as silence."""
+        room_limit = min(self.peak_db - self.UNDER_PEAK_DB, max(self.floor_db, -75.0) + self.OVER_FLOOR_DB)
+        return max(room_limit, self.peak_db - self.SURELY_UNDER_PEAK_DB)
 
     def quiet_ms(self, samples: Samples) -> int:
-        """How much of the end of 16 kHz samples is silence, by blocks of a few milliseconds."""
+        """Milliseconds of silence at the end of 16 kHz samples, in blocks of 4 ms."""
         blocks = samples[len(samples) % BLOCK :].reshape(-1, BLOCK)
         power = np.square(blocks, dtype=np.float64).mean(axis=1)
         loud = np.flatnonzero(power >= 10.0 ** (self.limit_db / 10))
@@ -77,7 +77,7 @@ class SilenceDetector:
 
 
 class AudioFrontEnd:
-    """Turns microphone audio into windows. `reference` reads the output played from a moment on, as the echo."""
+    """Turns microphone audio into windows. `reference` reads the output from a moment on, to cancel its echo."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class AudioFrontEnd:
         self._reference = reference
         self._held = np.zeros(0, np.float32)
         self._silence_detector = SilenceDetector()
-        self._silent_windows = 0  # windows of silence up to now
-        self._passed_over: Samples | None = None  # the last window that the detector has not seen
+        self._silent_windows = 0  # consecutive
+        self._skipped: Samples | None = None  # the last window not passed to the detector
         self._heard = 0  # samples at 16 kHz
         self._offsets: deque[float] = deque(maxlen=64)
 
     def hear(self, samples: Samples, now: float) -> list[AudioWindow]:
-        """The windows that these samples complete; `now` is when their last was spoken, or later."""
+        """The windows that these samples complete; `now` is the capture time of the last sample, or later."""
         samples = np.asarray(samples)
         if samples.ndim != 1 or samples.dtype.kind != "f":
             raise InputError(f"sound is float samples [time], not {samples.dtype} {list(samples.shape)}")
@@ -109,22 +109,22 @@ class AudioFrontEnd:
         sound, self._resampled = self._resampler.step(self._resampled, samples.astype(np.float32)[None])
         self._held = np.concatenate([self._held, sound[0]])
         self._offsets.append(now - (self._heard + len(self._held)) / RATE)
-        found = []
+        windows = []
         while len(self._held) >= WINDOW:
-            found.append(self._window(self._held[:WINDOW]))
+            windows.append(self._window(self._held[:WINDOW]))
             self._held = self._held[WINDOW:]
-        return found
+        return windows
 
     @property
     def quiet_ms(self) -> int:
-        """How much silence came after the last window, if nothing but silence did."""
+        """Milliseconds of silence after the last window; 0 where there is any sound."""
         quiet = self._silence_detector.quiet_ms(self._held)
         return quiet if quiet * RATE // 1000 > len(self._held) - BLOCK else 0
 
     def _window(self, samples: Samples) -> AudioWindow:
         share = 0.0
         if self._echo is not None:
-            # Sound that arrives late says nothing of when it was spoken; the soonest of late is the best guess.
+            # Arrival is late by a varying delay: the smallest recent offset is the best estimate of the capture time.
             spoken = self._heard / RATE + min(self._offsets)
             reference = self._reference(spoken, WINDOW)
             samples, share, self._echo_state = self._echo.step(self._echo_state, samples, reference)
@@ -137,11 +137,11 @@ class AudioFrontEnd:
     def _speech_probability(self, samples: Samples) -> float:
         """Probability of speech. In long silence the detector is not run, which saves most of its cost."""
         if self._silent_windows > SETTLED_WINDOWS:
-            self._passed_over = samples
+            self._skipped = samples
             return 0.0
-        if self._passed_over is not None:  # what came right before belongs to what is heard now
-            _, self._activity_state = self._activity.step(self._activity_state, self._passed_over)
-            self._passed_over = None
+        if self._skipped is not None:  # the detector needs the window before speech as context
+            _, self._activity_state = self._activity.step(self._activity_state, self._skipped)
+            self._skipped = None
         probability, self._activity_state = self._activity.step(self._activity_state, samples)
         return probability
 
@@ -152,18 +152,18 @@ LOWEST_PITCH, HIGHEST_PITCH = 70, 400
 
 @dataclass(frozen=True)
 class WindowFeatures:
-    """One window."""
+    """Acoustic features of a window."""
 
     level_db: float
     periodicity: float
-    """How well it repeats itself at a voice's pitch, 0 to 1."""
+    """Normalised autocorrelation at the pitch period, 0 to 1."""
     pitch: float
     brightness: float
     """Share of its power above 1200 Hz."""
     flatness: float
     """1 is white noise, 0 a tone."""
     shape: tuple[float, ...]
-    """Level of each band in dB under the whole."""
+    """Level of each band in dB relative to the total."""
 
 
 _HANN = np.hanning(WINDOW).astype(np.float32)
@@ -172,7 +172,7 @@ _EDGES = np.searchsorted(_FREQUENCIES, BANDS)
 
 
 def window_features(samples: Samples) -> WindowFeatures:
-    """The traits of a window of 512 samples at 16 kHz."""
+    """The features of 512 samples at 16 kHz."""
     level = 10.0 * float(np.log10(np.square(samples, dtype=np.float64).mean() + 1e-10))
     power = np.square(np.abs(np.fft.rfft(samples * _HANN, 2 * WINDOW))).astype(np.float64) + 1e-9
     bands = np.add.reduceat(power, _EDGES)[:-1]
@@ -205,14 +205,14 @@ def _periodicity(power: np.ndarray) -> tuple[float, float]:
     return float(np.clip(normal[best], 0.0, 1.0)), RATE / (min_lag + best)
 
 
-KEPT_SECONDS = 8.0
-SMALLEST_GAP = 0.02  # seconds: what follows within it follows at once
+STORED_SECONDS = 8.0
+SMALLEST_GAP = 0.02  # seconds: a shorter gap counts as none
 
 
 class OutputTimeline:
     """The last seconds of output at another rate, by the time at which they are played.
 
-    Sound is resampled when it is read, so that it costs nothing where no echo is cancelled.
+    Sound is resampled on reading, so that it costs nothing without echo cancellation.
     """
 
     def __init__(self, output_rate: int, rate: int) -> None:
@@ -220,37 +220,37 @@ class OutputTimeline:
         self._resampler = LiveResampler(output_rate, rate)
         self._state = self._resampler.initial_state()
         self._sound = np.zeros(0, np.float32)
-        self._start = 0  # of `_sound`, in samples of the clock
-        self._gains: list[tuple[int, float]] = [(0, 1.0)]  # from which sample of the clock on
-        self._played: deque[tuple[float, Samples]] = deque()  # from which moment on; not at our rate yet
+        self._start = 0  # of `_sound`, on the clock, in samples
+        self._gains: list[tuple[int, float]] = [(0, 1.0)]  # since which sample of the clock
+        self._played: deque[tuple[float, Samples]] = deque()  # start time and samples, not resampled yet
 
     def set_gain(self, moment: float, gain: float) -> None:
-        """From this moment on it is played this loud."""
+        """Set the gain of the output from this moment on."""
         self._gains.append((round(moment * self.rate), gain))
 
     def play(self, moment: float, samples: Samples, now: float) -> None:
-        """These samples are played from this moment on, or after those before where they are not done yet."""
+        """Add samples that are played from this moment on, or after the samples before them."""
         self._played.append((moment, samples))
-        while self._played[0][0] < now - 2 * KEPT_SECONDS:
+        while self._played[0][0] < now - 2 * STORED_SECONDS:
             self._played.popleft()
 
     def stop(self, moment: float) -> None:
-        """Nothing is played from this moment on."""
+        """Drop the output from this moment on."""
         self._catch_up()
-        kept = max(0, round(moment * self.rate) - self._start)
-        self._sound = self._sound[:kept]
+        length = max(0, round(moment * self.rate) - self._start)
+        self._sound = self._sound[:length]
         self._state = self._resampler.initial_state()
 
     def read(self, moment: float, samples: int) -> Samples:
-        """What is played from this moment on; silence where nothing is."""
+        """The output from this moment on; silence where there is none."""
         self._catch_up()
-        found = np.zeros(samples, np.float32)
+        output = np.zeros(samples, np.float32)
         offset = round(moment * self.rate) - self._start
         first = max(0, offset)
         piece = self._sound[first : max(first, offset + samples)]
-        found[first - offset : first - offset + len(piece)] = piece
-        self._drop_before(round((moment - KEPT_SECONDS) * self.rate))
-        return self._as_loud(found, round(moment * self.rate))
+        output[first - offset : first - offset + len(piece)] = piece
+        self._drop_before(round((moment - STORED_SECONDS) * self.rate))
+        return self._with_gain(output, round(moment * self.rate))
 
     @property
     def _end(self) -> int:
@@ -268,22 +268,22 @@ class OutputTimeline:
         sound, self._state = self._resampler.step(self._state, samples[None])
         self._sound = np.concatenate([self._sound, sound[0]])
 
-    def _as_loud(self, samples: Samples, begin: int) -> Samples:
-        while len(self._gains) > 1 and self._gains[1][0] <= begin - KEPT_SECONDS * self.rate:
+    def _with_gain(self, samples: Samples, begin: int) -> Samples:
+        while len(self._gains) > 1 and self._gains[1][0] <= begin - STORED_SECONDS * self.rate:
             del self._gains[0]
-        loudness = np.ones(len(samples), np.float32)
+        gains = np.ones(len(samples), np.float32)
         for start, gain in self._gains:
-            loudness[max(0, start - begin) :] = gain
-        return samples * loudness
+            gains[max(0, start - begin) :] = gain
+        return samples * gains
 
     def _append_silence_until(self, sample: int) -> None:
         missing = sample - self._end
-        if missing > KEPT_SECONDS * self.rate:
+        if missing > STORED_SECONDS * self.rate:
             self._sound, self._start = np.zeros(0, np.float32), sample
         elif missing > 0:
             self._sound = np.concatenate([self._sound, np.zeros(missing, np.float32)])
 
     def _drop_before(self, sample: int) -> None:
         old = min(sample - self._start, len(self._sound))
-        if old > self.rate:  # in large pieces, for copying is what costs
+        if old > self.rate:  # in large pieces, to copy rarely
             self._sound, self._start = self._sound[old:].copy(), self._start + old

@@ -1,4 +1,4 @@
-"""The items of a conversation in order: added, cut to what was heard, removed; stored audio is bounded."""
+"""The ordered items of a conversation: added, removed, cut to what was played; stored audio is bounded."""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -23,22 +23,22 @@ class SpokenWords:
     runs: tuple[tuple[float, str], ...] = ()
 
     def add(self, at: float, text: str) -> "SpokenWords":
-        """With more words, which begin at this place."""
+        """With more words, which start `at` seconds."""
         return SpokenWords((*self.runs, (at, text)))
 
     @property
     def text(self) -> str:
-        """All of them."""
+        """All words."""
         return "".join(text for _, text in self.runs)
 
     def until(self, seconds: float, whole: float, is_whole: bool = True) -> str:
-        """Those heard in the first of `whole` seconds: a run that was cut keeps its first words.
+        """The words in the first `seconds` of `whole`: a run that was cut keeps its first words.
 
-        Where the sound was cut before it was whole, its last run would have gone on for as long as saying it takes.
+        Where the sound was not generated to its end, the last run is taken to last as long as speaking it does.
         """
         if not self.runs:
             return ""
-        heard = []
+        words = []
         ends = [at for at, _ in self.runs[1:]] + [whole]
         if not is_whole:
             at, text = self.runs[-1]
@@ -47,12 +47,12 @@ class SpokenWords:
             share = 1.0 if seconds >= end else (seconds - at) / max(end - at, 1e-6)
             if share <= 0:
                 break
-            heard.append(text if share >= 1 else first_words(text, share))
-        return "".join(heard)
+            words.append(text if share >= 1 else first_words(text, share))
+        return "".join(words)
 
 
 def speaking_seconds(text: str) -> float:
-    """About how long it takes to say a text: 15 letters a second, 4 where each is a syllable."""
+    """Approximate duration of a spoken text: 15 letters a second, 4 where each is a syllable."""
     syllabic = sum(ord(letter) >= 0x2E80 for letter in text)
     return syllabic / 4.0 + (len(text) - syllabic) / 15.0
 
@@ -68,7 +68,7 @@ def first_words(text: str, share: float) -> str:
 
 @dataclass
 class _Uncut:
-    """What was sent of the reply that was cut last: a client may know better how much of it was heard."""
+    """All that was emitted of the last reply, as a client may later correct where it is cut."""
 
     item: str
     sound: Samples
@@ -92,7 +92,7 @@ class History:
 
     @property
     def items(self) -> Sequence[Item]:
-        """All, in order."""
+        """The items, in order."""
         return tuple(self._items)
 
     @property
@@ -105,7 +105,7 @@ class History:
         return self._items[self._index(id)]
 
     def previous(self, id: str) -> str | None:
-        """The id of the item before."""
+        """The id of the item before this one."""
         index = self._index(id)
         return self._items[index - 1].id if index else None
 
@@ -120,26 +120,26 @@ class History:
         return item, self.previous(item.id)
 
     def replace(self, item: Item) -> None:
-        """Another content for an item that is there."""
+        """Replace an item by one with the same id."""
         self._items[self._index(item.id)] = item
         self._bound()
 
     def delete(self, id: str) -> Item:
-        """Take an item out."""
+        """Remove an item."""
         return self._items.pop(self._index(id))
 
     def store_uncut(self, item: str, sound: Samples, rate: int, words: SpokenWords, is_whole: bool) -> None:
-        """Remember all that was sent of a reply, for a later word on how much of it was heard."""
+        """Store all that was emitted of a reply, so that it can be cut again elsewhere."""
         self._uncut = _Uncut(item, sound, rate, words, is_whole)
 
     def cut(self, id: str, seconds: float) -> Item:
-        """Cut a spoken reply to its first seconds; `InputError` where it has no sound or not so much."""
+        """Cut a spoken reply to its first seconds; `InputError` where it has no sound or less."""
         item = self.find(id)
         if not isinstance(item.content, Message) or item.content.role != "assistant":
             raise InputError(f"item {id!r} is not a reply and cannot be cut")
         audio = next((part for part in item.content.parts if isinstance(part, AudioPart)), None)
         if audio is None:
-            raise InputError(f"item {id!r} has no sound to be cut")
+            raise InputError(f"item {id!r} has no sound to cut")
         uncut = self._uncut if self._uncut is not None and self._uncut.item == id else None
         sound, rate = (audio.samples, audio.rate) if uncut is None else (uncut.sound, uncut.rate)
         whole = len(sound) / rate
@@ -173,14 +173,14 @@ class History:
 
 
 def sound_seconds(item: Item) -> float:
-    """How much sound an item holds."""
+    """Seconds of sound in an item."""
     if not isinstance(item.content, Message):
         return 0.0
     return sum(len(part.samples) / part.rate for part in item.content.parts if isinstance(part, AudioPart))
 
 
 def without_sound(item: Item) -> Item:
-    """The item with its words alone."""
+    """The item with its transcript but no samples."""
     if not isinstance(item.content, Message):
         return item
     parts = tuple(
@@ -191,7 +191,7 @@ def without_sound(item: Item) -> Item:
 
 
 def written(item: Item) -> str:
-    """The words of an item, as far as they are known."""
+    """The text of an item, as far as it is known."""
     if isinstance(item.content, ToolCall):
         return item.content.arguments
     if isinstance(item.content, ToolOutput):
@@ -201,7 +201,7 @@ def written(item: Item) -> str:
 
 @dataclass(frozen=True)
 class HistoryWindow:
-    """Shares of a context: above `high` the oldest turns are dropped until `low` is reached, so that it is rare."""
+    """Shares of the context: above `high` the oldest turns are dropped down to `low`, so that it happens rarely."""
 
     high: float = 0.75
     low: float = 0.5
@@ -210,9 +210,9 @@ class HistoryWindow:
 def first_retained(
     lengths: Sequence[int], fixed: int, capacity: int, first: int = 0, window: HistoryWindow | None = None
 ) -> int:
-    """The first turn to keep, of turns with these lengths, where those before `first` are dropped already.
+    """The index of the first turn to keep, of turns with these lengths; those before `first` are dropped already.
 
-    `fixed` rows are always there. The last turn stays, whatever its length.
+    `fixed` rows are always kept, and so is the last turn.
     """
     window = window or HistoryWindow()
     first = min(first, max(0, len(lengths) - 1))

@@ -1,4 +1,4 @@
-"""Whether a reply may be said: its words are checked as they are made, before the sound that carries them goes out."""
+"""Moderation: the words of a reply are checked while it is generated, before their sound is emitted."""
 
 import asyncio
 import inspect
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Checker(Protocol):
-    """Looks at what a reply says so far."""
+    """Checks the text of a reply so far."""
 
     async def check(self, text: str) -> str | None:
         """Why the reply must stop; None: it may go on."""
@@ -27,13 +27,13 @@ class Checker(Protocol):
 
 @dataclass(frozen=True)
 class Moderation:
-    """The checker, and how much sound is held back so that the check comes first."""
+    """The checker, and how much sound is held back for it."""
 
     checker: Checker
     window: float = 0.0
-    """Seconds of sound held back, for words that are known only after their sound is made."""
+    """Seconds of sound held back, for words that are known only after their sound."""
     timeout: float = 2.0
-    """Seconds after which a checker that does not answer counts as `passes_on_failure` says."""
+    """Seconds until a check counts as failed."""
     passes_on_failure: bool = False
 
     async def verdict(self, text: str) -> str | None:
@@ -46,7 +46,7 @@ class Moderation:
 
 
 class WordList:
-    """Stops at a word or a pattern, whatever its case; words match as a whole, in scripts without spaces anywhere."""
+    """Stops at a word or a pattern, ignoring case; ASCII words match whole, others anywhere."""
 
     def __init__(self, words: Iterable[str] = (), patterns: Iterable[str] = ()) -> None:
         parts = [_whole(word) for word in words if word] + [f"(?:{pattern})" for pattern in patterns]
@@ -64,7 +64,7 @@ class WordList:
 
 
 class Several:
-    """Stops where the first of several says so; all are asked at once."""
+    """Runs several checkers concurrently; stops with the first reason."""
 
     def __init__(self, checkers: Sequence[Checker]) -> None:
         self._checkers = list(checkers)
@@ -76,7 +76,7 @@ class Several:
 
 
 class CallableChecker:
-    """Asks a function, plain or async, that returns why to stop, or True to stop, or nothing."""
+    """Calls a function, plain or async, that returns the reason to stop, or True, or nothing."""
 
     def __init__(self, function: Callable[[str], object | Awaitable[object]]) -> None:
         self._function = function
@@ -90,7 +90,7 @@ class CallableChecker:
 
 
 class HttpChecker:
-    """Asks an endpoint: POST `{"input": text}`, answered as OpenAI's moderations or `{"flagged": …, "reason": …}`."""
+    """Calls an endpoint: POST `{"input": text}`, answered as OpenAI's moderations or `{"flagged": …, "reason": …}`."""
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 2.0) -> None:
         if not url.startswith(("http://", "https://")):

@@ -23,14 +23,14 @@ from vivavoce.dialogue.history import History, new_id
 from vivavoce.dialogue.reply import ActiveReply, ReplyContext, SpeakingOptions
 from vivavoce.errors import InputError
 
-MAX_COMPLETED_REPLIES = 8  # that are still known, because they may be playing
+MAX_COMPLETED_REPLIES = 8  # still tracked, as they may be playing
 MAX_OUT_OF_BAND = 16
-HARDLY_STARTED_SECONDS = 0.25  # a reply of which so little was heard came too soon, and yields to any speech
+HARDLY_STARTED_SECONDS = 0.25  # a reply played for less yields to any speech: it came too soon
 
 
 @dataclass
 class ConversationContext:
-    """What the parts of one conversation share."""
+    """State shared by the parts of one conversation."""
 
     clock: Clock
     conversation_state: ConversationState
@@ -51,7 +51,7 @@ class Replies:
     """Starts, holds, releases, interrupts and ends replies.
 
     At most one reply of the conversation is generated at a time. It may be complete long before it has been played:
-    `active` are all that are generated or played.
+    `active` lists those being generated or played.
     """
 
     def __init__(self, shared: ConversationContext, options: SpeakingOptions) -> None:
@@ -65,7 +65,7 @@ class Replies:
 
     @property
     def generating(self) -> ActiveReply | None:
-        """The released reply of the conversation that is not complete yet."""
+        """The released reply of the conversation that is still generated."""
         return self._generating
 
     @property
@@ -82,23 +82,23 @@ class Replies:
 
     @property
     def is_audible(self) -> bool:
-        """Whether the user may be hearing a reply now."""
+        """Whether a reply may be playing now."""
         now = self._context.clock.now()
         return any(each.playback.is_playing(now) for each in self._known.values())
 
     @property
     def has_hardly_started(self) -> bool:
-        """Whether so little of the reply was heard that it seems to have come too soon."""
+        """Whether so little of the reply was played that it seems to have come too soon."""
         active = self.active
         return bool(active) and active[0].playback.played(self._context.clock.now()) < HARDLY_STARTED_SECONDS
 
     def hold(self) -> None:
-        """Start a reply to the open turn, and keep it back."""
+        """Start a reply to the open turn, and hold it."""
         if self._held is None and self._generating is None:
             self._held = self._start(ReplyRequest(), includes_turn=True)
 
     def drop_held(self) -> None:
-        """The held reply was started too soon."""
+        """Drop the held reply: the turn goes on."""
         held, self._held = self._held, None
         if held is not None:
             held.end("turn_detected")
@@ -121,25 +121,25 @@ class Replies:
         if request.is_out_of_band:
             if len(self._out_of_band) >= MAX_OUT_OF_BAND:
                 raise InputError(
-                    f"{MAX_OUT_OF_BAND} replies out of band are under way; wait for one of them, or cancel it"
+                    f"{MAX_OUT_OF_BAND} out-of-band replies are in progress; wait for one of them, or cancel it"
                 )
             speaking = self._start(request, includes_turn=False)
             self._out_of_band[speaking.reply] = speaking
         else:
             if self._generating is not None:
-                raise InputError(f"reply {self._generating.reply} is under way; cancel it before asking for another")
+                raise InputError(f"reply {self._generating.reply} is in progress; cancel it before requesting another")
             self.drop_held()
             speaking = self._generating = self._start(request, includes_turn=False)
         speaking.release(None)
         return speaking.reply
 
     def cancel(self, reply: str | None) -> None:
-        """Stop one reply, or all that are active, because the client says so; the history keeps what was played."""
+        """Stop one reply, or all active ones, on the client's request; the history keeps what was played."""
         stopped = [each for each in self.active if reply in (None, each.reply)]
         if reply in self._out_of_band:
             stopped.append(self._out_of_band[reply])
         if not stopped:
-            raise InputError("no reply is under way" if reply is None else f"reply {reply!r} is not under way")
+            raise InputError("no reply is in progress" if reply is None else f"reply {reply!r} is not in progress")
         self._is_pending = False
         for speaking in stopped:
             speaking.end("client_cancelled")
@@ -148,7 +148,7 @@ class Replies:
         self._context.set_history()
 
     def mute(self, item: str) -> None:
-        """The client plays no more of this item: what the user says now is not said over it."""
+        """The client has stopped playing this item: speech from now on does not overlap it."""
         now = self._context.clock.now()
         for speaking in self._known.values():
             if speaking.spoken_item == item and speaking.playback.is_playing(now):
@@ -156,7 +156,7 @@ class Replies:
                 self._context.timeline.stop(now)
 
     def interrupt(self) -> None:
-        """Stop whatever is generated or played, and keep of it only what was heard."""
+        """Stop all replies that are generated or played; the history keeps what was played."""
         self._is_pending = False
         now = self._context.clock.now()
         stopped = [each for each in self._known.values() if each.playback.is_playing(now)]
@@ -169,7 +169,7 @@ class Replies:
             self._context.set_history()
 
     def set_gain(self, gain: float) -> None:
-        """Play softer, or as before, at once: also what was handed out already and not played yet."""
+        """Set the playback gain of replies immediately, also of sound that was emitted and not played yet."""
         if gain == self._context.gain:
             return
         self._context.gain = gain
@@ -179,12 +179,12 @@ class Replies:
                 self._context.emit(ReplyAudio(speaking.reply, speaking.spoken_item, np.zeros(0, np.float32), gain))
 
     def played(self, reply: str, seconds: float) -> None:
-        """The client has played this much of a reply; reports on replies long over are ignored."""
+        """The client has played this much of a reply; reports on replies no longer tracked are ignored."""
         if reply in self._known:
             self._known[reply].playback.report(seconds, self._context.clock.now())
 
     async def close(self) -> None:
-        """End them all."""
+        """End all replies."""
         self._is_pending, self._is_closed = False, True
         self.drop_held()
         last = [each for each in (self._generating, *self._out_of_band.values()) if each is not None]
@@ -218,14 +218,14 @@ class Replies:
         )
         speaking = ActiveReply(reply, item, settings, shared.conversation_state.reply(plan), context, self._options)
         self._known[reply] = speaking
-        under_way = (self._generating, self._held, *self._out_of_band.values())
-        over = [each for each, known in self._known.items() if known not in under_way]
+        in_progress = (self._generating, self._held, *self._out_of_band.values())
+        over = [each for each, known in self._known.items() if known not in in_progress]
         for each in over[:-MAX_COMPLETED_REPLIES]:
             del self._known[each]
         return speaking
 
     def _others_end(self, reply: str) -> float:
-        """When the sound of the other replies of the conversation has been played; one out of band does not wait."""
+        """When the sound of the conversation's other replies ends; an out-of-band reply does not wait for it."""
         if self._known[reply].is_out_of_band:
             return -math.inf
         return max((each.playback.ends for each in self.active if each.reply != reply), default=-math.inf)
@@ -252,7 +252,7 @@ class Replies:
             self._generating.release(None)
 
     def _silence(self, speaking: ActiveReply) -> None:
-        """Drop what was handed out of it and not played, also from the history."""
+        """Drop the sound that was emitted and not played, also from the history."""
         now = self._context.clock.now()
         played = speaking.playback.played(now)
         speaking.playback.stop(now)

@@ -47,18 +47,18 @@ class GuardLimits:
     silence_dbfs: float = -55.0
     stuck_seconds: float | None = 3.0
     stuck_likeness: float = 0.995
-    """How alike the spectra of neighbouring blocks must be to count as the same sound."""
+    """Cosine similarity of neighbouring spectra from which on blocks count as the same sound."""
 
 
 @dataclass(frozen=True)
 class GuardState:
-    """What a reply has sounded like so far."""
+    """Running measurements of a reply's sound."""
 
     seconds: float = 0.0
     silent: float = 0.0
     stuck: float = 0.0
     held: Samples | None = None
-    shape: Samples | None = None  # the last block's spectrum, of length 1
+    shape: Samples | None = None  # the last block's spectrum, normalised
 
 
 class SoundGuard:
@@ -71,42 +71,42 @@ class SoundGuard:
         self._window = np.hanning(self.block).astype(np.float32)
 
     def initial_state(self) -> GuardState:
-        """Before the first sample."""
+        """The state before the first sample."""
         return GuardState()
 
     def step(self, state: GuardState, samples: Samples) -> tuple[str | None, GuardState]:
-        """What is wrong with the reply, if anything, and the state after these samples."""
+        """The problem of the reply, if any, and the state after these samples."""
         held = samples if state.held is None else np.concatenate([state.held, samples])
         whole = len(held) // self.block
         if whole:
             state = self._blocks(state, held[: whole * self.block].reshape(whole, self.block))
         seconds = state.seconds + len(samples) / self.rate
         state = replace(state, held=held[whole * self.block :], seconds=seconds)
-        return self._complaint(state), state
+        return self._problem(state), state
 
     def _blocks(self, state: GuardState, blocks: Samples) -> GuardState:
-        """After these blocks: for how long it has been silent, or the same, without a break.  # [block, sample]"""
+        """Update the duration of uninterrupted silence and of unchanged sound.  # [block, sample]"""
         limits = self.limits
         silent, stuck, shape = state.silent, state.stuck, state.shape
         power = np.einsum("bs,bs->b", blocks, blocks) / self.block
         is_silent = power < 10 ** (limits.silence_dbfs / 10)
         is_same = np.zeros(len(blocks), bool)
         if limits.stuck_seconds is not None:
-            is_same, shape = self._alike(shape, blocks)
+            is_same, shape = self._same_spectrum(shape, blocks)
         for quiet, same in zip(is_silent.tolist(), is_same.tolist(), strict=True):
             silent = silent + BLOCK_SECONDS if quiet else 0.0
             stuck = stuck + BLOCK_SECONDS if same and not quiet else 0.0
         return replace(state, silent=silent, stuck=stuck, shape=shape)
 
-    def _alike(self, before: Samples | None, blocks: Samples) -> tuple[NDArray[np.bool_], Samples]:
-        """Which blocks have the spectrum of the one before them, and that of the last."""
+    def _same_spectrum(self, previous: Samples | None, blocks: Samples) -> tuple[NDArray[np.bool_], Samples]:
+        """Which blocks have the spectrum of the block before, and the spectrum of the last."""
         spectra = np.abs(np.fft.rfft(blocks * self._window)[:, : self.block // 4]).astype(np.float32)
         shapes = spectra / np.maximum(np.linalg.norm(spectra, axis=1, keepdims=True), 1e-9)
-        joined = np.concatenate([np.zeros_like(shapes[:1]) if before is None else before[None], shapes])
-        likeness = np.einsum("bf,bf->b", joined[:-1], joined[1:])
-        return likeness > self.limits.stuck_likeness, shapes[-1]
+        joined = np.concatenate([np.zeros_like(shapes[:1]) if previous is None else previous[None], shapes])
+        similarity = np.einsum("bf,bf->b", joined[:-1], joined[1:])
+        return similarity > self.limits.stuck_likeness, shapes[-1]
 
-    def _complaint(self, state: GuardState) -> str | None:
+    def _problem(self, state: GuardState) -> str | None:
         limits = self.limits
         if limits.max_seconds is not None and state.seconds > limits.max_seconds:
             return f"the reply is longer than {limits.max_seconds:.0f} s"
@@ -118,7 +118,7 @@ class SoundGuard:
 
 
 def loop_length(codes: list[int], max_period: int = 25) -> int:
-    """How many codes at the end repeat what stood one period before, for the period that explains most of them."""
+    """Codes at the end that repeat the codes one period before, for the period with the most such codes."""
     best = 0
     for period in range(1, min(max_period, len(codes) // 2) + 1):
         run = 0
@@ -134,38 +134,38 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SpeakingOptions:
-    """How replies are made and checked."""
+    """Limits and checks of replies."""
 
     max_ahead: float | None = MAX_AHEAD_SECONDS
-    """Seconds of sound that a backend makes before it is played: more is lost if the user interrupts; None: all."""
+    """Seconds of sound generated ahead of playback, lost on an interruption; None: no limit."""
     moderation: Moderation | None = None
     guards: GuardLimits = field(default_factory=GuardLimits)
 
     @property
     def max_unplayed(self) -> float | None:
-        """Seconds of sound made and not played, what moderation holds back included."""
+        """Seconds of sound generated and not played, including the sound that moderation holds back."""
         held_back = 0.0 if self.moderation is None else self.moderation.window
         return None if self.max_ahead is None else self.max_ahead + held_back
 
 
 @dataclass
 class ReplyContext:
-    """What a reply needs of its conversation."""
+    """What a reply uses of its conversation."""
 
     clock: Clock
     rate: int
     history: History | None
-    """None: it is out of band and leaves no trace there."""
+    """None for an out-of-band reply."""
     emit: Callable[[Event], None]
     gain: Callable[[], float]
     not_before: Callable[[], float]
-    """When sound of the replies before it has been played."""
+    """When the sound of earlier replies ends."""
     on_sent: Callable[["ActiveReply", Samples], None]
     on_end: Callable[["ActiveReply"], None]
 
 
 class ActiveReply:
-    """A reply from its stream to events. `release` and `end` may come at any moment."""
+    """Turns the stream of a reply into events. `release` and `end` may be called at any time."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class ActiveReply:
         self._guard = SoundGuard(context.rate, options.guards)
         self._guard_state = self._guard.initial_state()
         self._held_back = np.zeros(0, np.float32)
-        self._made_seconds = 0.0
+        self._generated_seconds = 0.0
         self._sent: list[Samples] = []
         self._call: ToolCall | None = None
         self._open_item: str | None = None
@@ -201,23 +201,23 @@ class ActiveReply:
 
     @property
     def has_sound(self) -> bool:
-        """Whether any of its sound went out."""
+        """Whether any sound was emitted."""
         return self.playback.sent > 0
 
     @property
     def is_out_of_band(self) -> bool:
-        """Whether it leaves nothing in the history."""
+        """Whether it is not part of the history."""
         return self._context.history is None
 
     def release(self, turn: str | None) -> None:
-        """Start to hand it out. `turn`: the item it answers to."""
+        """Start to emit it. `turn`: the item that it answers."""
         self.stream.release(turn)
         self.is_released = True
         self._context.emit(ReplyStarted(self.reply))
         self._released.set()
 
     def end(self, reason: EndReason, error: str | None = None) -> None:
-        """End it, once; a held one emits nothing."""
+        """End the reply; does nothing if it has ended. A held reply emits nothing."""
         if self.is_over:
             return
         self.reason = reason
@@ -232,21 +232,21 @@ class ActiveReply:
 
     @property
     def sound(self) -> Samples:
-        """The sound that was sent."""
+        """The sound emitted so far."""
         return np.concatenate([np.zeros(0, np.float32), *self._sent])
 
     def content(self) -> Message:
-        """What it said."""
+        """Its text or sound as a message."""
         if self.settings.modality == "text" and not self.has_sound:
             return Message("assistant", (TextPart(self.words.text),))
         return Message("assistant", (AudioPart(self.sound, self._context.rate, self.words.text),))
 
     async def wait_for_output(self) -> None:
-        """Until the first of it went out, or it is over."""
+        """Wait until something was emitted, or the reply is over."""
         await self._has_output.wait()
 
     async def wait(self) -> None:
-        """Until its task has gone."""
+        """Wait for the end of its task."""
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
@@ -256,11 +256,11 @@ class ActiveReply:
                 await self._handle_piece(piece)
                 if self.is_over:
                     return
-            self.end("failed", "the reply broke off")
+            self.end("failed", "the reply ended unexpectedly")
         except VivaError as error:
             log_failure(logger, error, "a reply failed")
             self.end("failed", str(error))
-        except Exception as error:  # whatever a pipeline raises ends this reply, not the conversation
+        except Exception as error:  # an error of the backend ends this reply, not the conversation
             log_failure(logger, error, "a reply failed")
             self.end("failed", f"{type(error).__name__}: {error}")
 
@@ -271,20 +271,20 @@ class ActiveReply:
             case Wrote(text, at):
                 await self._handle_text(text, at)
             case CallBegan(call_id, name):
-                self._begin_call(call_id, name)
+                self._start_call(call_id, name)
             case CallArguments(delta):
-                self._arguments(delta)
+                self._add_arguments(delta)
             case Ended(reason, error):
                 self._send(self._held_back)
                 self.end(reason, error)
 
     def _handle_sound(self, samples: Samples) -> None:
-        complaint, self._guard_state = self._guard.step(self._guard_state, samples)
-        if complaint is not None:
-            self._context.emit(Warned("reply_guard", complaint))
+        problem, self._guard_state = self._guard.step(self._guard_state, samples)
+        if problem is not None:
+            self._context.emit(Warned("reply_guard", problem))
             self.end("max_output_tokens")
             return
-        self._made_seconds += len(samples) / self._context.rate
+        self._generated_seconds += len(samples) / self._context.rate
         moderation = self._options.moderation
         window = 0 if moderation is None else round(moderation.window * self._context.rate)
         waiting = np.concatenate([self._held_back, samples])
@@ -293,10 +293,10 @@ class ActiveReply:
         self._send(waiting[:ready])
 
     def _send(self, samples: Samples) -> None:
-        """Hand sound out as soon as it may be heard; the output decides when it leaves."""
+        """Emit sound as soon as moderation allows; the server's paced output decides when it is sent."""
         if not len(samples):
             return
-        self._begin_message()
+        self._start_message()
         samples = np.ascontiguousarray(samples, np.float32)
         self._sent.append(samples)
         self.playback.feed(self._context.clock.now(), len(samples) / self._context.rate, self._context.not_before())
@@ -315,23 +315,23 @@ class ActiveReply:
                 self._context.emit(Warned("content_filter", f"the reply was stopped: {verdict}"))
                 self.end("content_filter")
                 return
-        self._begin_message()
-        self.words = self.words.add(self._made_seconds if at is None else at, text)
+        self._start_message()
+        self.words = self.words.add(self._generated_seconds if at is None else at, text)
         self._context.emit(ReplyText(self.reply, self.item, text))
         if self.settings.modality == "text":
             self._has_output.set()
 
-    def _begin_message(self) -> None:
+    def _start_message(self) -> None:
         if self._open_item is None:
-            self._begin_item(Message("assistant", ()), "message")
+            self._start_item(Message("assistant", ()), "message")
 
-    def _begin_call(self, call_id: str, name: str) -> None:
+    def _start_call(self, call_id: str, name: str) -> None:
         self._close_item(is_complete=True)
         self.item = new_id("item")
         self._call = ToolCall(call_id, name, "")
-        self._begin_item(self._call, "tool_call", name, call_id)
+        self._start_item(self._call, "tool_call", name, call_id)
 
-    def _begin_item(
+    def _start_item(
         self, content: Message | ToolCall, kind: str, name: str | None = None, call_id: str | None = None
     ) -> None:
         previous = None
@@ -342,7 +342,7 @@ class ActiveReply:
         started = ReplyItemStarted(self.reply, self.item, "message", previous, name, call_id)
         self._context.emit(started if kind == "message" else _as_call(started))
 
-    def _arguments(self, delta: str) -> None:
+    def _add_arguments(self, delta: str) -> None:
         if self._call is not None:
             self._call = ToolCall(self._call.call_id, self._call.name, self._call.arguments + delta)
             self._context.emit(ToolArguments(self.reply, self.item, delta))

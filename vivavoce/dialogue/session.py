@@ -49,14 +49,14 @@ class DialogueOptions:
     activity: VoiceActivity | None = None
     """None: Silero's network."""
     echo: EchoRemover | None = field(default_factory=EchoGuard)
-    """None: the client takes care of its own echo."""
+    """None: the client cancels its echo."""
     classifier: OverlapClassifier = field(default_factory=OverlapClassifier)
     turn_model: Callable[[Samples], float] | None = None
     """Probability that a turn, 16 kHz samples, is finished; used at likely ends by the semantic detector."""
     transcriber: ReplyTranscriber | None = None
     """Transcribes the user where the backend does not."""
     words_decide: bool = False
-    """Whether the transcriber is asked what was said over a reply: for one that is quick, and right on single words."""
+    """Whether speech over a reply is transcribed to classify it, by a transcriber that is fast on single words."""
 
 
 class LiveConversation:
@@ -78,7 +78,7 @@ class LiveConversation:
         self._is_closed = False
         self._history = History()
         timeline = OutputTimeline(pipeline.output_rate, RATE)
-        self._state = pipeline.open(self._heard_words)
+        self._state = pipeline.open(self._on_transcript)
         self._context = ConversationContext(
             clock or WallClock(),
             self._state,
@@ -100,14 +100,14 @@ class LiveConversation:
             options.holds_replies,
             options.ducked_gain,
             options.classifier,
-            self._ask_words if options.words_decide and options.transcriber is not None else None,
-            self._ask_turn_model if options.turn_model is not None else None,
+            self._request_words if options.words_decide and options.transcriber is not None else None,
+            self._request_turn_model if options.turn_model is not None else None,
             self._turn_committed,
         )
 
     @property
     def settings(self) -> ConversationSettings:
-        """What is in force."""
+        """The current settings."""
         return self._context.settings
 
     @property
@@ -121,21 +121,21 @@ class LiveConversation:
         return self._context.gain
 
     async def events(self) -> AsyncIterator[Event]:
-        """What happens, until the conversation is closed; one reader."""
+        """The events, until the conversation is closed; for a single reader."""
         while (event := await self._events.get()) is not None:
             yield event
 
     def hear(self, samples: Samples) -> None:
-        """The next sound of the user, at `input_rate`."""
+        """Process the next samples of the user's audio, at `input_rate`."""
         self._require_open()
         self._listening.hear(samples)
 
     def played(self, reply: str, milliseconds: int) -> None:
-        """The client has played this much of a reply: nothing beyond is history if it is interrupted."""
+        """The client has played this much of a reply: if interrupted, the history keeps no more of it."""
         self._replies.played(reply, milliseconds / 1e3)
 
     def update(self, change: Callable[[ConversationSettings], ConversationSettings]) -> None:
-        """Change what is in force."""
+        """Change the settings."""
         self._require_open()
         before, self._context.settings = self._context.settings, change(self._context.settings)
         if self._context.settings.turn != before.turn:
@@ -143,12 +143,12 @@ class LiveConversation:
         self._context.set_history()
 
     def commit(self) -> Item:
-        """End the user's turn by hand; `InputError` where nothing was heard."""
+        """End the user's turn; `InputError` where there is no audio."""
         self._require_open()
         return self._listening.commit()
 
     def clear_input(self) -> None:
-        """Forget what was heard since the last turn."""
+        """Discard the audio since the last turn."""
         self._require_open()
         self._listening.clear()
 
@@ -160,17 +160,17 @@ class LiveConversation:
         return added
 
     def item(self, id: str) -> Item:
-        """An item with all its sound."""
+        """An item with its audio."""
         return self._history.find(id)
 
     def delete(self, id: str) -> None:
-        """Take an item out of the history."""
+        """Remove an item from the history."""
         self._require_open()
         self._history.delete(id)
         self._context.set_history()
 
     def truncate(self, id: str, audio_end_ms: int) -> Item:
-        """Cut a spoken reply to what was heard: sound, words, and the model's memory of it."""
+        """Cut a spoken reply to the part that was played: sound, words and the model's context."""
         self._require_open()
         if audio_end_ms < 0:
             raise InputError(f"a reply cannot be cut at {audio_end_ms} ms")
@@ -184,18 +184,18 @@ class LiveConversation:
         return item
 
     def reply(self, request: ReplyRequest | None = None) -> str:
-        """Ask for a reply; its id. `InputError` while one is under way."""
+        """Start a reply; returns its id. `InputError` while another is generated."""
         self._require_open()
         self._listening.drop_held()
         return self._replies.ask(request or ReplyRequest())
 
     def cancel(self, reply: str | None = None) -> None:
-        """Stop a reply; `InputError` where none is under way."""
+        """Stop a reply; `InputError` where none is in progress."""
         self._require_open()
         self._replies.cancel(reply)
 
     async def close(self) -> None:
-        """End everything; a reply under way leaves nothing behind."""
+        """End all replies and tasks, and close the backend's state."""
         if self._is_closed:
             return
         await self._replies.close()
@@ -208,7 +208,7 @@ class LiveConversation:
         finally:
             self._events.put_nowait(None)
 
-    # Transcripts and the turn model run beside the audio.
+    # Transcripts and the turn model run concurrently with the audio.
 
     def _turn_committed(self, item: Item, sound: Samples) -> None:
         transcriber = self._options.transcriber
@@ -221,13 +221,13 @@ class LiveConversation:
             await self._replies.generating.wait_for_output()
         try:
             text = await transcriber.transcribe(sound, RATE, self.settings.language)
-        except Exception as error:  # whatever it raises costs the caption, not the conversation
+        except Exception as error:  # an error of the transcriber costs the transcript, not the conversation
             log_failure(logger, error, "transcription of a turn failed")
-            self._heard_words(item, error, True)
+            self._on_transcript(item, error, True)
             return
-        self._heard_words(item, text, True)
+        self._on_transcript(item, text, True)
 
-    def _heard_words(self, item: str, text: str | Exception, is_final: bool) -> None:
+    def _on_transcript(self, item: str, text: str | Exception, is_final: bool) -> None:
         if isinstance(text, Exception):
             if self.settings.transcribe_input:
                 self._emit(InputTranscriptFailed(item, str(text) or type(text).__name__))
@@ -237,7 +237,7 @@ class LiveConversation:
             self._emit(InputTranscript(item, text, is_final, seconds))
 
     def _note_transcript(self, item: str, text: str) -> float:
-        """Write the words to their item; how many seconds it has."""
+        """Store a transcript in its item; returns the item's duration in seconds."""
         known = next((each for each in self._history if each.id == item), None)
         if known is None or not isinstance(known.content, Message):
             return 0.0
@@ -248,17 +248,17 @@ class LiveConversation:
         self._history.replace(Item(item, content, known.is_complete))
         return len(part.samples) / part.rate
 
-    def _ask_words(self, watch: OverlapWatch, sound: Samples) -> None:
+    def _request_words(self, watch: OverlapWatch, sound: Samples) -> None:
         async def ask() -> None:
             assert self._options.transcriber is not None
             try:
                 watch.words = await self._options.transcriber.transcribe(sound, RATE, self.settings.language)
-            except Exception as error:  # without words it is decided by the sound
+            except Exception as error:  # without a transcript the sound alone decides
                 log_failure(logger, error, "transcription of an overlap failed")
 
         self._start(ask())
 
-    def _ask_turn_model(self, turn: OpenTurn) -> None:
+    def _request_turn_model(self, turn: OpenTurn) -> None:
         async def ask() -> None:
             assert self._options.turn_model is not None
             self._listening.set_finished_probability(

@@ -1,7 +1,8 @@
-"""When the user's turn begins, when it is likely over, and when it is: pure logic on chances of speech, 32 ms each.
+"""The user's side of a conversation: turns as they start, pause and end, and sound made over a reply.
 
-Speech is entered at a threshold and left 0.15 under it. A pause first makes the end *likely*, so that a reply can be
-begun and held; then it is confirmed by silence alone, or by a model of turn ends that was asked at the likely end.
+`TurnTaker` is pure logic on speech probabilities of 32 ms windows. Speech starts at a threshold and ends 0.15 under it.
+A pause first makes the end *likely*, so that a reply can be started and held; then it is confirmed by silence alone, or
+by a turn model that runs at the likely end. `UserTurns` applies it to the audio of a conversation.
 """
 
 from collections import deque
@@ -34,49 +35,49 @@ from vivavoce.errors import InputError
 HYSTERESIS = 0.15
 LIKELY_END_MS = 72
 MIN_SPEECH_MS = 64
-# After how much silence a turn that the model thinks unfinished is over all the same.
+# Silence that ends a turn which the model takes for unfinished.
 PATIENCE_MS = {"low": 8000, "medium": 4000, "high": 2000, "auto": 4000}
-# Without a model, eagerness stretches the silence.
+# Without a model, factor on the silence that ends a turn.
 STRETCH = {"low": 2.5, "medium": 1.0, "high": 0.8, "auto": 1.0}
-# How sure the model must be that a turn is finished.
+# Probability of a finished turn from which on the model's answer shortens the silence.
 SURE = {"low": 0.7, "medium": 0.5, "high": 0.35, "auto": 0.5}
 
 
 class TurnEvent(Enum):
-    """What a window changed."""
+    """The change that a window makes."""
 
     BEGAN = auto()
-    """Enough speech to be a turn."""
+    """There is enough speech for a turn."""
     LIKELY_OVER = auto()
     WENT_ON = auto()
-    """Speech after a likely end: it was none."""
+    """Speech after a likely end, so the turn goes on."""
     OVER = auto()
 
 
 @dataclass(frozen=True)
 class TurnState:
-    """Where the turn stands. Times in milliseconds of sound heard so far."""
+    """The state of turn detection. Times are milliseconds of input so far."""
 
     heard_ms: int = 0
     is_speech: bool = False
-    """Whether the last window was speech, by hysteresis."""
+    """Whether the last window was speech, with hysteresis."""
     voiced_ms: int = 0
-    """Speech since the first window of a turn that has not begun, or may not have."""
+    """Speech since the first window of a turn that may not have started yet."""
     speech_from_ms: int = 0
-    """Where the turn's speech began."""
+    """Start of the turn's speech."""
     speech_until_ms: int = 0
-    """Where its last speech ended."""
+    """End of its last speech."""
     has_started: bool = False
     is_likely_over: bool = False
 
     @property
     def silence_ms(self) -> int:
-        """How long it has been silent."""
+        """Silence since the last speech."""
         return self.heard_ms - self.speech_until_ms
 
 
 class TurnTaker:
-    """Steps a `TurnState` by the chance of speech of the next window."""
+    """Steps a `TurnState` by the speech probability of the next window."""
 
     def __init__(self, settings: TurnSettings, likely_end_ms: int = LIKELY_END_MS) -> None:
         self.settings = settings
@@ -88,9 +89,9 @@ class TurnTaker:
     def step(
         self, state: TurnState, probability: float, finished: float | None = None, quiet_ms: int = 0
     ) -> tuple[TurnEvent | None, TurnState]:
-        """What this window changed. `finished`: how surely the turn is finished, if a turn model has been asked.
+        """Step by one window. `finished`: the turn model's probability that the turn is finished, if known.
 
-        `quiet_ms` of the window's end are surely silent, whatever the chance says of all of it.
+        The last `quiet_ms` of the window are certainly silent, whatever the probability of the whole window.
         """
         heard = state.heard_ms + WINDOW_MS
         threshold = self.settings.threshold - (HYSTERESIS if state.is_speech else 0.0)
@@ -103,7 +104,7 @@ class TurnTaker:
     def peek(
         self, state: TurnState, quiet_ms: int, finished: float | None = None
     ) -> tuple[TurnEvent | None, TurnState]:
-        """What silence changes that came after the last window and makes no whole one yet."""
+        """The change by `quiet_ms` of silence after the last window, less than a whole one."""
         if state.is_speech or not state.has_started:
             return None, state
         return self._silence(state, state.silence_ms + quiet_ms, finished)
@@ -124,16 +125,16 @@ class TurnTaker:
 
     def _silence(self, state: TurnState, silent_ms: int, finished: float | None) -> tuple[TurnEvent | None, TurnState]:
         if not state.has_started:
-            forgotten = silent_ms >= self.likely_ms
-            return None, replace(state, voiced_ms=0) if forgotten else state
-        if silent_ms >= self._wanted(finished) * WINDOW_MS:
+            is_discarded = silent_ms >= self.likely_ms
+            return None, replace(state, voiced_ms=0) if is_discarded else state
+        if silent_ms >= self._needed_windows(finished) * WINDOW_MS:
             return TurnEvent.OVER, ended(state)
         if silent_ms >= self.likely_ms and not state.is_likely_over:
             return TurnEvent.LIKELY_OVER, replace(state, is_likely_over=True)
         return None, state
 
-    def _wanted(self, finished: float | None) -> int:
-        """Windows of silence that end the turn."""
+    def _needed_windows(self, finished: float | None) -> int:
+        """Windows of silence needed to end the turn."""
         if self.settings.detector != "semantic" or finished is None:
             return self.silence
         if finished >= SURE[self.settings.eagerness]:
@@ -142,39 +143,39 @@ class TurnTaker:
 
 
 def ended(state: TurnState) -> TurnState:
-    """The state after a turn; the time goes on."""
+    """The initial state after a turn, at the same time."""
     return TurnState(heard_ms=state.heard_ms)
 
 
 def windows(milliseconds: int) -> int:
-    """The whole windows nearest to a time, at least one; halves go down, because waiting is what people notice."""
+    """The number of windows nearest to a time, at least one; halves are rounded down, for a quicker answer."""
     return max(1, -(-(2 * milliseconds - WINDOW_MS) // (2 * WINDOW_MS)))
 
 
-RECENT_WINDOWS = 96  # about three seconds: the prefix of a turn, and what an undecided overlap may last
+RECENT_WINDOWS = 96  # about three seconds: covers the prefix of a turn and an undecided overlap
 MAX_TURN_SECONDS = 180.0
-WORDS_ASKED_MS = 224  # into an overlap, where a transcriber is available
+TRANSCRIBED_AT_MS = 224  # into an overlap, where a transcriber is available
 
 
 @dataclass
 class OpenTurn:
-    """What the user is saying."""
+    """The user's turn while it lasts."""
 
     item: str
     prefix: list[Samples]
     windows: list[Samples] = field(default_factory=list)
     waiting: list[Samples] = field(default_factory=list)
-    """Heard while a reply is held, and not passed on yet."""
+    """Audio received while a reply is held, not yet passed to the backend."""
 
     @property
     def sound(self) -> Samples:
-        """All of it so far."""
+        """The audio of the turn so far."""
         return np.concatenate([np.zeros(0, np.float32), *self.windows])
 
 
 @dataclass(frozen=True)
 class ListeningOptions:
-    """How the user's side is taken."""
+    """Options and callbacks of `UserTurns`."""
 
     likely_end_ms: int
     holds_replies: bool
@@ -205,14 +206,14 @@ class UserTurns:
         self.settle()
 
     def settle(self) -> None:
-        """The settings have changed."""
+        """Apply changed settings."""
         turn = self._context.settings.turn
         self._taker = TurnTaker(turn, self._options.likely_end_ms)
         if turn.detector == "none":
             self.drop_held()
 
     def hear(self, samples: Samples) -> None:
-        """The next sound of the user."""
+        """Process the next samples of the user's audio."""
         for window in self._front_end.hear(samples, self._context.clock.now()):
             self._window(window)
         if self._open is not None and self._context.settings.turn.detector != "none":
@@ -220,9 +221,9 @@ class UserTurns:
             self._pause(self._open, event)
 
     def commit(self) -> Item:
-        """End the turn by hand."""
+        """End the open turn on the client's request."""
         if self._open is None:
-            raise InputError("nothing was heard since the last turn, so there is nothing to commit")
+            raise InputError("there is no audio since the last turn, so there is nothing to commit")
         self.drop_held()
         item = self._commit(self._open)
         self._context.conversation_state.commit_turn(item.id)
@@ -230,7 +231,7 @@ class UserTurns:
         return item
 
     def clear(self) -> None:
-        """Forget what was heard since the last turn."""
+        """Discard the audio since the last turn."""
         self.drop_held()
         if self._open is not None:
             self._open = None
@@ -245,7 +246,7 @@ class UserTurns:
             self._pass_on(self._open)
 
     def set_finished_probability(self, turn: OpenTurn, probability: float) -> None:
-        """What the turn model says of a turn that was likely over."""
+        """Set the turn model's answer for a turn that is likely over."""
         if self._open is turn and self._turn.is_likely_over:
             self._finished = probability
 
@@ -258,7 +259,7 @@ class UserTurns:
         event, self._turn = self._taker.step(self._turn, window.probability, self._finished, window.quiet_ms)
         is_audible = self._replies.is_audible
         if self._turn.is_speech and not is_audible and self._overlap is None:
-            self._user_level.hear(rms_dbfs(window.samples))
+            self._user_level.update(rms_dbfs(window.samples))
         if self._open is not None:
             self._in_turn(self._open, event, window)
         elif self._overlap is not None or (is_audible and self._turn.is_speech and self._may_interrupt):
@@ -307,23 +308,23 @@ class UserTurns:
         turn.waiting.clear()
 
     def _in_overlap(self, window: AudioWindow) -> None:
-        """Classify sound made while a reply plays: duck at once, then interrupt or play on."""
+        """Classify sound made while a reply plays: duck first, then interrupt or play on."""
         if self._overlap is None:
             self._overlap = OverlapWatch(self._options.classifier)
         watch, turn = self._overlap, self._turn
         watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._user_level)
-        came_too_soon = self._replies.has_hardly_started and turn.has_started and not watch.is_echo
-        disturbs_nothing = watch.verdict is None and not self._replies.is_audible and turn.has_started
-        if watch.verdict is OverlapVerdict.INTERRUPTION or came_too_soon or disturbs_nothing:
+        is_premature = self._replies.has_hardly_started and turn.has_started and not watch.is_echo
+        has_no_output = watch.verdict is None and not self._replies.is_audible and turn.has_started
+        if watch.verdict is OverlapVerdict.INTERRUPTION or is_premature or has_no_output:
             self._begin_turn()
         elif watch.is_over:
             self._end_overlap()
             self._turn = ended(turn)
         else:
             self._replies.set_gain(self._options.ducked_gain if watch.verdict is None else 1.0)
-            if watch.state.lasted_ms == WORDS_ASKED_MS and self._options.request_words is not None:
-                heard = list(self._recent)[-len(watch.state.windows) - 2 :]
-                self._options.request_words(watch, np.concatenate([each.samples for each in heard]))
+            if watch.state.lasted_ms == TRANSCRIBED_AT_MS and self._options.request_words is not None:
+                overlap = list(self._recent)[-len(watch.state.windows) - 2 :]
+                self._options.request_words(watch, np.concatenate([each.samples for each in overlap]))
 
     def _end_overlap(self) -> None:
         self._overlap = None
@@ -359,7 +360,7 @@ class UserTurns:
         return self._open
 
     def _end_turn(self, turn: OpenTurn) -> None:
-        """The user has finished."""
+        """Commit the turn, and release the held reply or request one."""
         self._context.emit(SpeechStopped(turn.item, self._turn.heard_ms))
         item = self._commit(turn)
         if not self._replies.release_held(item.id):
@@ -372,7 +373,7 @@ class UserTurns:
             self._replies.request()
 
     def _commit(self, turn: OpenTurn) -> Item:
-        """The open turn becomes an item."""
+        """Make the open turn an item of the history."""
         self._open, self._finished = None, None
         self._turn = ended(self._turn)
         item, previous = self._context.history.add(Message("user", (AudioPart(turn.sound, RATE),)), turn.item)
@@ -381,10 +382,10 @@ class UserTurns:
         return item
 
     def _time_out(self, limit: int) -> None:
-        """Commit the silence as a turn, so that the model may ask whether the user is still there."""
+        """Commit the silence as a turn, so that the model can ask whether the user is still there."""
         turn = self._open_turn(prefix=min(RECENT_WINDOWS, limit // WINDOW_MS))
-        heard = self._turn.heard_ms
-        self._context.emit(TurnTimedOut(turn.item, max(0, heard - limit), heard))
+        now_ms = self._turn.heard_ms
+        self._context.emit(TurnTimedOut(turn.item, max(0, now_ms - limit), now_ms))
         for samples in turn.prefix:
             self._listen(turn, samples)
         self._answer(self._commit(turn))

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """As `asyncio.run`, on uvloop if it is installed."""
+    """As `asyncio.run`, on uvloop where it is installed."""
     with asyncio.Runner(loop_factory=_factory()) as runner:
         return runner.run(main)
 
@@ -42,9 +42,10 @@ class _Over:
 async def iterate_on_thread(
     make: Callable[[], Iterator[Item]], max_waiting: int = MAX_WAITING
 ) -> AsyncGenerator[Item, None]:
-    """The items of an iterator that runs on a thread, at most `max_waiting` ahead of the reader.
+    """Iterate over a blocking iterator on a thread of its own, with at most `max_waiting` items unread.
 
-    Closing the generator ends the thread after its current item.
+    For iterators that block on a socket, or on work that the device's executor runs for them: public generators of
+    recognition and speech models, and HTTP responses. Closing this one stops the thread after its current item.
     """
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[Item | _Over] = asyncio.Queue()

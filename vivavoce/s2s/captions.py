@@ -23,38 +23,38 @@ PAUSE_DBFS = -45.0
 
 
 class Captions:
-    """Captions a spoken reply, a stretch at a time; with `words_first` it also hands out the sound after its words."""
+    """Captions a spoken reply in segments; with `words_first` it also emits each segment's sound, after its text."""
 
     def __init__(self, backend: "MossSpeechBackend", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]) -> None:
         self._captioner = backend.options.captioner
         self.delays_sound = backend.options.words_first and self._captioner is not None
         self._words, self._language, self._put = backend.words, plan.settings.language, put
-        self._stretch = round(backend.options.caption_seconds * DECODER_RATE)
+        self._min_samples = round(backend.options.caption_seconds * DECODER_RATE)
         self._sound: list[Samples] = []
         self._codes: list[int] = []
         self._captioned = 0  # samples
         self._last: asyncio.Task[None] | None = None
 
     def add(self, samples: Samples, codes: list[int]) -> None:
-        """The next sound of the reply, and the codes it was made of."""
+        """Add the next sound of the reply and its codes; starts a caption at a pause, or when the segment is long."""
         if self._captioner is None:
             return
         self._sound.append(samples)
         self._codes += codes
         length = sum(map(len, self._sound))
         pauses = rms_dbfs(samples[-DECODER_RATE // 12 :]) < PAUSE_DBFS
-        if length >= 3 * self._stretch or (length >= self._stretch and pauses):
+        if length >= 3 * self._min_samples or (length >= self._min_samples and pauses):
             self._caption_buffered()
 
     async def finish(self) -> None:
-        """Caption the rest, and wait until all captions are out."""
+        """Caption the rest, and wait until all captions have been emitted."""
         if self._sound:
             self._caption_buffered()
         if self._last is not None:
             await self._last
 
     def stop(self) -> None:
-        """Cancel captions that are not out yet."""
+        """Cancel captions that have not been emitted."""
         if self._last is not None:
             self._last.cancel()
 
@@ -80,26 +80,26 @@ class Captions:
 
 
 WRITE_DOWN = "Write down what is said."
-ROWS_PER_CODE = 2  # speech has at most a few letters in 80 ms
+ROWS_PER_CODE = 2  # 80 ms of speech hold at most a few letters
 MIN_ROWS = 16
-WORDS_URGENCY = 1.5  # seconds: captions are less urgent than sound, so they ride in steps that sound needs
+WORDS_URGENCY = 1.5  # seconds: captions are less urgent than sound, so their rows join steps that sound needs
 
 
 class MossSpeechTranscriber:
-    """A `Transcriber`, on a sequence of its own that is gone when the words are there."""
+    """A `ReplyTranscriber` by the language model itself, on a sequence that is closed after each transcript."""
 
     def __init__(self, backend: "MossSpeechBackend", instructions: str = WRITE_DOWN) -> None:
         self._backend, self._instructions = backend, instructions
 
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
-        """What was said."""
+        """The transcript of some sound."""
         sound = Sound(samples, rate).mono().resampled(self._backend.input_rate).samples[0]
         state = self._backend.codec.speech_encoder.initial_state()
         codes, _ = await self._backend.speech_encoder.do((state, torch.from_numpy(sound), True), urgency=1.0)
         return await self.of_codes(codes)
 
     async def of_codes(self, codes: Sequence[int]) -> str:
-        """What these codes say."""
+        """The transcript of some speech codes."""
         if not codes:
             return ""
         engine, prompt, model = self._backend.engine, self._backend.prompt, self._backend.model

@@ -1,7 +1,7 @@
-"""One conversation on MOSS-Speech: its history as rows of a sequence, the open turn prefilled as it is heard.
+"""One conversation on MOSS-Speech: its history as rows of an engine sequence, the open turn prefilled while it lasts.
 
-The rows that the sequence should have are always known: those of the history and of the open turn. Whatever changes (an
-item cut, added or taken out, other instructions), the sequence is rewound to what is still right and appended the rest.
+The target rows of the sequence are always known: those of the history and of the open turn. After any change (an item
+cut, added or removed, new instructions), the sequence is rewound to the common prefix and the rest is appended.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REPLY_ROOM = 256  # rows left for a reply when the past is compacted
-CODES_PER_PASS = 3  # codes of a turn that are made at once: what is left of it is heard when it is likely over
-LISTENING_URGENCY = 0.5  # seconds in which they are wanted; the end of a turn is wanted at once
+REPLY_ROOM = 256  # rows left for a reply when old turns are dropped
+CODES_PER_PASS = 3  # codes of an open turn encoded in one pass; the rest is encoded at its likely end
+LISTENING_URGENCY = 0.5  # seconds until those codes are needed; the codes at the end of a turn are due now
 
 
 @dataclass
 class EncodedTurn:
-    """The open turn: its speech codes so far, and samples that are not a whole code yet."""
+    """The open turn: its speech codes so far, and the samples that are not encoded yet."""
 
     encoder_state: SpeechStreamState
     codes: list[int] = field(default_factory=list)
@@ -47,29 +47,31 @@ class EncodedTurn:
 
     @property
     def unencoded(self) -> int:
-        """Samples not yet encoded."""
+        """Number of samples not yet encoded."""
         return sum(map(len, self.waiting))
 
 
 class MossSpeechConversation:
-    """A `ConversationState`. Calls are queued and done in order by one task; the event loop is never blocked."""
+    """A `ConversationState`. Calls are queued as commands, which one task runs in order."""
 
     def __init__(self, backend: "MossSpeechBackend") -> None:
         self._backend = backend
         self._history: Sequence[Item] = ()
         self._settings = ConversationSettings()
         self._codes: dict[str, list[int]] = {}
-        self._paces: dict[str, tuple[float, float]] = {}  # of replies: how fast, and the silence left out before them
+        self._paces: dict[
+            str, tuple[float, float]
+        ] = {}  # by reply: its speed, and the seconds of silence trimmed from its start
         self._rows_of: dict[str, tuple[Item, list[Row]]] = {}
         self._system: tuple[str, list[Row]] = ("", [])
-        self._first_visible: str | None = None  # of the items that are still seen; None: all are
+        self._first_visible: str | None = None  # id of the first item that the sequence still has; None: it has all
         self._turn: EncodedTurn | None = None
         self._page = backend.core.limits.page_size
         self._sequence: EngineSequence | None = None
         self._rows: list[Row] = []
         self._adopted: MossSpeechReply | None = None
         self._replies: set[MossSpeechReply] = set()
-        self._pending_replies = 0  # replies that are to begin once the orders before them are done
+        self._pending_replies = 0  # replies whose start is still queued
         self._commands: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
         self._task = asyncio.get_running_loop().create_task(self._run_commands())
 
@@ -83,7 +85,7 @@ class MossSpeechConversation:
         self._enqueue(lambda: self._set_history(past, settings))
 
     def listen(self, samples: Samples) -> None:
-        """The next sound of the user's open turn."""
+        """Add sound to the user's open turn."""
         self._enqueue(lambda: self._listen(samples))
 
     def discard_turn(self) -> None:
@@ -95,7 +97,7 @@ class MossSpeechConversation:
         self._enqueue(lambda: self._commit_turn(item))
 
     def reply(self, plan: ReplyPlan) -> ReplyStream:
-        """Start a reply; held."""
+        """Start a reply, held until its release."""
         reply = MossSpeechReply(self._backend, plan, self._enqueue, self._adopt_reply, self._end_reply)
         self._replies.add(reply)
         self._pending_replies += 1
@@ -103,7 +105,7 @@ class MossSpeechConversation:
         return reply
 
     async def close(self) -> None:
-        """Release what it holds."""
+        """Drop its replies and close its sequence."""
         for reply in list(self._replies):
             reply.drop()
         self._commands.put_nowait(None)
@@ -112,7 +114,7 @@ class MossSpeechConversation:
             await reply.closed()
         sequence, self._sequence = self._sequence, None
         if sequence is not None:
-            with suppress(VivaError):  # the engine was closed first, and has nothing left
+            with suppress(VivaError):  # the engine was closed first
                 await self._backend.engine.close(sequence)
 
     def _enqueue(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -122,9 +124,9 @@ class MossSpeechConversation:
         while (work := await self._commands.get()) is not None:
             try:
                 await work()
-            except Exception as error:  # later orders must still be done
-                log_failure(logger, error, "an order of a conversation failed; its sequence is given up")
-                # The sequence may not be as it should; the next order that needs it makes it anew, or its reply fails.
+            except Exception as error:  # later commands must still run
+                log_failure(logger, error, "a command of a conversation failed; its sequence is dropped")
+                # The sequence may be inconsistent: the next command that needs one opens another, or its reply fails.
                 await self._drop_sequence()
 
     async def _drop_sequence(self) -> None:
@@ -133,7 +135,7 @@ class MossSpeechConversation:
             with suppress(VivaError):
                 await self._backend.engine.close(sequence)
 
-    # Orders, one after another.
+    # Commands, run one after another.
 
     async def _set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         self._history, self._settings = tuple(past), settings
@@ -148,9 +150,9 @@ class MossSpeechConversation:
             self._turn = EncodedTurn(self._backend.codec.speech_encoder.initial_state())
         self._turn.waiting.append(samples)
         if not self._commands.empty():
-            return  # the next order, most likely the end of the turn, takes this sound along: one pass instead of two
-        together = 1 if self._backend.encodes_immediately else CODES_PER_PASS
-        if self._turn.unencoded >= together * self._backend.codec.speech_encoder.samples_per_code:
+            return  # the next command, most likely the end of the turn, encodes this sound too: one pass instead of two
+        codes = 1 if self._backend.encodes_immediately else CODES_PER_PASS
+        if self._turn.unencoded >= codes * self._backend.codec.speech_encoder.samples_per_code:
             await self._encode(self._turn)
             await self._sync_sequence()
 
@@ -184,11 +186,11 @@ class MossSpeechConversation:
             rows = rows + head
             await reply.start(self._sequence, rows_in_common(self._rows, rows), rows, codes)
         except Exception as error:  # the reply fails, the conversation goes on
-            log_failure(logger, error, "a reply could not begin")
+            log_failure(logger, error, "a reply could not start")
             reply.fail(error)
 
     async def _adopt_reply(self, reply: MossSpeechReply, turn: str | None) -> None:
-        """A reply was released: its sequence becomes the conversation's."""
+        """Make the sequence of a released reply the conversation's."""
         if turn is not None and reply.turn_codes is not None:
             self._codes[turn] = reply.turn_codes
         if reply.plan.includes_turn:
@@ -199,7 +201,7 @@ class MossSpeechConversation:
             reply.is_adopted = True
 
     async def _end_reply(self, reply: MossSpeechReply) -> None:
-        """A reply is over: what it made is known by its item's id, and how much of it counts the item will say."""
+        """Store the codes of a reply that is over by its item's id; the item says how many of them were heard."""
         await reply.closed()
         self._replies.discard(reply)
         if reply.is_released and reply.plan.past is None:
@@ -213,18 +215,18 @@ class MossSpeechConversation:
     # Rows.
 
     async def _sync_sequence(self) -> None:
-        """Make the sequence what it should be."""
+        """Bring the sequence to its target rows."""
         if self._adopted is not None:
-            return  # it is being written to; the history is set again when the reply is over
+            return  # a reply is writing to it; the history is set again when the reply is over
         if self._pending_replies and self._sequence is not None:
-            return  # a reply is to begin: what is missing comes with it, so that it does not wait for another step
+            return  # a queued reply will bring the missing rows: it need not wait for another step
         engine = self._backend.engine
         rows = await self._visible_rows(self._settings)
         if self._turn is not None:
             rows = rows + self._turn_head() + self._backend.prompt.codes(self._turn.codes)
         same = rows_in_common(self._rows, rows)
         if self._sequence is None or (same < len(self._rows) // 2 and len(self._rows) > 2 * self._page):
-            # A fresh one, prefilled in the background, is cheaper to reason about than one almost all rewound.
+            # Prefill a new sequence in the background instead of rewinding most of the old one.
             fresh = await engine.open(rows)
             await self._drop_sequence()
             self._sequence = fresh
@@ -237,7 +239,7 @@ class MossSpeechConversation:
         self._rows = rows
 
     async def _visible_rows(self, settings: ConversationSettings) -> list[Row]:
-        """The rows of the past without the turns that were dropped because the call is long."""
+        """The rows of the history, without the oldest turns where they do not fit."""
         ids = [item.id for item in self._history]
         first = ids.index(self._first_visible) if self._first_visible in ids else 0
         system = self._system_rows(settings)
@@ -249,7 +251,7 @@ class MossSpeechConversation:
         return system + [row for rows in items[first:] for row in rows]
 
     async def _rows_of_history(self, past: Sequence[Item], settings: ConversationSettings) -> list[Row]:
-        """The rows of another past, all of it."""
+        """The rows of a history that a reply brings with it."""
         items = [await self._item_rows(item) for item in past]
         return self._system_rows(settings) + [row for rows in items for row in rows]
 
@@ -280,7 +282,7 @@ class MossSpeechConversation:
         return prompt.turn(Turn(item.content.role, text)) if text else []
 
     async def _codes_of(self, item: Item, audio: AudioPart) -> list[int]:
-        """The codes of a spoken item: as they were heard or made, of a reply those that were heard."""
+        """The codes of a spoken item; of a reply, those that were played."""
         assert isinstance(item.content, Message)
         if item.id in self._codes:
             codes = self._codes[item.id]
@@ -315,7 +317,7 @@ class MossSpeechConversation:
         turn.codes += codes
 
     async def _whole_turn(self, turn: EncodedTurn) -> list[int]:
-        """All codes of a turn, should it end here. It may go on: its own state stays."""
+        """All codes of a turn if it ends here. The turn's encoder state is unchanged, so it may go on."""
         samples = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *turn.waiting]))
         codes, _ = await self._backend.speech_encoder.do((turn.encoder_state, samples, True))
         return turn.codes + codes

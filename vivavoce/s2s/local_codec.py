@@ -1,7 +1,7 @@
-"""MOSS-Speech's codec for many conversations: dynamic batchers for the speech encoder and the vocoder.
+"""MOSS-Speech's codec, shared by all conversations: dynamic batchers for the speech encoder and the vocoder.
 
-On a GPU each batcher has a CUDA stream of its own, so that none waits for the language model or another batcher, and
-the vocoder has two: urgent chunks, first ones above all, do not wait for the long passes of replies with a lead.
+On a GPU each batcher has its CUDA stream, so that none waits for the language model or another batcher, and the
+vocoder has two: urgent chunks, above all first ones, do not wait for the long passes of replies with a lead.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,20 +18,20 @@ from vivavoce.nn.cuda_graphs import CudaStream, compiling_ahead
 from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 
-EncoderJob = tuple[SpeechStreamState, Tensor, bool]  # samples, and whether the turn ends with them
+EncoderJob = tuple[SpeechStreamState, Tensor, bool]  # state, samples, whether the turn ends with them
 EncoderResult = tuple[list[int], SpeechStreamState]
-VocoderJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # where the reply stands, or in which voice it begins
+VocoderJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # state or the voice of a new reply, codes, is last
 VocoderResult = tuple[Tensor, SpokenState]
 SPEECH_ENCODER = "viva-speech-encoder"
 MAX_ENCODER_BATCH = 32
 MAX_VOCODER_BATCH = {"cpu": 4, "cuda": 32}
-QUICK_CHUNKS = 2  # the longest hop for replies that soon run dry; longer ones are for replies with a lead
-SOON_SECONDS = 1.0  # what is needed within this uses the quick batcher
-COMPANY_SECONDS = 2.0  # sound is made this long before it is needed, or as soon as a batch is full
+QUICK_CHUNKS = 2  # the longest hop of the quick batcher, for replies that soon run dry
+SOON_SECONDS = 1.0  # jobs needed within this go to the quick batcher
+BATCHING_SECONDS = 2.0  # other jobs start this long before their deadline, or when a batch is full
 
 
 def max_quick_codes(codec: MossSpeechCodec) -> int:
-    """Codes of the longest hop that the quick way has."""
+    """Codes of the longest hop that the quick batcher takes."""
     return QUICK_CHUNKS * codec.flow.config.chunk
 
 
@@ -46,41 +46,41 @@ class VocoderBatcher:
     ) -> None:
         self._usual, self._quick, self._max_quick_codes = usual, quick, max_quick_codes
         self.first_sounds = 0
-        """That are being made."""
+        """First chunks of replies that are being computed."""
         self.ways = [usual] if quick is None else [usual, quick]
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the batchers."""
         for way in self.ways:
             way.start()
 
     async def close(self) -> None:
-        """Stop; jobs that wait fail."""
+        """Stop the batchers; waiting jobs fail."""
         for way in self.ways:
             await way.close()
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait."""
+        """Jobs not yet started."""
         return sum(way.waiting for way in self.ways)
 
     @property
     def jobs(self) -> int:
-        """Jobs that were started."""
+        """Jobs started so far."""
         return sum(way.jobs for way in self.ways)
 
     @property
     def batches(self) -> int:
-        """Passes they were done in."""
+        """Batches started so far."""
         return sum(way.batches for way in self.ways)
 
     @property
     def max_batch(self) -> int:
-        """Jobs of one pass."""
+        """The largest batch."""
         return self._usual.max_batch
 
     async def do(self, job: VocoderJob, urgency: float = 0.0) -> VocoderResult:
-        """The sound of some codes, for which `urgency` seconds are left."""
+        """The sound of some codes, needed in `urgency` seconds."""
         is_first = not isinstance(job[0], SpokenState)
         # The quick batcher would cut a long hop into short ones, and all urgent jobs would wait for them.
         is_long = not is_first and len(job[1]) > self._max_quick_codes
@@ -120,7 +120,7 @@ class LocalCodec:
         )
         self._codecs = [codec]
         if isinstance(codec, GraphedCodec):
-            codec.vocoder.checks_mels = False  # its sound is looked at when it is read
+            codec.vocoder.checks_mels = False  # the sound is checked when it is read back
             self._codecs.append(codec.with_own_graphs())
             quick = DynamicBatcher("viva-quick-vocoder", self._vocoder(1), executor, max_batch, _pass, leaves_jobs=True)
             usual = DynamicBatcher(
@@ -129,7 +129,7 @@ class LocalCodec:
                 executor,
                 max_batch,
                 _pass,
-                COMPANY_SECONDS,
+                BATCHING_SECONDS,
                 # It yields to first chunks only: yielding to all urgent jobs would make late replies later.
                 lambda: self.vocoder.first_sounds > 0,
                 leaves_jobs=True,
@@ -140,7 +140,7 @@ class LocalCodec:
             self.vocoder = VocoderBatcher(usual, None)
 
     def warm_up(self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int]) -> None:
-        """Capture what will be replayed, so that no conversation waits for it: hops of so many replies and codes."""
+        """Capture the CUDA graphs of hops with these batch sizes and code counts before the first conversation."""
         if not isinstance(self.codec, GraphedCodec):
             if self.codec.speech_encoder.device.type == "cpu":
                 self._speak_once(voice, max(sizes))
@@ -149,11 +149,11 @@ class LocalCodec:
             if is_ahead:
                 self._warm_up(voice, batches, sizes, self._codecs[:1])
         self._warm_up(voice, batches, sizes, self._codecs)
-        torch.cuda.empty_cache()  # what only capturing needed
+        torch.cuda.empty_cache()  # memory that only capturing needed
 
     @torch.inference_mode()
     def _speak_once(self, voice: FlowVoice, max_codes: int) -> None:
-        """Make every kind of pass: a CPU's libraries get ready for a number of rows when they first see it."""
+        """Run every kind of pass once: CPU libraries prepare a shape when they first see it."""
         codec, flow = self.codec, self.codec.flow
         codes = torch.zeros(max_codes + flow.config.lookahead, dtype=torch.long)
         first = codes[: flow.config.chunk + flow.config.lookahead]
@@ -180,7 +180,7 @@ class LocalCodec:
         return self.codec.pooled_bytes if isinstance(self.codec, GraphedCodec) else 0.0
 
     def reply_bytes(self, voice: FlowVoice) -> float:
-        """What a reply in this voice keeps while it is spoken, as far as a left window bounds it."""
+        """Memory of a reply in this voice while it is generated, as far as a left window bounds it."""
         window = (self.left_chunks or 0) * self.codec.flow.config.chunk
         return voice.cache.nbytes / voice.sink * window if voice.sink else 0.0
 
@@ -197,31 +197,33 @@ class LocalCodec:
         @torch.inference_mode()
         def speak(jobs: Sequence[VocoderJob]) -> list[VocoderResult]:
             with stream():
-                # A reply's state is made here: it is megabytes, for which the event loop has no time.
-                begun = [
+                # States of new replies are made here: they are megabytes, too slow for the event loop.
+                started = [
                     each if isinstance(each, SpokenState) else codec.start(each, self.left_chunks)
                     for each, _, _ in jobs
                 ]
-                sounds, states = codec.step_batch(begun, [codes for _, codes, _ in jobs], [last for _, _, last in jobs])
+                sounds, states = codec.step_batch(
+                    started, [codes for _, codes, _ in jobs], [last for _, _, last in jobs]
+                )
                 sound = torch.cat(sounds).float()
                 stream.wait()
-                heard = _read_back(sound, list(map(len, sounds)))
+                samples = _read_back(sound, list(map(len, sounds)))
             if isinstance(codec, GraphedCodec):
-                codec.release_windows(begun, states)
-            return list(zip(heard, states, strict=True))
+                codec.release_windows(started, states)
+            return list(zip(samples, states, strict=True))
 
         return speak
 
 
 def _read_back(sound: Tensor, lengths: list[int]) -> list[Tensor]:
-    """Sounds of these lengths on the host, all in one copy; raises if they are none."""
-    heard = sound.cpu()
-    if not heard.sum().isfinite():
-        raise InputError("the voice's sound holds NaN or infinite values; look at the model that made it")
-    return list(heard.split(lengths))
+    """Sounds of these lengths on the host, in one copy; InputError where samples are not finite."""
+    samples = sound.cpu()
+    if not samples.sum().isfinite():
+        raise InputError("the vocoder's sound holds NaN or infinite values; check the model")
+    return list(samples.split(lengths))
 
 
 def _pass(job: VocoderJob) -> tuple[bool, int, bool]:
-    """What must be equal for the sound of two replies to be made in one pass."""
+    """The kind of a job: jobs that agree in it can share a pass."""
     state, codes, is_last = job
     return isinstance(state, SpokenState), len(codes), is_last

@@ -1,4 +1,7 @@
-"""Speech to speech with MOSS-Speech: one engine, one speech encoder and one vocoder, shared by all conversations."""
+"""Speech to speech with MOSS-Speech: one engine, one speech encoder and one vocoder, shared by all conversations.
+
+`load_speech` and `load_moss_speech` make a backend from a checkpoint, with its codec local or remote.
+"""
 
 import asyncio
 import json
@@ -40,44 +43,44 @@ from vivavoce.s2s.remote_codec import SPEECH_ENCODER, VOCODER, RemoteCodec, Remo
 from vivavoce.s2s.reply import FirstSound, MossSpeechReply
 
 MAX_FIRST_SOUNDS = 256
-MANY_BEGIN = 3  # replies of which nothing was heard yet: so many press on one another's next chunks
-CUSHION_SECONDS = 0.5  # that each of them has before it is heard: more than a first chunk
-CUSHION_SHARE = 1.6  # times as long as third chunks lately took after the second, for the next may take longer
-BUSY_REPLIES = 3.0  # replies from which on a CPU makes long chunks: short ones take twice as long for as much sound
+MANY_STARTING = 3  # replies without output from which on they delay each other's next chunks
+CUSHION_SECONDS = 0.5  # sound buffered by each of them before its output starts: more than a first chunk
+CUSHION_SHARE = 1.6  # times the recent gap from second to third chunks, as the next gap may be longer
+BUSY_REPLIES = 3.0  # replies from which on a CPU uses long chunks, which cost half as much per second of sound
 FEW_CONVERSATIONS = 16  # too few to fill batches of the speech encoder
 
 
 @dataclass(frozen=True)
 class MossSpeechOptions:
-    """How replies are made where the client does not say."""
+    """Defaults of replies, and limits of the backend."""
 
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.6, top_k=20, top_p=0.95))
     max_output_tokens: int = 1500
     """Two minutes of speech."""
     min_output_tokens: int = 0
-    """A reply does not end before it has so many: for measurements on weights that have learned nothing."""
+    """The minimum length of a reply: for benchmarks on untrained weights."""
     seed: int | None = None
-    """Replies are the same for the same conversation; None: never twice."""
+    """Seed of sampling; None: a random one for each reply."""
     left_chunks: int | None = 10
-    """How many chunks the voice looks back, which bounds what a long reply keeps."""
+    """Chunks of left context in the flow decoder, which bounds the memory of a long reply; None: all."""
     max_loop: int | None = 50
-    """Codes that may repeat one another at the end of a reply before it is taken for stuck; None: any."""
+    """Codes in a repeating loop after which a reply is ended as stuck; None: no limit."""
     captioner: ReplyTranscriber | Literal["model"] | None = None
-    """Gives the words of a spoken reply, for captions and moderation; "model": the language model itself does."""
+    """Transcribes spoken replies, for captions and moderation; "model": the language model itself."""
     caption_seconds: float = 1.6
-    """Captions cover at least so much sound, to its next pause, or three times as much."""
+    """A caption covers at least this much sound, up to its next pause, at most three times as much."""
     words_first: bool = False
-    """Whether sound waits for its words, so that they can be checked before anybody hears it."""
+    """Whether sound waits for its caption, so that moderation sees the text first."""
     threads: int | None = None
-    """Torch threads on a CPU; None: half its cores, for engine and voice work at the same time."""
+    """Torch threads on a CPU; None: half its cores, as engine and vocoder run concurrently."""
     switch_seconds: float = 0.0005
-    """For how long a thread that computes keeps those waiting that have the device to look after."""
+    """The interpreter's thread switch interval."""
     voices_together: int | None = None
-    """Replies whose sound is made in one pass; None: 32, on a CPU 4, where more save nothing and all wait for it."""
+    """The largest batch of the vocoder; None: 32, on a CPU 4, where larger ones save nothing."""
     warm_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    """Passes of so many replies are captured as graphs before anybody comes, where a device replays them."""
+    """Batch sizes of the vocoder whose CUDA graphs are captured at warm-up."""
     admission: Admission | None = None
-    """When one more conversation may begin; None: always."""
+    """When one more conversation is admitted; None: always."""
 
 
 class MossSpeechBackend:
@@ -102,9 +105,9 @@ class MossSpeechBackend:
         executor: DeadlineExecutor | None = None,
     ) -> None:
         if not isinstance(core.model, MossSpeech):
-            raise InputError(f"this pipeline runs MOSS-Speech, not {type(core.model).__name__}")
+            raise InputError(f"this backend runs MOSS-Speech, not {type(core.model).__name__}")
         if not voices:
-            raise InputError("a pipeline needs at least one voice")
+            raise InputError("a backend needs at least one voice")
         self.core, self.model = core, core.model
         self.codec, self.prompt, self.tokenizer = codec, prompt, tokenizer
         self.voices = dict(voices)
@@ -118,15 +121,15 @@ class MossSpeechBackend:
         is_slow = core.runner.device.type == "cpu" and not is_graphed
         self._busy_policy = replace(self.policy, min_later_units=2) if is_slow else self.policy
         self.second_chunk_gap = ChunkGapEstimate(margin=0.13, is_batched=True) if is_graphed else ChunkGapEstimate()
-        self.third_chunk_gap = replace(self.second_chunk_gap)  # from the second chunk to the third
-        self._stack = ExitStack()  # what is given back when it closes
+        self.third_chunk_gap = replace(self.second_chunk_gap)
+        self._stack = ExitStack()  # process settings to restore when it closes
         self._conversations: weakref.WeakSet[MossSpeechConversation] = weakref.WeakSet()
         self.first_sounds: deque[FirstSound] = deque(maxlen=MAX_FIRST_SOUNDS)
-        """Of the latest replies, where their listeners' wait went."""
+        """Stage times of the latest replies."""
         self.speaking = 0
-        """Replies whose sound is being made."""
+        """Replies whose sound is being generated."""
         self.beginning: set[MossSpeechReply] = set()
-        """Those of them without output yet."""
+        """Those of them without output so far."""
         self.words = MossSpeechTranscriber(self)
         self.local_codec = LocalCodec(codec, self.options.left_chunks, self.options.voices_together, executor)
         self.speech_encoder, self.vocoder = self.local_codec.speech_encoder, self.local_codec.vocoder
@@ -163,34 +166,34 @@ class MossSpeechBackend:
 
     @property
     def demand(self) -> float:
-        """Replies that need sound now, plus half of the turns under way, which soon will."""
+        """Replies being generated, plus half of the open turns, whose replies come soon."""
         return self.speaking + 0.5 * sum(conversation.has_open_turn for conversation in self._conversations)
 
     @property
     def chunks(self) -> LeadPolicy:
-        """How chunks grow now."""
-        # Only where it matters: with hundreds of conversations, computing the demand takes a while.
+        """The chunk policy at the present load."""
+        # The demand is computed only where it matters: with hundreds of conversations it takes a while.
         return (
             self._busy_policy if self._busy_policy is not self.policy and self.demand >= BUSY_REPLIES else self.policy
         )
 
     @property
     def cushion(self) -> float:
-        """Seconds of sound that a reply buffers before its first output, so that none runs dry when many are made."""
+        """Seconds of sound that a reply buffers before its first output, so that it does not run dry under load."""
         if self.second_chunk_gap.is_batched:
             lasts = max(CUSHION_SECONDS, CUSHION_SHARE * self.third_chunk_gap.seconds)
-            return lasts if len(self.beginning) >= MANY_BEGIN else 0.0
+            return lasts if len(self.beginning) >= MANY_STARTING else 0.0
         policy = self.chunks
         chunk = policy.min_later_units * policy.unit.frames * policy.unit.frame_seconds
         return self.second_chunk_gap.cushion(chunk, self.demand) if policy.min_later_units > 1 else 0.0
 
     @property
     def encodes_immediately(self) -> bool:
-        """Whether every code of a turn is made as its sound comes, so that little is left to do when it ends."""
+        """Whether each code of a turn is encoded when its sound arrives, so that little is left at its end."""
         return isinstance(self.codec, GraphedCodec) and len(self._conversations) <= FEW_CONVERSATIONS
 
     async def warm_up(self) -> None:
-        """Hear and say something once, so that the first caller does not wait for what is slow only at first."""
+        """Run one reply, so that the first conversation does not pay for initialisation and graph capture."""
         await self.engine.warm_up()
         sizes = self.policy.sizes()
         widest = max(self.voices.values(), key=lambda voice: voice.sink)
@@ -206,7 +209,7 @@ class MossSpeechBackend:
         await conversation.close()
 
     def voice_of(self, name: str | None) -> FlowVoice:
-        """The voice of this name; clients name voices of other services, so an unknown name is the first voice."""
+        """The voice of this name. Clients name voices of other services, so an unknown name gets the first voice."""
         return self.voices.get(name or "", next(iter(self.voices.values())))
 
 
@@ -229,7 +232,7 @@ class RemoteCodecPipeline(MossSpeechBackend):
 
 
 def _policy(unit: ChunkUnit, device: str, is_graphed: bool) -> LeadPolicy:
-    """How chunks grow: on a CPU a pass of two costs little more than of one; with CUDA graphs long hops cost least."""
+    """The chunk policy: on a CPU two chunks cost little more than one; with CUDA graphs long hops are cheapest."""
     if is_graphed:
         return LeadPolicy(unit, share=0.8, doubles=True, making=SOON_SECONDS)
     if device == "cpu":
@@ -237,7 +240,7 @@ def _policy(unit: ChunkUnit, device: str, is_graphed: bool) -> LeadPolicy:
     return LeadPolicy(unit)
 
 
-CODEC_FOLDER = "codec"  # inside a checkpoint that carries its own
+CODEC_FOLDER = "codec"  # inside a checkpoint that includes its codec
 GENERATION_CONFIG = "generation_config.json"
 
 
@@ -250,7 +253,7 @@ def load_speech(
     dtype: str = "auto",
     limits: EngineLimits | None = None,
 ) -> MossSpeechBackend:
-    """A speech-to-speech model with the codec it carries, the one that is named, or the one it was published with."""
+    """A speech-to-speech model with the codec in its folder, the named one, or the one it was published with."""
     folder, known = hub.resolve(name), hub.known(name)
     if codec is None and known is not None and not (folder / CODEC_FOLDER).is_dir():
         codec = known.codec
@@ -268,12 +271,12 @@ def load_moss_speech(
     options: MossSpeechOptions | None = None,
     executor: DeadlineExecutor | None = None,
 ) -> MossSpeechBackend:
-    """A pipeline on a checkpoint; `codec` where it does not carry one, `voice` a recording to sound like.
+    """A backend on a checkpoint; `codec` where its folder has none, `voice` a recording of the voice to use.
 
     `executor` runs the models, started by the caller; None: the executor that all models of the device share.
     """
     device_info = pick(device)
-    MossSpeechConfig.read(folder)  # or it is another model, and lacks more than a codec
+    MossSpeechConfig.read(folder)  # raises for another kind of model, before the codec is missed
     checkpoint_settings = checkpoint_options(folder, options or MossSpeechOptions(captioner="model"))
     if device_info.kind == "cuda" and checkpoint_settings.admission is None:
         checkpoint_settings = replace(checkpoint_settings, admission=Admission())
@@ -289,7 +292,7 @@ def load_moss_speech(
     if codec is None:
         codec = folder / CODEC_FOLDER
         if not codec.is_dir():
-            raise InputError(f"{folder} carries no codec; name one, such as fnlp/MOSS-Speech-Codec")
+            raise InputError(f"{folder} has no codec; name one, such as fnlp/MOSS-Speech-Codec")
     model, tokenizer = _language_model(folder, device_info, dtype), TextTokenizer.load(folder)
     loaded_codec = load_codec(codec, device_info)
     return MossSpeechBackend(
@@ -310,27 +313,27 @@ def _language_model(folder: Path, device_info: Device, dtype: str) -> MossSpeech
 
 
 def load_codec(folder: Path, device_info: Device) -> MossSpeechCodec:
-    """The codec in a folder, as fast as the device has it."""
+    """The codec in a folder, in the implementation chosen for the device."""
     codec = MossSpeechCodec.load(folder, device_info.torch_device)
     choice = choose_moss_speech_codec(device_info)
     if choice.cls is GraphedCodec:
-        codec.flow.to(choice.dtype)  # what a reply keeps is read at every hop; encoder and vocoder stay exact
+        codec.flow.to(choice.dtype)  # its cache is read at every hop; encoder and vocoder stay in float32
         return GraphedCodec(codec)
     return CpuCodec(codec, choice.dtype) if choice.cls is CpuCodec else codec
 
 
 @torch.no_grad()
 def codec_voices(codec: MossSpeechCodec, folder: Path, recording: Path | None) -> dict[str, FlowVoice]:
-    """The recording's voice first, if there is one, then those that the codec has by name."""
+    """The voice of the recording, if any, then the codec's named voices."""
     voices = {} if recording is None else {recording.stem: codec.voice(read(recording))}
     voices |= {name: codec.named_voice(name) for name in codec.voices()}
     if not voices:
-        raise InputError(f"{folder} has no voice of its own; name a recording of one, at most 30 s")
+        raise InputError(f"{folder} has no voice; give a recording of one, at most 30 s")
     return voices
 
 
 def checkpoint_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOptions:
-    """What a checkpoint asks for itself, over the defaults."""
+    """The options with those of the checkpoint's generation_config.json applied."""
     file = folder / GENERATION_CONFIG
     if not file.is_file():
         return options
@@ -340,6 +343,6 @@ def checkpoint_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOp
         sampling = replace(options.sampling, **checkpoint_settings) if checkpoint_settings else options.sampling
         left = stored.get("left_chunks", options.left_chunks)
     except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{file} does not say how replies are drawn ({error})") from error
+        raise CheckpointError(f"{file} has invalid sampling settings ({error})") from error
     assert isinstance(sampling, Sampling)
     return replace(options, sampling=sampling, left_chunks=left)

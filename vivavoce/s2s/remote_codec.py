@@ -1,7 +1,7 @@
-"""MOSS-Speech whose codec is a deployment of its own: only the language model is here.
+"""Clients for MOSS-Speech's codec as a separate deployment, with the interface of the local batchers.
 
-States stay with the codec that made them; here is what they are called. A job says which state it goes on from and how
-the next one is to be called, and names those that nobody here holds any more.
+Streaming states stay on the codec's machine and are known here by name. A job names the state it continues, the name of
+the next state, and the states that are no longer referenced here.
 """
 
 import json
@@ -10,7 +10,7 @@ import struct
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ SPEECH_ENCODER, VOCODER = "ear", "voice"  # the last path segments of their URLs
 
 @dataclass(eq=False)
 class RemoteState:
-    """What a state is called at the codec that has it; none yet, or a voice to begin in, before the first job."""
+    """The name of a state and the endpoint that has it; before the first job only the voice, if any."""
 
     endpoint: EndpointRef | None = None
     name: str = ""
@@ -38,19 +38,21 @@ class RemoteState:
 
 
 def pack(header: Header, payload: bytes) -> bytes:
-    """A head of names and values, and numbers behind it."""
+    """A JSON header with its length before it, then the payload."""
     text = json.dumps(header).encode()
     return struct.pack("<I", len(text)) + text + payload
 
 
 def unpack(data: bytes) -> tuple[Header, bytes]:
-    """What `packed` put together."""
+    """The header and payload of a packed message."""
     (size,) = struct.unpack_from("<I", data)
     return json.loads(data[4 : 4 + size]), data[4 + size :]
 
 
 class RemoteBatcher(Generic[Result]):
-    """Does jobs as a `Gathering` does, elsewhere."""
+    """Runs jobs on a remote codec, with the interface of a `DynamicBatcher`."""
+
+    name: ClassVar[str]
 
     def __init__(self, resolve: Resolver, path: str) -> None:
         self._resolve, self._path = resolve, path
@@ -59,20 +61,20 @@ class RemoteBatcher(Generic[Result]):
         self.waiting = 0
 
     def start(self) -> None:
-        """Begin to work."""
+        """Open the HTTP session."""
         try:
             import aiohttp
         except ImportError as error:
-            raise MissingDependencyError("a codec elsewhere needs aiohttp: pip install 'vivavoce[ray]'") from error
+            raise MissingDependencyError("a remote codec needs aiohttp: pip install 'vivavoce[ray]'") from error
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(ANSWER_SECONDS))
 
     async def close(self) -> None:
-        """Stop."""
+        """Close the HTTP session."""
         if self._http is not None:
             await self._http.close()
 
     async def do(self, job: tuple[RemoteState, Tensor, bool], urgency: float = 0.0) -> tuple[Result, RemoteState]:
-        """The result of one job, and what the state after it is called."""
+        """The result of one job, and the name of the state after it."""
         state, values, is_last = job
         self.waiting += 1
         try:
@@ -93,7 +95,7 @@ class RemoteBatcher(Generic[Result]):
         import aiohttp
 
         if self._http is None:
-            raise VivaError(f"the {self._path} is not running")
+            raise VivaError(f"the remote {self.name} is not running")
         headers = {"Authorization": f"Bearer {endpoint.key}"}
         try:
             async with self._http.post(f"{endpoint.url}/codec/{self._path}", data=body, headers=headers) as answer:
@@ -103,21 +105,25 @@ class RemoteBatcher(Generic[Result]):
                 return data
         except (aiohttp.ClientError, TimeoutError) as error:
             await self._resolve(endpoint)
-            raise VivaError(f"the codec that had this {self._path} does not answer: {error}") from error
+            raise VivaError(f"the codec that has the state of this {self.name} does not answer: {error}") from error
 
     def _read(self, answer: bytes) -> Result:
         raise NotImplementedError
 
 
 class RemoteSpeechEncoder(RemoteBatcher[list[int]]):
-    """Sound becomes codes."""
+    """The remote speech encoder: sound to codes."""
+
+    name = "speech encoder"
 
     def _read(self, answer: bytes) -> list[int]:
         return np.frombuffer(answer, np.int64).tolist()
 
 
 class RemoteVocoder(RemoteBatcher[Tensor]):
-    """Codes become sound."""
+    """The remote vocoder: codes to sound."""
+
+    name = "vocoder"
 
     def _read(self, answer: bytes) -> Tensor:
         return torch.from_numpy(np.frombuffer(answer, np.float32).copy())
@@ -125,7 +131,7 @@ class RemoteVocoder(RemoteBatcher[Tensor]):
 
 @dataclass(frozen=True)
 class RemoteChunkUnit:
-    """Codes in a chunk of the voice, and those it looks ahead."""
+    """Codes in a chunk of the flow decoder, and its lookahead."""
 
     chunk: int
     lookahead: int
@@ -133,14 +139,14 @@ class RemoteChunkUnit:
 
 @dataclass(frozen=True)
 class RemoteFlowInfo:
-    """The flow decoder, as far as a backend needs it."""
+    """What a backend needs of the flow decoder."""
 
     config: RemoteChunkUnit
 
 
 @dataclass(frozen=True)
 class RemoteStream:
-    """The speech encoder, as far as a backend needs it."""
+    """What a backend needs of the speech encoder."""
 
     samples_per_code: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -152,7 +158,7 @@ class RemoteStream:
 
 @dataclass(frozen=True)
 class RemoteCodec:
-    """A remote `MossSpeechCodec`, as far as a backend needs it."""
+    """What a backend needs of a `MossSpeechCodec` that is remote."""
 
     resolve: Resolver
     speech_encoder: RemoteStream
@@ -162,7 +168,7 @@ class RemoteCodec:
 
     @classmethod
     def from_description(cls, resolve: Resolver, description: Header) -> "RemoteCodec":
-        """The codec that describes itself so."""
+        """The codec of a description, which its endpoint serves as JSON."""
         unit = RemoteChunkUnit(description["chunk"], description["lookahead"])
         voices = {name: RemoteState(voice=name) for name in description["voices"]}
         speech_encoder = RemoteStream(description["ear_samples_per_code"])

@@ -1,4 +1,4 @@
-"""One reply of MOSS-Speech: rows of the language model gathered into chunks, and chunks made into sound."""
+"""One reply of MOSS-Speech: generated rows are collected into chunks of codes, and chunks are decoded to sound."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ChunkedDecoder:
-    """The sound of a growing row of codes, chunk by chunk."""
+    """Decodes the codes of one reply to sound, chunk by chunk."""
 
     def __init__(self, backend: "MossSpeechBackend", voice: str | None, speed: float) -> None:
         self._backend = backend
@@ -43,65 +43,65 @@ class ChunkedDecoder:
         self._onset = self._gate.initial_state()
         self._stretch = TimeStretch(DECODER_RATE, speed)
         self._stretched = self._stretch.initial_state()
-        self._spoken = self._fed = self._chunks = 0
+        self._decoded = self._fed = self._chunks = 0  # codes whose sound is made, codes passed on, chunks
 
     @property
     def trimmed_seconds(self) -> float:
-        """Seconds of silence before the first word."""
+        """Seconds of silence trimmed before the first word."""
         return self._onset.dropped / DECODER_RATE
 
     def ready(self, codes: list[int], is_last: bool, lead: float) -> int:
-        """How many of these codes are the next chunk, `lead` seconds before the listener needs it; 0: too few."""
-        policy, waiting = self._backend.chunks, len(codes) - self._spoken
+        """Codes of the next chunk, which playback needs in `lead` seconds; 0: wait for more."""
+        policy, waiting = self._backend.chunks, len(codes) - self._decoded
         if is_last and self._chunks and waiting <= policy.end * policy.wanted(self._chunks, lead):
             return waiting
         return next_chunk(policy, waiting, is_last, self._chunks, lead)
 
     def missing(self, codes: list[int], lead: float) -> int:
-        """How many more codes to wait for before looking again: those of the next chunk, a grain at a time at most."""
+        """Codes to wait for before the next look: those of the next chunk, at most a minimal chunk at a time."""
         policy = self._backend.chunks
         wanted = policy.wanted(self._chunks, lead) + policy.unit.lookahead
         max_tokens = policy.min_later_units * policy.unit.frames + policy.unit.lookahead
-        return max(0, min(max_tokens, wanted - (len(codes) - self._spoken)))
+        return max(0, min(max_tokens, wanted - (len(codes) - self._decoded)))
 
-    async def say(self, codes: list[int], size: int, is_last: bool, urgency: float) -> tuple[Samples, list[int]]:
+    async def decode(self, codes: list[int], size: int, is_last: bool, urgency: float) -> tuple[Samples, list[int]]:
         """The next chunk of sound, of `size` codes, and its codes; it is needed in `urgency` seconds."""
         if not codes:
             return np.zeros(0, np.float32), []
-        # A chunk is fed with the codes that follow it, which the decoder keeps for the next one.
+        # A chunk is passed on with its lookahead, which the decoder keeps for the next one.
         lookahead = self._backend.policy.unit.lookahead
-        until = len(codes) if is_last else self._spoken + size + lookahead
+        until = len(codes) if is_last else self._decoded + size + lookahead
         new_codes = torch.tensor(codes[self._fed : until], dtype=torch.long)
         sound, self._state = await self._backend.vocoder.do((self._state, new_codes, is_last), urgency)
-        chunk_codes = codes[self._spoken : until if is_last else self._spoken + size]
-        self._fed, self._spoken, self._chunks = until, self._spoken + size, self._chunks + 1
-        heard, self._onset = self._gate.step(self._onset, sound.numpy(), final=is_last)
-        samples, self._stretched = self._stretch.step(self._stretched, heard[None])
+        chunk_codes = codes[self._decoded : until if is_last else self._decoded + size]
+        self._fed, self._decoded, self._chunks = until, self._decoded + size, self._chunks + 1
+        trimmed, self._onset = self._gate.step(self._onset, sound.numpy(), final=is_last)
+        samples, self._stretched = self._stretch.step(self._stretched, trimmed[None])
         rest = self._stretch.flush(self._stretched) if is_last else samples[:, :0]
         return np.concatenate([samples[0], rest[0]]), chunk_codes
 
 
 @dataclass
 class FirstSound:
-    """When, on the event loop's clock, a reply came how far. 0: not yet."""
+    """Timestamps of a reply's stages up to its first sound, on the event loop's clock. 0: not reached."""
 
     asked: float
     heard: float = 0.0
-    """All of the turn is codes."""
+    """The whole turn is encoded."""
     begun: float = 0.0
-    """The engine has taken it on."""
+    """The engine has started the sequence."""
     written: float = 0.0
-    """The codes of its first sound are there."""
+    """The codes of the first chunk are generated."""
     made: float = 0.0
-    """The voice has made sound of them."""
+    """The vocoder has made their sound."""
     out: float = 0.0
-    """It was handed out."""
+    """The sound was emitted."""
 
     PARTS: ClassVar = ("heard", "begun", "written", "made", "out")
 
     @property
     def seconds(self) -> dict[str, float]:
-        """How long each part took."""
+        """Seconds of each stage."""
         times = [self.asked, *(getattr(self, part) for part in self.PARTS)]
         return {part: after - before for part, (before, after) in zip(self.PARTS, pairwise(times), strict=True)}
 
@@ -109,16 +109,16 @@ class FirstSound:
 logger = logging.getLogger(__name__)
 
 MAX_UNREAD_ROWS = 24
-HELD_URGENCY = 0.1  # seconds: the turn is likely over, but a gap is not heard yet
-FIRST_URGENCY = 0.5  # seconds; replies that would run dry within this go before first chunks
-SAFETY_SECONDS = 0.05  # by which sound is made before the listener has heard the last of it
-VOCODER_SECONDS = 0.2  # before sound is needed its codes are, for the voice to be made of them
+HELD_URGENCY = 0.1  # seconds: a held reply is not needed before its release
+FIRST_URGENCY = 0.5  # seconds: replies that would run dry within this precede first chunks
+SAFETY_SECONDS = 0.05  # margin by which sound is made before playback needs it
+VOCODER_SECONDS = 0.2  # time for the vocoder: codes are needed this long before their sound
 
 Enqueue = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 class MossSpeechReply:
-    """A `ReplyStream` on a sequence of its own, a fork of the conversation's."""
+    """A `ReplyStream` on a fork of the conversation's sequence."""
 
     def __init__(
         self,
@@ -140,18 +140,18 @@ class MossSpeechReply:
         self._pieces = PieceQueue()
         self._task: asyncio.Task[None] | None = None
         self.trimmed_seconds = 0.0
-        """Seconds of silence that its codes begin with and its sound does not."""
+        """Seconds of silence at the start of its codes that its sound does not have."""
         self._generated_seconds = 0.0
-        self._held_sound: list[Samples] = []
-        self._output_timer: asyncio.TimerHandle | None = None  # until held sound is handed out
-        self._chunk_count, self._chunk_at = 0, 0.0  # and when the last of them was
-        self._has_output = False  # whether any sound was handed out
+        self._buffered: list[Samples] = []
+        self._output_timer: asyncio.TimerHandle | None = None  # until the buffered sound is emitted
+        self._chunk_count, self._chunk_at = 0, 0.0  # when the last of them was made
+        self._has_output = False
         self._is_whole = False
         self._written: list[int] = []
         self.first = FirstSound(asyncio.get_running_loop().time())
 
     def pieces(self) -> AsyncIterator[Piece]:
-        """What it consists of, as it is made."""
+        """The pieces, each as soon as it is generated."""
         return self._pieces.until_ended()
 
     def release(self, turn: str | None) -> None:
@@ -160,7 +160,7 @@ class MossSpeechReply:
         self._enqueue(lambda: self._adopt(self, turn))
 
     def drop(self) -> None:
-        """Stop making it."""
+        """Stop generating; nothing more is emitted."""
         if not self.is_dropped:
             self.is_dropped = True
             self._cancel_output_timer()
@@ -170,7 +170,7 @@ class MossSpeechReply:
 
     @property
     def usage(self) -> Usage:
-        """What it has cost so far."""
+        """Rows used so far."""
         pad = self._backend.prompt.config.modality_pad_token_id
         spoken = sum(row[TEXT] == pad for row in self.rows)
         return Usage(len(self.rows) - spoken, spoken, len(self._written), len(self.codes))
@@ -178,7 +178,7 @@ class MossSpeechReply:
     async def start(
         self, past: EngineSequence | None, same: int, rows: list[Row], turn_codes: list[int] | None
     ) -> None:
-        """Start to generate behind these rows, the first `same` of which are those of `past`."""
+        """Start generating after these rows, the first `same` of which are those of `past`."""
         self.rows, self.turn_codes = rows, turn_codes
         self.first.heard = asyncio.get_running_loop().time()
         is_spoken = self.plan.settings.modality != "text"
@@ -196,14 +196,14 @@ class MossSpeechReply:
         return PlaybackDeadline(unit.frame_seconds, unit.frames + unit.lookahead, asyncio.get_running_loop().time())
 
     def fail(self, error: Exception) -> None:
-        """It cannot be made."""
+        """End the reply with this error."""
         with suppress(asyncio.QueueFull):
             self._pieces.put_nowait(failed(error))
 
     async def closed(self) -> None:
-        """Wait until it holds nothing but what the conversation has adopted."""
+        """Stop its task and close its sequence, unless the conversation has adopted it."""
         self._cancel_output_timer()
-        task, self._task = self._task, None  # a cancelled task keeps its frames, and they all that was spoken
+        task, self._task = self._task, None  # a cancelled task keeps its frames, which hold all the sound
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -235,7 +235,7 @@ class MossSpeechReply:
             await self._pieces.put(failed(error))
 
     async def _write(self, reply: Reply) -> None:
-        """Text as it comes, in whole characters."""
+        """Emit text as it is generated, in whole characters."""
         written_length = 0
         async for row in reply:
             if self._backend.model.ends(row):
@@ -247,27 +247,27 @@ class MossSpeechReply:
                 written_length = len(text)
 
     async def _speak(self, reply: Reply) -> None:
-        """Codes to sound, in chunks that grow with the lead over the player."""
-        voice = ChunkedDecoder(self._backend, self.plan.settings.voice, self.speed)
+        """Decode codes to sound, in chunks that grow with the lead over playback."""
+        decoder = ChunkedDecoder(self._backend, self.plan.settings.voice, self.speed)
         captions = Captions(self._backend, self.plan, self._pieces.put)
         self._backend.speaking += 1
         self._backend.beginning.add(self)
         try:
             is_last = False
             while not is_last:
-                missing = voice.missing(self.codes, self._generated_seconds - self.plan.played())
+                missing = decoder.missing(self.codes, self._generated_seconds - self.plan.played())
                 rows = await reply.several(missing)
                 is_last = not all(self._take(row) for row in rows) or len(rows) < missing
                 lead = self._generated_seconds - self.plan.played()
-                size = voice.ready(self.codes, is_last, lead)
+                size = decoder.ready(self.codes, is_last, lead)
                 if size == 0 and not is_last:
                     continue
                 self._set_deadline(reply, size)
                 self.first.written = self.first.written or asyncio.get_running_loop().time()
-                samples, chunk_codes = await voice.say(
+                samples, chunk_codes = await decoder.decode(
                     self.codes, size, is_last, lead - SAFETY_SECONDS + self._slack_seconds
                 )
-                self.trimmed_seconds = voice.trimmed_seconds
+                self.trimmed_seconds = decoder.trimmed_seconds
                 if chunk_codes or captions.delays_sound:
                     captions.add(samples, chunk_codes)
                 if len(samples):
@@ -285,40 +285,40 @@ class MossSpeechReply:
 
     @property
     def _slack_seconds(self) -> float:
-        """Seconds until sound is needed, besides the lead."""
+        """Seconds added to the lead for the deadline of sound."""
         return (0.0 if self.is_released else HELD_URGENCY) + (0.0 if self._generated_seconds else FIRST_URGENCY)
 
     def _set_deadline(self, reply: Reply, frames: int = 0) -> None:
-        """Set the deadline of the next codes: soon enough before the sound of these has been played."""
+        """Set the deadline of the next codes, before the sound of the present ones has been played."""
         now, played = asyncio.get_running_loop().time(), self.plan.played()
-        made = self._generated_seconds + frames * self._backend.policy.unit.frame_seconds
-        reply.needed_by(now + made - played + self._slack_seconds - VOCODER_SECONDS)
+        generated = self._generated_seconds + frames * self._backend.policy.unit.frame_seconds
+        reply.needed_by(now + generated - played + self._slack_seconds - VOCODER_SECONDS)
         if played:
             self._backend.engine.report_playback(reply.sequence, played)
 
     async def _output(self, samples: Samples, is_last: bool) -> None:
-        """Hand sound out; a first chunk too short to last until the second comes is delayed by as much as it lacks.
+        """Emit sound; a first chunk too short to last until the second is delayed by the expected difference.
 
-        When many replies are made it waits for the second chunk itself, or for more: the time that takes is too
-        uncertain then, and a gap is worse than a later start.
+        While many replies are generated the first chunk waits for the second, or for more: the delay is too uncertain
+        then, and a gap is worse than a later start.
         """
         gap, loop = self._backend.second_chunk_gap, asyncio.get_running_loop()
         demand = 1.0 if gap.is_batched else self._backend.demand
         self._record_chunk(loop.time(), demand)
-        self._held_sound.append(samples)
+        self._buffered.append(samples)
         if not self._has_output and not is_last and self._generated_seconds < self._backend.cushion:
             return
         wait = gap.wait(len(samples) / DECODER_RATE, demand) if self._chunk_count == 1 and not is_last else 0.0
         if wait:
-            self._output_timer = loop.call_later(wait, self._output_held)
+            self._output_timer = loop.call_later(wait, self._output_buffered)
             return
         self._cancel_output_timer()
         self._record_output()
-        await self._pieces.put(Spoke(np.concatenate(self._held_sound)))
-        self._held_sound.clear()
+        await self._pieces.put(Spoke(np.concatenate(self._buffered)))
+        self._buffered.clear()
 
     def _record_chunk(self, now: float, demand: float) -> None:
-        """One more chunk was made: how long after the one before it."""
+        """Record the time of a chunk: its gap to the previous one feeds the estimates."""
         if self._chunk_count == 0:
             self.first.made = now
         elif self._chunk_count == 1:
@@ -327,11 +327,11 @@ class MossSpeechReply:
             self._backend.third_chunk_gap.note(now - self._chunk_at, demand)
         self._chunk_count, self._chunk_at = self._chunk_count + 1, now
 
-    def _output_held(self) -> None:
+    def _output_buffered(self) -> None:
         if not self._pieces.full():
             self._record_output()
-            self._pieces.put_nowait(Spoke(np.concatenate(self._held_sound)))
-            self._held_sound.clear()
+            self._pieces.put_nowait(Spoke(np.concatenate(self._buffered)))
+            self._buffered.clear()
 
     def _record_output(self) -> None:
         self._has_output = True
@@ -345,7 +345,7 @@ class MossSpeechReply:
             self._output_timer.cancel()
 
     def _take(self, row: Row) -> bool:
-        """Take a row's code; False where the speech is over, or stuck."""
+        """Add a row's code; False where the speech is over or repeats itself."""
         config = self._backend.prompt.config
         if row[TEXT] != config.modality_pad_token_id or row[AUDIO] == config.eosp_token_id:
             self._is_whole = True

@@ -115,7 +115,7 @@ class ClientEventHandlers:
         requested, request = self._request(given(event.response, None))
         active = self.encoder.open_reply
         if active is not None and not requested.is_out_of_band:
-            message = f"reply {active} is under way; cancel it before asking for another"
+            message = f"reply {active} is in progress; cancel it before requesting another"
             raise WireError(message, "conversation_already_has_active_response")
         try:
             reply = self.conversation.reply(request)
