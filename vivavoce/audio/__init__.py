@@ -1,1 +1,1 @@
-"""PCM in, PCM out: files, resampling, mels, levels."""
+"""Audio processing: files, resampling, mels, levels, voice activity, echo, and the playback clock."""

@@ -1,7 +1,7 @@
-"""How many frames become sound together: few at first, for a quick answer, more as the lead over the player grows.
+"""Chunk sizes of streaming decoders: small at first, for a quick answer, larger as the lead over playback grows.
 
-Small chunks answer soon but cost a decoder pass each; large ones are cheap but late. A decoder says what it can do (its
-`Grain`); a policy says, whenever frames are waiting, how many of them to decode now.
+Small chunks have low latency but cost a decoder pass each; large ones are cheap but late. A decoder states its minimal
+chunk (`ChunkUnit`); a policy decides, whenever frames are waiting, how many of them to decode now.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from vivavoce.audio.player import PlaybackClock
 from vivavoce.errors import InputError
 
 REPLY_SECONDS = 4.0
-MANY_REPLIES = 8  # of so many, one may wait for a chunk twice as long as usual
+MANY_REPLIES = 8  # among this many, a chunk may take twice as long as usual
 
 
 @dataclass(frozen=True)
 class ChunkUnit:
-    """What a streaming decoder asks for: frames come in multiples of `frames`, each chunk after `lookahead` more."""
+    """The minimal chunk of a streaming decoder: chunks are multiples of `frames`, each followed by `lookahead` more."""
 
     frames: int = 1
     lookahead: int = 0
@@ -28,54 +28,56 @@ class ChunkPolicy(Protocol):
 
     @property
     def unit(self) -> ChunkUnit:
-        """What the decoder asks for."""
+        """The decoder's minimal chunk."""
         ...
 
     def wanted(self, chunks: int, lead: float) -> int:
-        """Frames the next chunk should have, after so many chunks, with so many seconds of lead over the player."""
+        """Frames the next chunk should have, after `chunks` previous ones, with `lead` seconds over playback."""
         ...
 
     def max_frames(self, chunks: int, lead: float) -> int:
-        """Frames it may have where they are there already."""
+        """Frames the next chunk may have where they are available already."""
         ...
 
 
 @dataclass(frozen=True)
 class LeadPolicy:
-    """The first chunk as small as the decoder allows; later ones take a share of the lead, up to `longest` seconds."""
+    """The first chunk as small as the decoder allows; later ones take a share of the lead, up to `max_seconds`."""
 
     unit: ChunkUnit
     share: float = 0.5
     max_seconds: float = 1.6
     doubles: bool = False
-    """Whether chunks are one, two, four … grains long, so that those of many replies are alike."""
+    """Whether chunks are one, two, four … units long, so that those of several replies can be batched."""
     min_later_units: int = 1
-    """Grains that every chunk but the first has at least."""
+    """Minimum units of every chunk but the first."""
     end: float = 1.0
-    """How many times as long as wanted the last chunk may be, so that no pass is made for a few frames alone."""
+    """Maximum length of the last chunk, as a multiple of the wanted one: saves a pass for a few frames."""
     making: float | None = None
-    """Seconds in which the longest chunk is made. With such a lead frames that wait already are taken together, with
-    less of it two grains of them; None: never."""
+    """Seconds that decoding the longest chunk takes. With at least this lead, all waiting frames are decoded in one
+    chunk, with less at most two units; None: never."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1 or self.max_seconds <= 0:
-            raise InputError(f"share must be in (0, 1] and longest above 0, not {self.share} and {self.max_seconds}")
+            raise InputError(
+                f"share must be in (0, 1] and max_seconds above 0, not {self.share} and {self.max_seconds}"
+            )
 
     def wanted(self, chunks: int, lead: float) -> int:
-        """Frames that take `share` of the lead to play: the rest of the lead is for making them."""
+        """Frames that take `share` of the lead to play: the rest of the lead is for decoding them."""
         affordable = min(lead * self.share, self.max_seconds) / self.unit.frame_seconds
         units = max(1 if chunks == 0 else self.min_later_units, int(affordable / self.unit.frames + 1e-9))
         return (1 << (units.bit_length() - 1) if self.doubles else units) * self.unit.frames
 
     def max_frames(self, chunks: int, lead: float) -> int:
-        """Frames to take at once if they are there already: long chunks cost much less for many replies."""
+        """Frames to decode in one chunk if available: long chunks cost much less for many replies."""
         if self.making is None or chunks == 0:
             return self.wanted(chunks, lead)
         max_seconds = self.max_seconds / self.unit.frame_seconds
         return max(2 * self.unit.frames, round(max_seconds)) if lead >= self.making else 2 * self.unit.frames
 
     def sizes(self) -> list[int]:
-        """Frames of every chunk it may ask for."""
+        """All sizes of later chunks, in frames."""
         seconds = self.unit.frames * self.unit.frame_seconds
         max_frames = max(1, int(self.max_seconds / seconds + 1e-9))
         return sorted({self.wanted(1, units * seconds / self.share) for units in range(1, max_frames + 1)})
@@ -83,7 +85,7 @@ class LeadPolicy:
 
 @dataclass(frozen=True)
 class FixedPolicy:
-    """A first chunk of `first` frames, then chunks of `then`, whatever the lead; rounded up to the decoder's grain."""
+    """A first chunk of `first` frames, then chunks of `then`, whatever the lead; rounded up to whole units."""
 
     unit: ChunkUnit
     first: int = 2
@@ -104,7 +106,7 @@ class FixedPolicy:
 
 
 def next_chunk(policy: ChunkPolicy, waiting: int, is_last: bool, chunks: int, lead: float) -> int:
-    """Frames to decode now, of those waiting; 0: wait for more. `is_last`: no more will come, take what is left."""
+    """Frames to decode now, of those waiting; 0: wait for more. `is_last`: no more will come, decode the rest."""
     wanted, max_frames = policy.wanted(chunks, lead), policy.max_frames(chunks, lead)
     while 2 * wanted <= max_frames and waiting >= 2 * wanted + policy.unit.lookahead:
         wanted *= 2
@@ -115,35 +117,37 @@ def next_chunk(policy: ChunkPolicy, waiting: int, is_last: bool, chunks: int, le
 
 @dataclass
 class ChunkGapEstimate:
-    """How long the second chunk of a reply takes after its first, for each reply that is being made at the time."""
+    """Running estimate of the gap between a reply's first and second chunk, per reply being generated."""
 
     seconds: float = 0.0
     share: float = 0.2
-    """Of the newest in what is expected."""
+    """Weight of the newest gap in the estimate."""
     margin: float = 0.03
-    """Seconds more than is expected, for each of them."""
+    """Seconds added to the estimate, per reply."""
     is_batched: bool = False
-    """Whether chunks of many replies are made in one pass, so that many hardly take longer than one."""
+    """Whether chunks of many replies are decoded in one pass, so that many take hardly longer than one."""
 
     def note(self, seconds: float, replies: float) -> None:
-        """A second chunk came so long after the first, among so many replies."""
+        """Add a gap that was observed among this many replies."""
         each = seconds / self._shares(replies)
         expected = each if self.seconds == 0 else (1 - self.share) * self.seconds + self.share * each
-        # The wait for a shared pass varies, and the next may be as long as the last.
+        # The wait for a shared pass varies: the next may be as long as the last.
         self.seconds = max(each, expected) if self.is_batched else expected
 
     def wait(self, sound: float, replies: float) -> float:
-        """Seconds to keep so much sound back for it to last until the next comes, if so many replies want theirs."""
+        """Seconds to delay a first chunk of this much sound so that it lasts until the second."""
         return max(0.0, (self.seconds + self.margin) * self._shares(replies) - sound)
 
     def cushion(self, chunk: float, replies: float) -> float:
-        """Seconds of sound that each of so many replies should have before its first is heard, to play on to the end.
+        """Seconds of sound that each of this many replies should buffer before playback starts, to play without gaps.
 
-        One chunk is heard while the next is made, and the more replies there are, the longer that may take for once;
-        where it always takes longer than hearing it, as much more is needed as a reply of `REPLY_SECONDS` would lack.
+        One chunk plays while the next is decoded, and the variance grows with the number of replies. Where decoding is
+        slower than playback, it adds what a reply of `REPLY_SECONDS` would lack.
         """
-        makes = self.seconds * self._shares(replies)
-        return chunk * (1 + replies / MANY_REPLIES) + max(0.0, 1 - chunk / makes if makes else 0.0) * REPLY_SECONDS
+        decoding = self.seconds * self._shares(replies)
+        return (
+            chunk * (1 + replies / MANY_REPLIES) + max(0.0, 1 - chunk / decoding if decoding else 0.0) * REPLY_SECONDS
+        )
 
     def _shares(self, replies: float) -> float:
         return 1.0 if self.is_batched else max(1.0, replies)
@@ -151,20 +155,20 @@ class ChunkGapEstimate:
 
 @dataclass(frozen=True)
 class ChunkReport:
-    """What a policy did to one reply. Times in seconds from the first frame's request."""
+    """Simulated playback of one reply under a policy. Times in seconds from the request of the first frame."""
 
     chunks: int
     first_sound: float
-    """When the player began."""
+    """When playback started."""
     underruns: int
     dry_seconds: float
     added_delay: float
-    """How much later the player began than if each frame were sound as soon as it was made."""
+    """Delay of playback against decoding each frame as soon as it is generated."""
     decode_seconds: float
 
 
 class DecodeTime(Protocol):
-    """How long a decoder takes for a chunk."""
+    """Decoding time of a chunk."""
 
     def __call__(self, chunk: int, frames: int, is_last: bool) -> float:
         """Seconds for the `chunk`-th chunk of this many frames."""
@@ -172,16 +176,16 @@ class DecodeTime(Protocol):
 
 
 def simulate(policy: ChunkPolicy, frames: int, seconds_per_frame: float, decode_time: DecodeTime) -> ChunkReport:
-    """Play a reply of `frames` that the language model makes one every `seconds_per_frame`, decoding beside it."""
+    """Simulate a reply of `frames`, generated one every `seconds_per_frame` and decoded concurrently."""
     player = PlaybackClock()
     now = decoding = 0.0
     chunks = decoded = 0
     while decoded < frames:
-        made = min(frames, int(now / seconds_per_frame + 1e-9))
-        is_last = made == frames
-        size = next_chunk(policy, made - decoded, is_last, chunks, player.lead(now))
+        generated = min(frames, int(now / seconds_per_frame + 1e-9))
+        is_last = generated == frames
+        size = next_chunk(policy, generated - decoded, is_last, chunks, player.lead(now))
         if size == 0:
-            now = max(now, (made + 1) * seconds_per_frame)
+            now = max(now, (generated + 1) * seconds_per_frame)
             continue
         seconds = decode_time(chunks, size, is_last)
         now, decoding = now + seconds, decoding + seconds

@@ -1,8 +1,8 @@
-"""Our own sound in the user's microphone, taken out by knowing what was played.
+"""Acoustic echo cancellation: removes the output from the user's microphone signal, given what was played.
 
-A partitioned frequency-domain filter learns the way from loudspeaker to microphone: delay, room and all. Its step is a
-Kalman filter's, so that it learns fast while only we speak and stands still while both do. What is left of the echo is
-as large as the filter is unsure; where that explains the sound, the sound is turned down to nothing.
+A partitioned frequency-domain filter learns the path from loudspeaker to microphone, delay and room included. Its step
+size is that of a Kalman filter, so that it adapts fast while only the output sounds and hardly during double talk. The
+residual echo is estimated from the filter's uncertainty; where it explains the sound, the sound is attenuated to zero.
 """
 
 from dataclasses import dataclass, replace
@@ -17,33 +17,33 @@ Spectrum = NDArray[np.complex64]
 Power = NDArray[np.float32]
 
 BLOCK = 512  # samples at 16 kHz
-PRACTICE = 32  # blocks in which the way is learned anew after a silence: the client may have buffered more or less
-LOUDEST_ECHO = 0.25  # of our own power: while the way is being learned, what is softer may be echo
-FAINT_ECHO = 0.001  # a microphone that stays under this while we play hears us hardly, as with headphones
-CALM = 14  # blocks of which that is known: most clients play within half a second
+PRACTICE = 32  # blocks in which the path is learned again after a silence: the client's buffer may have changed
+LOUDEST_ECHO = 0.25  # of the output's power: while the path is being learned, softer sound may be echo
+FAINT_ECHO = 0.001  # of the output's power: a microphone signal under this has hardly any echo, as with headphones
+CALM = 14  # blocks until that counts as known: most clients play within half a second
 LOUDEST_FAINT_ECHO = 0.0025
 
 
 @dataclass(frozen=True)
 class EchoState:
-    """What is known of the room. Arrays are never changed in place."""
+    """The filter's state. Arrays are never changed in place."""
 
     reference: Samples  # [block]: the last one
     played: Spectrum  # [partition, bin]: newest first
     path: Spectrum  # [partition, bin]
-    doubt: Power  # [partition, bin]: how far the path may be off, as power
-    residue: Power  # [bin]: power of what the path does not explain
-    quiet: int  # blocks since something was played
-    practice: int  # blocks of sound heard since the last long silence
-    calm: int  # blocks of them in which the microphone hardly heard us; stays once it is CALM
-    loudest: float  # power a sample of the loudest block played of late
+    uncertainty: Power  # [partition, bin]: variance of the path
+    residue: Power  # [bin]: power that the path does not explain
+    quiet: int  # blocks since the last output
+    practice: int  # blocks of output since the last long silence
+    calm: int  # blocks of them with hardly any echo; constant once it is CALM
+    loudest: float  # mean power of the loudest recent block of output
     turn: int  # the partition whose path is trimmed next
     gain: float
-    passed_over: tuple[Samples, ...] = ()  # [block] each: played of late, and not in `played` yet
+    skipped: tuple[Samples, ...] = ()  # [block] each: recent output that is not in `played` yet
 
 
 class EchoGuard:
-    """Takes the echo of `reference` out of a microphone, 512 samples at a time; without one, it changes nothing."""
+    """Removes the echo of `reference` from a microphone signal, 512 samples at a time."""
 
     def __init__(
         self, reach_seconds: float = 0.768, rate: int = 16_000, coupling_db: float = -10.0, forgetting: float = 0.9985
@@ -55,9 +55,9 @@ class EchoGuard:
         self._speech = _speech_weights(self._bins, rate)
 
     def initial_state(self) -> EchoState:
-        """Nothing known but how loud an echo usually is."""
+        """A state with a prior on the level of the echo."""
         shape = (self.partitions, self._bins)
-        # Sound comes soon or not at all: later partitions are less likely to matter.
+        # Echo is more likely at short delays.
         fading = np.exp(-np.arange(self.partitions) / 8, dtype=np.float32)[:, None]
         return EchoState(
             np.zeros(BLOCK, np.float32),
@@ -74,7 +74,7 @@ class EchoGuard:
         )
 
     def step(self, state: EchoState, microphone: Samples, reference: Samples) -> tuple[Samples, float, EchoState]:
-        """The microphone's sound without ours, and which share of it was ours.  # [512], [512] → [512]"""
+        """The microphone's sound without echo, and the share of echo in it.  # [512], [512] → [512]"""
         if np.shape(microphone) != (BLOCK,) or np.shape(reference) != (BLOCK,):
             sizes = list(np.shape(microphone)), list(np.shape(reference))
             raise InputError(f"the echo guard takes windows of {BLOCK} samples, not {sizes[0]} and {sizes[1]}")
@@ -85,7 +85,7 @@ class EchoGuard:
         state = self._resumed(state) if state.quiet > self.partitions else state
         heard = float(np.square(microphone).mean())
         if state.calm >= CALM and heard < FAINT_ECHO * max(loud, state.loudest):
-            return microphone, 0.0, self._passed_over(state, reference, loud, quiet)
+            return microphone, 0.0, self._skip(state, reference, loud, quiet)
         played = self._played(state, reference)
         left = microphone - np.fft.irfft((played * state.path).sum(axis=0))[BLOCK:].astype(np.float32)
         error = np.fft.rfft(np.concatenate([np.zeros(BLOCK, np.float32), left])).astype(np.complex64)
@@ -97,18 +97,18 @@ class EchoGuard:
             practice=state.practice + (loud > 1e-7),
             calm=_calm(state, loud, heard),
             loudest=max(loud, 0.97 * state.loudest),
-            passed_over=(),
+            skipped=(),
         )
         loudness, power = _power(played), _power(error)
-        expected = 0.5 * (loudness * state.doubt).sum(axis=0)  # half, because half of each transform is padding
+        expected = 0.5 * (loudness * state.uncertainty).sum(axis=0)  # half, because half of each transform is padding
         learned = self._learn(state, error, power, loudness, expected)
         return self._gated(microphone, left, power, expected, state, learned)
 
-    def _passed_over(self, state: EchoState, reference: Samples, loud: float, quiet: int) -> EchoState:
-        """Headphones and a silent room: there is nothing to take out or to learn, only to remember what was played."""
+    def _skip(self, state: EchoState, reference: Samples, loud: float, quiet: int) -> EchoState:
+        """Without echo (headphones, a silent room) only store what was played."""
         return replace(
             state,
-            passed_over=(*state.passed_over, reference)[-self.partitions :],
+            skipped=(*state.skipped, reference)[-self.partitions :],
             quiet=quiet,
             practice=state.practice + (loud > 1e-7),
             loudest=max(loud, 0.97 * state.loudest),
@@ -116,59 +116,59 @@ class EchoGuard:
         )
 
     def _played(self, state: EchoState, reference: Samples) -> Spectrum:
-        """The spectra of what was played, this block's first."""
-        blocks = np.concatenate([state.reference, *state.passed_over, reference])
+        """The spectra of the output, newest first."""
+        blocks = np.concatenate([state.reference, *state.skipped, reference])
         pairs = np.lib.stride_tricks.sliding_window_view(blocks, 2 * BLOCK)[::BLOCK]
         newest = np.fft.rfft(pairs).astype(np.complex64)[::-1]
         return np.concatenate([newest, state.played])[: self.partitions]
 
     def _resumed(self, state: EchoState) -> EchoState:
-        """After a silence the way may be a little longer or shorter."""
-        doubt = np.maximum(state.doubt, 0.1 * self.initial_state().doubt)
+        """Raise the uncertainty after a silence: the delay may have changed a little."""
+        uncertainty = np.maximum(state.uncertainty, 0.1 * self.initial_state().uncertainty)
         silence = np.zeros_like(state.played)
-        return replace(state, played=silence, doubt=doubt, practice=0, calm=0, loudest=0.0, passed_over=())
+        return replace(state, played=silence, uncertainty=uncertainty, practice=0, calm=0, loudest=0.0, skipped=())
 
     def _learn(self, state: EchoState, error: Spectrum, power: Power, loud: Power, explained: Power) -> EchoState:
-        """The path and its doubt after what was left unexplained: `error`, and its power."""
-        played, doubt = state.played, state.doubt
+        """Update the path and its uncertainty by the residual `error` and its power."""
+        played, uncertainty = state.played, state.uncertainty
         residue = 0.8 * state.residue + 0.2 * power
         unexplained = np.maximum(residue - explained, 0.1 * residue) + 1e-6
-        step = doubt / (explained + unexplained)
+        step = uncertainty / (explained + unexplained)
         path = state.path + step * played.conj() * error
         path[state.turn] = _trimmed(path[state.turn])
-        kept = self.forgetting**2
-        drift = (1 - kept) * (_power(path) + 0.02 * self._prior)
-        doubt = kept * np.maximum(1 - 0.5 * step * loud, 0.0) * doubt + drift
+        retained = self.forgetting**2
+        drift = (1 - retained) * (_power(path) + 0.02 * self._prior)
+        uncertainty = retained * np.maximum(1 - 0.5 * step * loud, 0.0) * uncertainty + drift
         turn = (state.turn + 1) % self.partitions
         return replace(
             state,
             path=path.astype(np.complex64),
-            doubt=doubt.astype(np.float32),
+            uncertainty=uncertainty.astype(np.float32),
             residue=residue.astype(np.float32),
             turn=turn,
         )
 
     def _gated(
-        self, microphone: Samples, left: Samples, power: Power, expected: Power, before: EchoState, after: EchoState
+        self, microphone: Samples, left: Samples, power: Power, expected: Power, previous: EchoState, learned: EchoState
     ) -> tuple[Samples, float, EchoState]:
-        """What is left, turned down as far as the filter's own doubt, `expected`, explains its power."""
+        """Attenuate the residual as far as `expected`, the filter's uncertainty, explains its power."""
         explained = float((self._speech * np.minimum(3.0 * expected, power)).sum())
         total = float((self._speech * power).sum()) + 1e-9
-        share = explained / total if before.calm < CALM else 0.0
-        loudest_echo = LOUDEST_ECHO if before.calm < CALM else LOUDEST_FAINT_ECHO
-        if before.practice < PRACTICE and float(np.square(left).mean()) < loudest_echo * before.loudest:
+        share = explained / total if previous.calm < CALM else 0.0
+        loudest_echo = LOUDEST_ECHO if previous.calm < CALM else LOUDEST_FAINT_ECHO
+        if previous.practice < PRACTICE and float(np.square(left).mean()) < loudest_echo * previous.loudest:
             share = 1.0
         wanted = float(np.clip((0.75 - share) / 0.35, 0.0, 1.0))
-        # Quick to close, slow to open: an echo has syllables too.
-        gain = wanted if wanted < before.gain else before.gain + 0.5 * (wanted - before.gain)
-        ramp = np.linspace(before.gain, gain, BLOCK, dtype=np.float32)
+        # Fast attack, slow release: echo has syllables too.
+        gain = wanted if wanted < previous.gain else previous.gain + 0.5 * (wanted - previous.gain)
+        ramp = np.linspace(previous.gain, gain, BLOCK, dtype=np.float32)
         heard = float(np.square(microphone).sum()) + 1e-9
-        ours = 1.0 - float(np.square(left * ramp).sum()) / heard
-        return left * ramp, float(np.clip(ours, 0.0, 1.0)), replace(after, gain=gain)
+        echo = 1.0 - float(np.square(left * ramp).sum()) / heard
+        return left * ramp, float(np.clip(echo, 0.0, 1.0)), replace(learned, gain=gain)
 
 
 def _calm(state: EchoState, played: float, heard: float) -> int:
-    """For how many blocks of our sound the microphone has hardly heard us."""
+    """The number of consecutive output blocks with hardly any echo."""
     if state.calm >= CALM or played <= 1e-7:
         return state.calm
     return state.calm + 1 if heard < FAINT_ECHO * max(played, state.loudest) else 0
@@ -179,7 +179,7 @@ def _power(spectrum: Spectrum) -> Power:
 
 
 def _trimmed(path: Spectrum) -> Spectrum:
-    """The path of a partition without what would wrap around."""
+    """The path of a partition, constrained to a causal response without circular wrap-around."""
     response = np.fft.irfft(path)
     response[BLOCK:] = 0
     return np.fft.rfft(response).astype(np.complex64)

@@ -1,4 +1,4 @@
-"""Sound files in and out: whole, or in blocks when they are long."""
+"""Reading and writing sound files, whole or in blocks, and conversion between PCM and float samples."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -16,8 +16,8 @@ from vivavoce.audio.resample import Quality, StreamingResampler, check_rate, res
 from vivavoce.errors import InputError, MissingDependencyError
 
 BLOCK = 65_536  # samples a channel decoded at once
-UNKNOWN_SIZE = 0x7FFF_0000  # a WAV that was written as a stream announces at least this, whatever it holds
-LENGTH_TOLERANCE_SECONDS = 0.1  # encoder padding; what is missing beyond it was cut off
+UNKNOWN_SIZE = 0x7FFF_0000  # a WAV written as a stream announces at least this size
+LENGTH_TOLERANCE_SECONDS = 0.1  # encoder padding; more missing than this means a truncated file
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Decoded:
 
 
 def decode(file: BinaryIO, name: str) -> Decoded:
-    """The sound in a seekable file; InputError, naming it, where there is none or it was cut short."""
+    """Open a seekable file for decoding; InputError where it holds no sound or is truncated."""
     size = file.seek(0, 2)
     if size == 0:
         raise InputError(f"{name} is empty (0 bytes)")
@@ -44,7 +44,7 @@ def decode(file: BinaryIO, name: str) -> Decoded:
 
 
 def check_not_cut(file: BinaryIO, name: str) -> None:
-    """Raise InputError for a WAV or Ogg file that ends before it says it does; libsndfile reads those in silence."""
+    """Raise InputError for a truncated WAV or Ogg file, which libsndfile reads without an error."""
     file.seek(0)
     magic = file.read(12)
     if magic[:4] == b"RIFF" and magic[8:] == b"WAVE":
@@ -56,7 +56,7 @@ def check_not_cut(file: BinaryIO, name: str) -> None:
 
 
 def _wav_data_sizes(file: BinaryIO) -> tuple[int, int]:
-    """Bytes of samples that the header of a WAV file announces, and bytes that are there."""
+    """Bytes of samples that the header of a WAV file announces, and bytes present."""
     size = file.seek(0, 2)
     position = 12
     while position + 8 <= size:
@@ -152,11 +152,11 @@ def _check_length(name: str, seconds: float, announced: float) -> None:
         raise InputError(f"{name} is cut short: it announces {announced:.2f} s and holds {seconds:.2f} s")
 
 
-FULL_SCALE = 32768.0  # so that every int16 value survives the way to float32 and back
+FULL_SCALE = 32768.0  # every int16 value is unchanged by conversion to float32 and back
 
 
 def pcm16_to_float(data: bytes | NDArray[np.int16]) -> NDArray[np.float32]:
-    """Float samples of little-endian 16-bit PCM: bytes as one channel, an int16 array in its own shape."""
+    """Float samples of little-endian 16-bit PCM: bytes as one channel, an int16 array in its shape."""
     if isinstance(data, np.ndarray):
         if data.dtype != np.int16:
             raise InputError(f"16-bit PCM must be an int16 array, this one is {data.dtype}")
@@ -167,7 +167,7 @@ def pcm16_to_float(data: bytes | NDArray[np.int16]) -> NDArray[np.float32]:
 
 
 def float_to_pcm16(samples: NDArray[np.floating]) -> NDArray[np.int16]:
-    """The nearest int16 samples; what lies outside [-1, 1] is limited to full scale instead of wrapping around."""
+    """The nearest int16 samples; values outside [-1, 1] are clipped to full scale."""
     check_finite(samples)
     scaled = np.rint(np.asarray(samples, dtype=np.float64) * FULL_SCALE)
     return np.clip(scaled, -32768, 32767).astype(np.int16)
@@ -208,11 +208,11 @@ class Sound:
         return float(self.samples.shape[1] / self.rate)
 
     def mono(self) -> "Sound":
-        """The mean of the channels, however many there are."""
+        """The mean of all channels."""
         return self if self.channels == 1 else Sound(downmix(self.samples), self.rate)
 
     def resampled(self, rate: int, quality: Quality = "HQ") -> "Sound":
-        """The same sound at another rate."""
+        """The sound at another rate."""
         return self if rate == self.rate else Sound(resample(self.samples, self.rate, rate, quality), rate)
 
 
@@ -238,7 +238,7 @@ OPUS_RATES = (8_000, 12_000, 16_000, 24_000, 48_000)
 def read(source: Source, rate: int | None = None, mono: bool = True) -> Sound:
     """The whole sound of a file, of its bytes, or of an open file; at `rate`, else at its own.
 
-    `mono` takes the mean of the channels, however many there are; without it they are kept as they are.
+    `mono` takes the mean of the channels; without it all channels are returned.
     """
     pieces = list(blocks(source, seconds=30.0, rate=rate, mono=mono))
     return Sound(np.concatenate([piece.samples for piece in pieces], axis=1), pieces[0].rate)
@@ -268,7 +268,7 @@ def blocks(source: Source, seconds: float, rate: int | None = None, mono: bool =
 def write(target: str | PathLike[str] | BinaryIO, sound: Sound, format: str | None = None) -> None:
     """The sound as a file, in the format named or that of the target's ending: one of FORMATS.
 
-    `wav` and `flac` hold 16 bits, limited at full scale; `wav-float` holds the samples as they are.
+    `wav` and `flac` hold 16 bits, limited at full scale; `wav-float` holds the float samples.
     """
     format = _format_for(target, format)
     if sound.samples.shape[1] == 0:
@@ -285,7 +285,7 @@ def write(target: str | PathLike[str] | BinaryIO, sound: Sound, format: str | No
 
 @contextmanager
 def _opened(source: Source) -> Iterator[tuple[BinaryIO, str]]:
-    """A seekable file and the name to call it by in an error; closed afterwards if it was opened here."""
+    """A seekable file and its name for error messages; closed afterwards if it was opened here."""
     if isinstance(source, bytes | bytearray | memoryview):
         yield io.BytesIO(source), "the sound"
     elif isinstance(source, str | PathLike):
@@ -310,7 +310,7 @@ def _resampled(
 
 
 def _regrouped(pieces: Iterable[NDArray[np.float32]], size: int) -> Iterator[NDArray[np.float32]]:
-    """The same samples in arrays of `size`, the last one what remains."""
+    """The samples in arrays of `size`; the last one may be shorter."""
     waiting: list[NDArray[np.float32]] = []
     length = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""How loud a sound is, and making it louder or safe without clipping it or pumping it."""
+"""Levels: measuring loudness, gain control, limiting, and trimming silence at the start."""
 
 from dataclasses import dataclass, replace
 
@@ -13,8 +13,8 @@ Samples = NDArray[np.float32]
 
 SILENCE_DBFS = -120.0
 BLOCK_SECONDS = 0.02
-PAUSE_DB = 25.0  # a block this far under the loudest is a pause between words, not speech
-TRUE_PEAK_DBFS = -1.0  # leaves room for what a player's converter makes between two samples
+PAUSE_DB = 25.0  # a block this far under the loudest is a pause, not speech
+TRUE_PEAK_DBFS = -1.0  # headroom for inter-sample peaks
 
 
 def peak(samples: Samples) -> float:
@@ -23,7 +23,7 @@ def peak(samples: Samples) -> float:
 
 
 def true_peak(samples: Samples, rate: int) -> float:
-    """The largest absolute value of the sound between its samples too, from four times as many of them."""
+    """The largest absolute value including inter-sample peaks, by fourfold oversampling."""
     return max(peak(samples), peak(resample(samples, rate, 4 * rate))) if np.size(samples) else 0.0
 
 
@@ -63,25 +63,25 @@ def from_db(decibel: float) -> float:
 
 @dataclass(frozen=True)
 class SpeechGainState:
-    """Where one stream's gain stands."""
+    """Gain control state of one stream."""
 
     gain_db: float  # at the end of the last whole block
-    slope_db: float  # by which the running block changes it
+    slope_db: float  # change of the gain over the running block
     speech_power: float  # running mean over speech; 0 before the first
     block_power: float  # sum over the samples of the running block
     filled: int  # samples of the running block so far
 
 
 class SpeechGain:
-    """A slow hand on the fader: brings a stream of speech to a target level without delay and without pumping.
+    """Slow automatic gain control: brings a stream of speech to a target level without delay and without pumping.
 
     The gain moves at most `slope_db_per_second`, only while there is speech, and towards the level of the last
-    seconds of speech; pauses leave it where it is. What it raises too far, a `Limiter` after it catches.
+    seconds of speech; pauses leave it unchanged. A `Limiter` should follow, for peaks that it raises too far.
     """
 
-    MEMORY_SECONDS = 3.0  # of speech
-    FORGET_SECONDS = 8.0  # of what is far under the last speech
-    GATE_DBFS = -50.0  # under this nothing is speech
+    MEMORY_SECONDS = 3.0  # time constant of the speech level
+    FORGET_SECONDS = 8.0  # its decay over sound far under it
+    GATE_DBFS = -50.0  # sound under this is not speech
 
     def __init__(
         self, rate: int, target_dbfs: float = -23.0, max_gain_db: float = 12.0, slope_db_per_second: float = 3.0
@@ -91,11 +91,11 @@ class SpeechGain:
         self.step_db = slope_db_per_second * self.block / rate
 
     def initial_state(self) -> SpeechGainState:
-        """The state before the first sample: no gain, nothing heard."""
+        """The state before the first sample."""
         return SpeechGainState(0.0, 0.0, 0.0, 0.0, 0)
 
     def step(self, state: SpeechGainState, samples: Samples) -> tuple[Samples, SpeechGainState]:
-        """The samples with the gain on them, as many as came in.  # [channel, time] → [channel, time]"""
+        """The samples with the gain applied, as many as came in.  # [channel, time] → [channel, time]"""
         check_finite(samples)
         outputs = [samples[:, :0]]
         while samples.shape[1]:
@@ -119,7 +119,7 @@ class SpeechGain:
         if power < 10 ** (self.GATE_DBFS / 10):
             return SpeechGainState(gain_db, 0.0, state.speech_power, 0.0, 0)
         if power < state.speech_power * 10 ** (-PAUSE_DB / 10):
-            # A shout must not make all later speech count as a pause for ever.
+            # After a shout, normal speech must not count as a pause forever.
             fading = float(np.exp(-BLOCK_SECONDS / self.FORGET_SECONDS))
             return SpeechGainState(gain_db, 0.0, state.speech_power * fading, 0.0, 0)
         keep = np.exp(-BLOCK_SECONDS / self.MEMORY_SECONDS) if state.speech_power else 0.0
@@ -134,14 +134,14 @@ Decibels = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LimiterState:
-    """Where one stream stands: the samples still looking ahead, and the gain reductions they depend on."""
+    """Limiter state of one stream: the delayed samples, and the gain reductions they depend on."""
 
     held: Samples  # [channel, time]: at most the look-ahead
     reductions: Decibels  # [time], ≤ 0, with the release applied; the last is the newest
 
 
 class Limiter:
-    """Turns down, for all channels alike, just what would pass the ceiling, and lets go slowly.
+    """A look-ahead limiter with one gain for all channels.
 
     The gain reaches a peak's reduction by a smooth ramp within the look-ahead before it, and returns at
     `release_db_per_second`. A stream lags by the look-ahead; `flush` gives the rest.
@@ -168,13 +168,13 @@ class Limiter:
         return self._advance(state, samples, samples.shape[1])
 
     def flush(self, state: LimiterState) -> Samples:
-        """What was still looking ahead when the sound ended.  # [channel, time]"""
+        """The delayed samples at the end of the sound.  # [channel, time]"""
         waiting = state.held.shape[1]
         silence = np.zeros((len(state.held), self.lookahead), np.float32)
         return self._advance(state, silence, self.lookahead)[0][:, :waiting]
 
     def forward(self, samples: Samples) -> Samples:
-        """The whole sound, limited, in its place.  # [channel, time] → [channel, time]"""
+        """The whole sound, limited, without delay.  # [channel, time] → [channel, time]"""
         output, state = self.step(self.initial_state(len(samples)), samples)
         return np.concatenate([output, self.flush(state)], axis=1)
 
@@ -183,7 +183,9 @@ class Limiter:
             return samples, state
         joined = np.concatenate([state.held, samples], axis=1)
         reductions = np.concatenate([state.reductions, self._released(state.reductions[-1], samples)])
-        gains = 10.0 ** (self._smoothed(reductions) / 20.0)  # one for each new sample, meant for the one lookahead ago
+        gains = 10.0 ** (
+            self._smoothed(reductions) / 20.0
+        )  # one for each new sample, applied to the sample `lookahead` before it
         ready = max(0, joined.shape[1] - self.lookahead)
         output = joined[:, :ready] * gains[gains.size - ready :]
         # Rounding alone can pass the ceiling by the last bit.
@@ -191,7 +193,7 @@ class Limiter:
         return limited, LimiterState(joined[:, ready:].copy(), reductions[count:].copy())
 
     def _released(self, last: float, samples: Samples) -> Decibels:
-        """The reduction each sample needs, or what is left of an earlier one as it is let go."""
+        """The reduction of each sample: what it needs, or the rest of an earlier reduction during release."""
         loudness = np.abs(samples, dtype=np.float64).max(axis=0)
         needed = -20.0 * np.log10(np.maximum(loudness / self.ceiling, 1.0))
         # r[n] = min(needed[n], r[n-1] + release) without a loop: a running minimum of what is tilted by the release
@@ -200,7 +202,7 @@ class Limiter:
         return np.minimum(tilted + tilt, 0.0)
 
     def _smoothed(self, reductions: Decibels) -> Decibels:
-        """Ramps that are down in time: the mean of minima, each of which has the peak within its window."""
+        """Smooth ramps that reach each peak in time: a moving mean over a moving minimum."""
         window = self.lookahead + 1
         if not reductions.any():
             return np.zeros(reductions.size - 2 * self.lookahead)
@@ -213,16 +215,16 @@ ONSET_BLOCK_SECONDS = 0.005
 
 @dataclass(frozen=True)
 class OnsetState:
-    """What came before anything could be heard."""
+    """State of the gate: the sound held back before the onset."""
 
     held: Samples
     dropped: int = 0
-    """Samples left out."""
+    """Samples trimmed."""
     is_open: bool = False
 
 
 class OnsetGate:
-    """Trims what is under `threshold_dbfs` at the start, all but `margin` seconds of it and at most `max_seconds`."""
+    """Trims the start of a sound under `threshold_dbfs`, except for `margin` seconds, at most `max_seconds`."""
 
     def __init__(
         self, rate: int, threshold_dbfs: float = -48.0, margin: float = 0.01, max_seconds: float = 0.4
@@ -233,21 +235,21 @@ class OnsetGate:
         self._max_samples = round(max_seconds * rate)
 
     def initial_state(self) -> OnsetState:
-        """Before the first sample."""
+        """The state before the first sample."""
         return OnsetState(np.zeros(0, np.float32))
 
     def step(self, state: OnsetState, samples: Samples, final: bool = False) -> tuple[Samples, OnsetState]:
-        """What may be heard by now; a `final` step holds nothing back.  # [time]"""
+        """The samples from the onset on; a `final` step holds nothing back.  # [time]"""
         if state.is_open:
             return samples, state
         joined = np.concatenate([state.held, samples])
         whole = len(joined) // self._block * self._block
         power = np.square(joined[:whole], dtype=np.float64).reshape(-1, self._block).mean(axis=1)
-        heard = np.flatnonzero(power > self._power)
-        first = int(heard[0]) * self._block if heard.size else whole
-        left_out = max(0, min(first - self._margin, self._max_samples - state.dropped))
-        state = OnsetState(joined[left_out:], state.dropped + left_out)
-        if heard.size or final or state.dropped >= self._max_samples:
+        loud = np.flatnonzero(power > self._power)
+        first = int(loud[0]) * self._block if loud.size else whole
+        trimmed = max(0, min(first - self._margin, self._max_samples - state.dropped))
+        state = OnsetState(joined[trimmed:], state.dropped + trimmed)
+        if loud.size or final or state.dropped >= self._max_samples:
             return state.held, replace(state, held=joined[:0], is_open=True)
         return joined[:0], state
 

@@ -1,4 +1,4 @@
-"""The log-mels that published models were trained on: Whisper's, the vocoders', and Kaldi's filterbank features."""
+"""Log-mel features of published models: Whisper's, the vocoders', and Kaldi's filterbank features."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ def slaney_filters(rate: int, n_fft: int, mels: int, low: float = 0.0, high: flo
 
 
 def kaldi_filters(rate: int, n_fft: int, mels: int, low: float = 20.0, high: float | None = None) -> Tensor:
-    """Filters of equal height on the HTK scale, straight in mel and not in Hz: Kaldi's.  # [mel, n_fft/2 + 1]"""
+    """Kaldi's filters: of equal height on the HTK scale, triangular in mel rather than in Hz.  # [mel, n_fft/2 + 1]"""
     nyquist = rate / 2
     corners = np.linspace(hz_to_htk(low), hz_to_htk(high or nyquist), mels + 2)
     bins = hz_to_htk(np.linspace(0.0, nyquist, n_fft // 2 + 1))
@@ -67,18 +67,18 @@ WHISPER_SPEECH_MAXIMUM = 1.5  # the largest log-mel of speech at −17…−24 d
 
 @dataclass(frozen=True)
 class WhisperMelState:
-    """Where one stream (or a batch of them, in step) stands between two pieces."""
+    """State of one stream, or of a batch of streams in step."""
 
-    held: Tensor  # [batch, time]: samples that frames to come still need
+    held: Tensor  # [batch, time]: samples that later frames need
     started: bool  # whether the reflection before the first sample is part of `held`
 
 
 class WhisperMel(nn.Module):
     """Whisper's log-mel at 16 kHz, 100 frames a second, of a whole sound or of a stream.
 
-    A stream gives the frames of the whole sound, each as soon as its last sample is in; only `flush` gives the frame
-    that reaches past the end. What no stream can know is the maximum over all frames that Whisper normalises by:
-    `whisper_normalise` takes it, `whisper_normalise_running` uses the maximum so far.
+    A stream emits each frame as soon as its last sample is in; the frame that reaches past the end comes from `flush`.
+    Whisper normalises by the maximum over all frames, which a stream does not know: `whisper_normalise` takes it,
+    `whisper_normalise_running` uses the maximum so far.
     """
 
     RATE, N_FFT, HOP = 16_000, 400, 160
@@ -91,7 +91,7 @@ class WhisperMel(nn.Module):
         self.register_buffer("window", torch.hann_window(self.N_FFT), persistent=False)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """The normalised log-mel, each row by its own maximum.  # [batch, time] → [batch, mel, time // 160]"""
+        """The normalised log-mel, each row by its maximum.  # [batch, time] → [batch, mel, time // 160]"""
         if samples.shape[-1] < self.HOP:
             raise InputError(f"a log-mel frame needs {self.HOP} samples, the sound has {samples.shape[-1]}")
         log_mel = self.log_mel_power(samples)
@@ -120,7 +120,7 @@ class WhisperMel(nn.Module):
     def flush(self, state: WhisperMelState) -> Tensor:
         """The frames, none or one, that the end of the sound completes.  # [batch, mel, frame]"""
         length, reach = state.held.shape[-1], self.N_FFT // 2
-        if not state.started:  # too short to be reflected: Whisper pads with silence, so do we
+        if not state.started:  # too short for reflection: padded with silence, as Whisper does
             frames, _ = self.step(state, state.held.new_zeros(state.held.shape[0], reach + 1 - length))
             return frames[..., : length // self.HOP]
         if (length - reach) // self.HOP < 1:
@@ -209,7 +209,7 @@ class KaldiFbank(nn.Module):
         self.register_buffer("window", povey.float(), persistent=False)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Features of all whole frames, less their mean if so made.  # [batch, time] → [batch, frame, mel]"""
+        """Features of all whole frames, less their mean with `subtract_mean`.  # [batch, time] → [batch, frame, mel]"""
         if samples.shape[-1] < self.FRAME:
             raise InputError(f"a filterbank frame needs {self.FRAME} samples, the sound has {samples.shape[-1]}")
         frames = samples.unfold(-1, self.FRAME, self.HOP)

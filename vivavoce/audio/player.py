@@ -1,8 +1,8 @@
-"""How far the listener is: a playback clock, and the clocks that it takes its time from.
+"""The playback clock, which estimates how much of a sound has been played, and the clocks it reads.
 
-Every part that needs to know what was played uses `PlaybackClock`: the chunk policies (how long until the loudspeaker
-runs dry), the dialogue (what was heard when the user interrupts, what the echo is made of), the engine's deadlines, the
-server's paced output (when the next piece is due), and the benchmarks (underruns). It computes and never waits.
+Every part that needs to know what was played uses `PlaybackClock`: the chunk policies (when playback runs dry), the
+dialogue (what was played before an interruption, and the echo reference), the engine's deadlines, the server's paced
+output (when the next piece is due), and the benchmarks (underruns). It computes and never waits.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 START_BUFFER_SECONDS = 0.08
-ROUNDING_SECONDS = 1e-6  # sound that comes just when it is needed is not late
-MAX_EXTRAPOLATION_SECONDS = 0.2  # after a client's report, in which it is supposed to play on
+ROUNDING_SECONDS = 1e-6  # sound that arrives exactly on time is not late
+MAX_EXTRAPOLATION_SECONDS = 0.2  # after a client's report, playback is assumed to go on this long
 REPORT_GRACE_SECONDS = 1.0  # a client that reports may be this much behind the estimate
 
 
 @dataclass
 class PlaybackSpan:
-    """A run of sound played without a gap: when it starts, where in the sound, and how much of it."""
+    """A run of sound played without a gap: its start time, its position in the sound, and its length."""
 
     start: float
     position: float
@@ -28,7 +28,7 @@ class PlaybackSpan:
 
     @property
     def end(self) -> float:
-        """When it has been played."""
+        """When its playback ends."""
         return self.start + self.seconds
 
 
@@ -36,8 +36,8 @@ class PlaybackSpan:
 class PlaybackClock:
     """Seconds of sound sent to one player, seconds played at a moment, and when it runs dry.
 
-    The estimate is a player that plays at pace and in order as soon as `start_buffer` seconds are there, also after it
-    ran dry. Reports of the client correct it. Times are seconds of any clock that only goes forward.
+    The estimate models a player that starts as soon as `start_buffer` seconds are buffered, also after it ran dry.
+    Reports of the client correct it. Times are seconds of any monotonic clock.
     """
 
     start_buffer: float = START_BUFFER_SECONDS
@@ -45,7 +45,7 @@ class PlaybackClock:
     underruns: int = 0
     dry_seconds: float = 0.0
     _spans: list[PlaybackSpan] = field(default_factory=list)
-    _buffered: float = 0.0  # sent, and too little to start playing
+    _buffered: float = 0.0  # sent, but too little to start playback
     _dry_since: float | None = None
     _is_whole: bool = False
     _latest: float = -math.inf
@@ -83,32 +83,32 @@ class PlaybackClock:
         self._note_dryness(now)
 
     def finish(self, now: float) -> None:
-        """Nothing more is sent: what is buffered is played, and running out from now on is no underrun."""
+        """Nothing more is sent: the buffer is played, and running dry from now on is no underrun."""
         self.advance(now)
         if self._buffered > 0:
             self._start(now)
         self._is_whole = True
 
     def resume(self, now: float) -> None:
-        """The player was disconnected: what it had is played by now, and the gap is no underrun."""
+        """The player was disconnected: its buffer is played by now, and the gap is no underrun."""
         if self._spans and now > self.ends:
             self._spans.append(PlaybackSpan(now, self.sent - self._buffered, 0.0))
             self._dry_since = None
 
     def stop(self, now: float) -> None:
-        """The player drops what it has not played."""
+        """The player drops its buffer."""
         self._stopped_at = now if self._stopped_at is None else min(self._stopped_at, now)
 
     def report(self, seconds: float, now: float) -> None:
-        """The client has played this much by now. Reports never go back."""
+        """The client reports that it has played this much. Reports never decrease."""
         self._reported, self._reported_at = min(self.sent, max(seconds, self._reported or 0.0)), now
 
     def played(self, now: float) -> float:
-        """Seconds surely played: as last reported, or by the estimate where the client does not report."""
+        """Seconds certainly played: as last reported, or by the estimate where the client does not report."""
         return self._estimate(now) if self._reported is None else self._reported
 
     def position(self, now: float) -> float:
-        """Seconds played if the client went on since its last report."""
+        """Seconds played, assuming that playback went on since the last report."""
         if self._reported is None:
             return self._estimate(now)
         elapsed = max(0.0, now - self._reported_at)
@@ -149,32 +149,32 @@ class PlaybackClock:
 
 
 class Clock(Protocol):
-    """Seconds that only go forward."""
+    """A monotonic clock."""
 
     def now(self) -> float:
         """Seconds."""
         ...
 
     async def until(self, moment: float) -> None:
-        """Wait for a moment; one that has passed is now."""
+        """Wait until a moment; returns immediately where it has passed."""
         ...
 
 
 class WallClock:
-    """The event loop's time: the machine's own, unless the loop has another."""
+    """The event loop's clock."""
 
     def now(self) -> float:
         """Seconds."""
         return asyncio.get_running_loop().time()
 
     async def until(self, moment: float) -> None:
-        """Wait for a moment; one that has passed is now."""
+        """Wait until a moment; returns immediately where it has passed."""
         while (left := moment - self.now()) > 0:
             await asyncio.sleep(left)
 
 
 class SimulatedClock:
-    """A clock that tests move by hand; it wakes what waits for the time it passes."""
+    """A clock that tests advance; it wakes the coroutines whose moment has come."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -186,7 +186,7 @@ class SimulatedClock:
         return self._now
 
     async def until(self, moment: float) -> None:
-        """Wait for a moment; one that has passed is now."""
+        """Wait until a moment; returns immediately where it has passed."""
         if moment <= self._now:
             return
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -194,7 +194,7 @@ class SimulatedClock:
         await arrived
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self._now += seconds
         while self._waiting and self._waiting[0][0] <= self._now + 1e-9:
             _, _, arrived = heapq.heappop(self._waiting)

@@ -1,7 +1,7 @@
 """Sample-rate conversion by libsoxr; a stream in any pieces gives the offline result, sample for sample.
 
 libsoxr filters in FFT blocks: a stream of it lags by up to 40 ms between 16 and 48 kHz and by up to 175 ms at 8 kHz.
-Where every millisecond counts, `live_resample` lags by 3 to 6 ms.
+For low latency, `LiveResampler` lags by 3 to 6 ms.
 """
 
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ class StreamingResampler:
         self._ended = False
 
     def step(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the stream can give after these samples; may be empty.  # [channel, time] or [time], as given"""
+        """The output that these samples complete; may be empty.  # [channel, time] or [time], as given"""
         return self._next(samples, last=False)
 
     def flush(self) -> NDArray[np.float32]:
-        """What is still inside when the sound has ended; the stream is over then.  # [channel, time]"""
+        """The rest of the output, at the end of the sound; the stream is over then.  # [channel, time]"""
         return self._next(np.zeros((self.channels, 0), np.float32), last=True)
 
     def _next(self, samples: NDArray[np.float32], last: bool) -> NDArray[np.float32]:
@@ -65,7 +65,7 @@ def resample(
 
 
 def check_rate(rate: int) -> None:
-    """Raise InputError for a rate no sound has."""
+    """Raise InputError for a rate out of range."""
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
         raise InputError(f"a sample rate of {rate} Hz is out of range; {LOWEST_RATE} to {HIGHEST_RATE} Hz can be used")
 
@@ -82,7 +82,7 @@ def _soxr_stream(from_rate: int, to_rate: int, channels: int, quality: Quality) 
     return soxr.ResampleStream(from_rate, to_rate, channels, dtype="float32", quality=quality)
 
 
-ZERO_CROSSINGS = 48  # on each side, counted at the lower rate: what the lag is made of
+ZERO_CROSSINGS = 48  # on each side, counted at the lower rate: determines the lag
 CUTOFF = 0.947  # of the lower Nyquist frequency, so that the stop band begins just at it
 KAISER_BETA = 7.857  # 80 dB of stop band
 BLOCK = 4096  # outputs computed at once, which bounds memory for long inputs
@@ -91,7 +91,7 @@ FEW_PHASES = 8
 
 @dataclass(frozen=True)
 class LiveResamplerState:
-    """Where one stream stands: the inputs that coming outputs need, and how many went in and came out."""
+    """State of one stream: the inputs that later outputs need, and the numbers of samples in and out."""
 
     held: NDArray[np.float32]  # [channel, time]
     received: int
@@ -99,7 +99,7 @@ class LiveResamplerState:
 
 
 class LiveResampler:
-    """The filters between two rates, shared by all streams; each stream's state is its own value."""
+    """Low-latency resampling between two rates; the filters are shared by all streams, the state is a value."""
 
     def __init__(self, from_rate: int, to_rate: int) -> None:
         check_rate(from_rate)
@@ -112,7 +112,7 @@ class LiveResampler:
 
     @property
     def lag_seconds(self) -> float:
-        """How far behind its input a stream's output is."""
+        """Delay of the output."""
         return 0.0 if self.up == self.down else self.reach / self.from_rate
 
     def initial_state(self, channels: int = 1) -> LiveResamplerState:
@@ -122,7 +122,7 @@ class LiveResampler:
     def step(
         self, state: LiveResamplerState, samples: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], LiveResamplerState]:
-        """What these samples allow to be said, and the state after them.  # [channel, time] → [channel, time]"""
+        """The output that these samples complete, and the state after them.  # [channel, time] → [channel, time]"""
         if np.ndim(samples) != 2 or np.shape(samples)[0] != state.held.shape[0]:
             raise InputError(
                 f"the stream has {state.held.shape[0]} channel(s), the samples are {list(np.shape(samples))}"
@@ -134,7 +134,7 @@ class LiveResampler:
         return self._advance(state, np.asarray(samples, np.float32), received, max(ready, state.emitted))
 
     def flush(self, state: LiveResamplerState) -> NDArray[np.float32]:
-        """What is left when the sound has ended, as if silence followed.  # [channel, time]"""
+        """The rest of the output, as if silence followed.  # [channel, time]"""
         silence = np.zeros((state.held.shape[0], self.reach + 1), np.float32)
         total = (2 * state.received * self.up + self.down) // (2 * self.down)
         return self._advance(state, silence, state.received + silence.shape[-1], max(total, state.emitted))[0]
@@ -160,20 +160,20 @@ class LiveResampler:
         return np.concatenate(outputs, axis=-1), LiveResamplerState(held, received, until)
 
     def _by_phase(self, inputs: NDArray[np.float32], origin: int, begin: int, end: int) -> NDArray[np.float32]:
-        """Outputs `begin` to `end`: those of one phase lie evenly, and are one product each."""
+        """Outputs `begin` to `end`, one matrix product for each phase."""
         outputs = np.empty((len(inputs), end - begin), np.float32)
         channel, sample = inputs.strides
         for first in range(begin, min(begin + self.up, end)):
             whole, phase = divmod(first * self.down, self.up)
             start = whole - self.reach + 1 - origin
             shape = (len(inputs), -(-(end - first) // self.up), 2 * self.reach)
-            # A view made by hand: numpy's own way to one takes longer than the product.
+            # A view made by hand: numpy's sliding_window_view takes longer than the product.
             windows = np.ndarray(shape, np.float32, inputs, start * sample, (channel, self.down * sample, sample))
             outputs[:, first - begin :: self.up] = windows @ self._filters[phase]
         return outputs
 
     def _by_output(self, inputs: NDArray[np.float32], origin: int, begin: int, end: int) -> NDArray[np.float32]:
-        """The same where there are many phases."""
+        """As `_by_phase`, for many phases: one gather and product for all outputs."""
         windows = sliding_window_view(inputs, 2 * self.reach, axis=-1)  # [channel, start, tap]
         whole, phase = np.divmod(np.arange(begin, end) * self.down, self.up)
         taken = windows[:, whole - self.reach + 1 - origin]

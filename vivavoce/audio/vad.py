@@ -27,31 +27,31 @@ BUNDLED = Path(__file__).parent.parent / "minis" / "silero" / "silero_vad_16k.sa
 
 
 class VoiceActivity(Protocol):
-    """Says how likely a window holds speech. The state is whatever its `initial_state` is."""
+    """Estimates the probability of speech in a window. The state is a value."""
 
     def initial_state(self) -> Any:
         """The state before the first window: silence."""
         ...
 
     def step(self, state: Any, samples: Array) -> tuple[float, Any]:
-        """The chance of speech in the next 512 samples, and the state after them."""
+        """The probability of speech in the next 512 samples, and the state after them."""
         ...
 
 
 def voice_activity(weights: str | Path | None = None) -> VoiceActivity:
-    """Silero from these weights or the bundled ones; where they are missing, the detector that needs none."""
+    """Silero from these weights or the bundled ones; where they are missing, the energy detector."""
     path = Path(weights) if weights is not None else BUNDLED
     return _silero(path) if weights is not None or path.is_file() else EnergyActivity()
 
 
 @lru_cache(maxsize=4)
 def _silero(path: Path) -> VoiceActivity:
-    """The network is read once and shared: it keeps nothing of what it hears."""
+    """The network is loaded once and shared: it has no state."""
     return SileroActivity(path)
 
 
 def speech_probabilities(detector: VoiceActivity, samples: Array) -> Array:
-    """The chance of each whole window of a sound.  # [time] → [window]"""
+    """The probability of speech in each whole window of a sound.  # [time] → [window]"""
     state, probabilities = detector.initial_state(), []
     for start in range(0, len(samples) - WINDOW + 1, WINDOW):
         probability, state = detector.step(state, samples[start : start + WINDOW])
@@ -61,7 +61,7 @@ def speech_probabilities(detector: VoiceActivity, samples: Array) -> Array:
 
 @dataclass(frozen=True)
 class SileroState:
-    """What the network remembers: the end of the last window, and its recurrent cell."""
+    """The end of the last window, and the state of the recurrent cell."""
 
     context: Array  # [64]
     hidden: Array  # [128]
@@ -90,7 +90,7 @@ class SileroActivity:
         return SileroState(np.zeros(self.CONTEXT, np.float32), np.zeros(128, np.float32), np.zeros(128, np.float32))
 
     def step(self, state: SileroState, samples: Array) -> tuple[float, SileroState]:
-        """The chance of speech in the next 512 samples, and the state after them."""
+        """The probability of speech in the next 512 samples, and the state after them."""
         _check(samples)
         x = self._magnitudes(np.concatenate([state.context, samples]))
         for taps, bias, stride in self._convolutions:
@@ -109,28 +109,28 @@ class SileroActivity:
 
     def _recur(self, x: Array, state: SileroState) -> tuple[Array, Array]:
         gates = (self._cell @ np.concatenate([x, state.hidden]) + self._cell_bias).reshape(4, -1)
-        taken, kept, _, shown = _sigmoid(gates)
-        cell = kept * state.cell + taken * np.tanh(gates[2])
-        return shown * np.tanh(cell), cell
+        input_gate, forget_gate, _, output_gate = _sigmoid(gates)
+        cell = forget_gate * state.cell + input_gate * np.tanh(gates[2])
+        return output_gate * np.tanh(cell), cell
 
 
 @dataclass(frozen=True)
 class EnergyState:
-    """How loud the room is, and how sure the detector was."""
+    """The noise floor and the last probability."""
 
     floor_db: float | None = None
     probability: float = 0.0
 
 
 class EnergyActivity:
-    """A detector without weights: level over an adaptive noise floor, and how much the spectrum is a voice's.
+    """A detector without weights: level over an adaptive noise floor, and spectral flatness.
 
-    Steady noise is learned as floor within a second or two; white bursts are told from voices by their flat spectrum.
+    Steady noise is learned as floor within a second or two; white bursts are recognised by their flat spectrum.
     """
 
-    RISE_DB, FALL_DB = 0.12, 1.5  # by which the floor follows a window: slowly up, quickly down
+    RISE_DB, FALL_DB = 0.12, 1.5  # per window by which the floor follows the level: slowly up, quickly down
     QUIETEST_DB = -70.0
-    SURE_DB = 9.0  # over the floor: an even chance
+    SURE_DB = 9.0  # over the floor, at which the probability is one half
 
     def __init__(self) -> None:
         self._window = np.hanning(WINDOW).astype(np.float32)
@@ -138,11 +138,11 @@ class EnergyActivity:
         self._band = (frequencies >= 90) & (frequencies <= 4000)
 
     def initial_state(self) -> EnergyState:
-        """The state before the first window: nothing known of the room."""
+        """The state before the first window."""
         return EnergyState()
 
     def step(self, state: EnergyState, samples: Array) -> tuple[float, EnergyState]:
-        """The chance of speech in the next 512 samples, and the state after them."""
+        """The probability of speech in the next 512 samples, and the state after them."""
         _check(samples)
         power = np.square(np.abs(np.fft.rfft(samples * self._window))[self._band]) + 1e-12
         level = max(10.0 * float(np.log10(power.mean() / WINDOW)), self.QUIETEST_DB)
@@ -160,7 +160,7 @@ def _read(path: Path) -> dict[str, Array]:
     try:
         tensors: dict[str, Array] = load_file(str(path))
         absent = {"stft_conv.weight", "lstm_cell.weight_ih", "final_conv.bias"} - tensors.keys()
-    except Exception as error:  # the library raises its own kind for a damaged file
+    except Exception as error:  # safetensors has its own exception for a damaged file
         raise CheckpointError(f"{path} cannot be read ({error}); give silero_vad_16k.safetensors") from error
     if absent:
         raise CheckpointError(f"{path} lacks {', '.join(sorted(absent))}; give silero_vad_16k.safetensors")
@@ -185,7 +185,7 @@ def _convolve(x: Array, taps: Array, stride: int) -> Array:
 
 
 def _windows(samples: Array, length: int, hop: int) -> Array:
-    """All whole windows of samples, as a view; numpy's own way to one takes longer than what follows it."""
+    """All whole windows of samples, as a view; numpy's sliding_window_view takes longer than the computation."""
     samples = np.ascontiguousarray(samples, np.float32)
     count = (len(samples) - length) // hop + 1
     return np.ndarray((count, length), np.float32, samples, 0, (4 * hop, 4))
@@ -200,7 +200,7 @@ MODEL_VARIABLE = "VIVA_SMART_TURN"
 
 
 def smart_turn_file() -> Path | None:
-    """Where the model is: named by the environment, or inside an installed pipecat-ai; None: nowhere."""
+    """The path of the model: from the environment, or inside an installed pipecat-ai; None: not found."""
     named = os.environ.get(MODEL_VARIABLE)
     if named:
         return Path(named)
@@ -213,7 +213,7 @@ def smart_turn_file() -> Path | None:
 
 
 class SmartTurn:
-    """How surely a turn is finished, from its last eight seconds. Loads its file when it is first asked."""
+    """Smart Turn v3: the probability that a turn is finished, from its last eight seconds. Loaded on first use."""
 
     def __init__(self, file: str | Path | None = None) -> None:
         path = Path(file) if file is not None else smart_turn_file()
@@ -228,14 +228,14 @@ class SmartTurn:
         self._mel = WhisperMel(80)
 
     def __call__(self, samples: NDArray[np.float32]) -> float:
-        """The chance that the turn is finished.  # [time] at 16 kHz"""
+        """The probability that the turn is finished.  # [time] at 16 kHz"""
         if np.ndim(samples) != 1 or not len(samples):
             raise InputError(f"a turn has samples [time], not {list(np.shape(samples))}")
         (answer,) = self._loaded().run(None, {"input_features": self.features(samples)})
         return float(np.clip(answer.ravel()[0], 0.0, 1.0))
 
     def features(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The normalised log-mel of the last eight seconds, silence before what is shorter.  # [1, 80, 800]"""
+        """The normalised log-mel of the last eight seconds, padded with silence before them.  # [1, 80, 800]"""
         sound = np.zeros(SECONDS * RATE, np.float32)
         last = np.asarray(samples, np.float32)[-len(sound) :]
         sound[len(sound) - len(last) :] = last
@@ -253,6 +253,6 @@ class SmartTurn:
             options.intra_op_num_threads = options.inter_op_num_threads = 1
             try:
                 self._session = onnxruntime.InferenceSession(str(self.path), options)
-            except Exception as error:  # the library's own kinds
+            except Exception as error:  # onnxruntime has its own exceptions
                 raise CheckpointError(f"{self.path} is not a turn model ({error})") from error
         return self._session
