@@ -44,7 +44,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "models.sentencepiece_tokenizer": ("models.tokenizers", {}),
     "models.tokenizer": ("models.tokenizers", {}),
     "models.whisper_hearing": (
-        "models.whisper.windows",
+        "models.whisper.transcriber",
         {"Segment": "TranscriptSegment", "Wish": "TranscriptionOptions"},
     ),
     "models.whisper_transcriber": ("models.whisper.transcriber", {}),

@@ -142,10 +142,10 @@ def choose_whisper_encoder(device: Device, dtype: str = "auto", is_plain: bool =
     if not is_plain:
         return Choice("speech encoder", f"{package}.model:WhisperEncoder", kind, "the weights are quantised")
     if dtype == "auto" and is_bfloat16_fast():
-        return Choice("speech encoder", f"{package}.encoder:OptimisedEncoder", *_with_reason())
+        return Choice("speech encoder", f"{package}.cpu:OptimisedEncoder", *_with_reason())
     if kind == torch.float32:
         why = _fast_float()[1] if dtype == "auto" else "float32 was requested"
-        return Choice("speech encoder", f"{package}.encoder:OptimisedEncoder", kind, f"{TORCHSCRIPT}; {why}")
+        return Choice("speech encoder", f"{package}.cpu:OptimisedEncoder", kind, f"{TORCHSCRIPT}; {why}")
     why = f"the CPU implementation of {dtype_name(kind)} weights is `auto`'s, and {dtype} was requested"
     return Choice("speech encoder", f"{package}.model:WhisperEncoder", kind, why)
 

@@ -15,7 +15,7 @@ from vivavoce.asr.drafts import DraftChoice
 from vivavoce.device import pick
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.models.whisper.config import SIZES
-from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import TranscriptionOptions
 
 
 @pytest.fixture

@@ -13,11 +13,9 @@ from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.asr.drafts import DraftChoice
 from vivavoce.device import pick
 from vivavoce.errors import CheckpointError
-from vivavoce.models.whisper.alignment import PieceGuesser
-from vivavoce.models.whisper.drafts import WhisperHeads, distilled, save_decoder
+from vivavoce.models.whisper.drafts import PieceGuesser, WhisperHeads, distilled, save_decoder
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
 from vivavoce.nn.modules import fill_randomly
 
 CPU = pick("cpu")

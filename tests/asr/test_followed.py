@@ -11,10 +11,9 @@ from tests.asr.test_transcribe import RATE, SIZES, folder, listener, noise  # no
 from vivavoce.asr import transcribe as gated_transcribe
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.device import pick
-from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
+from vivavoce.models.whisper.config import WhisperConfig, WhisperSettings, WhisperTokens
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import TranscriptionOptions, WhisperSettings
+from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
 
 CPU = pick("cpu")
 GREEDY = (0.0,)

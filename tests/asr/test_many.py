@@ -11,8 +11,7 @@ from tests.asr.test_transcribe import folder, listener, noise  # noqa: F401 - fi
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.device import pick
 from vivavoce.models.whisper.engine import WhisperWriter
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
 
 SOUNDS = [torch.from_numpy(noise(seconds, seed)) for seed, seconds in enumerate((1.3, 6.2, 2.0, 3.9, 0.6))]
 

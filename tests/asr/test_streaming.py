@@ -14,8 +14,7 @@ from vivavoce.asr.service import RecognitionService
 from vivavoce.asr.streaming import AlignAtt, GuessedWord, LiveGuess, LiveListener, LiveState, LocalAgreement, hear_live
 from vivavoce.device import pick
 from vivavoce.errors import InputError
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import EncodeWindow, TranscriptionOptions
+from vivavoce.models.whisper.transcriber import EncodeWindow, TranscriptionOptions, WhisperTranscriber
 
 WISH = TranscriptionOptions(padding="trim", language="en")
 

@@ -15,11 +15,10 @@ from vivavoce.audio.io import Sound
 from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.whisper.alignment import TimedWord
-from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
+from vivavoce.models.whisper.config import LARGE_V2_HEADS, WhisperConfig, WhisperSettings, WhisperTokens
 from vivavoce.models.whisper.decoding import cut_segments
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.whisper.transcriber import WhisperTranscriber, is_imagined
-from vivavoce.models.whisper.windows import LARGE_V2_HEADS, TranscriptionOptions, TranscriptSegment, WhisperSettings
+from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment, WhisperTranscriber, is_imagined
 from vivavoce.train.asr.checkpoint import Vocabulary, save_whisper
 
 RATE = 16_000

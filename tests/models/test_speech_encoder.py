@@ -17,7 +17,7 @@ from tests.models.named_checkpoint import GOLDEN, NamedCheckpoint
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import load_weights, published_tensors
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig, SpeechStream, encode_path_name
-from vivavoce.models.whisper.layer import WhisperLayer
+from vivavoce.models.whisper.model import WhisperLayer
 
 KEYS = "moss_speech_encoder.tsv"
 TINY = SpeechEncoderConfig(

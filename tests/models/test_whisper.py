@@ -9,8 +9,8 @@ from transformers import WhisperForConditionalGeneration
 
 from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.whisper.config import SIZES, WhisperConfig, WhisperTokens
+from vivavoce.models.whisper.cpu import is_bf16, optimise_encoder, to_bf16
 from vivavoce.models.whisper.decoding import Suppress, SuppressAtStart, decode, language_chances
-from vivavoce.models.whisper.encoder import is_bf16, optimise_encoder, to_bf16
 from vivavoce.models.whisper.model import Whisper
 from vivavoce.nn.attention import sinusoids
 from vivavoce.nn.linear import gelu

@@ -13,6 +13,7 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
 from vivavoce.models.whisper.alignment import (
     TimedWord,
+    cross_attention_weights,
     median_filter,
     merge_punctuation,
     split_words,
@@ -71,7 +72,7 @@ def test_token_times_are_those_of_transformers(pair):
     skipped = len(prompt) - 1
     expected = reference._extract_token_timestamps(_InPlace(made), HEADS, num_input_ids=skipped)[0, skipped:-1]
     memory = model.decoder.cross_kv(model.encoder(mel))
-    attention = model.decoder.attention(sequence, memory, HEADS)[0]
+    attention = cross_attention_weights(model.decoder, sequence, memory, HEADS)[0]
     for (layer, head), mine in zip(HEADS, attention, strict=True):
         assert (mine[:-1] - attentions.cross_attentions[layer][0, head]).abs().max() < 1e-5
     times = token_times(attention[:, skipped:-1])

@@ -10,11 +10,10 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.speculative import Draft, Speculation
 from vivavoce.errors import CapacityError, InputError
-from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
+from vivavoce.models.whisper.config import WhisperConfig, WhisperSettings, WhisperTokens
 from vivavoce.models.whisper.decoding import Suppress, SuppressAtStart, TimestampRules, apply, decode, score
 from vivavoce.models.whisper.engine import WhisperWriter, WindowStore, pack_projections
 from vivavoce.models.whisper.model import Whisper, WindowMemory
-from vivavoce.models.whisper.windows import WhisperSettings
 
 TOKENS = WhisperTokens.in_order(40, ["en", "de"])
 TIMES = 61

@@ -12,8 +12,7 @@ from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.device import pick
 from vivavoce.models.whisper.decoding import Text, decode, follow
 from vivavoce.models.whisper.model import WindowMemory
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import EncodeWindow, TranscriptionOptions, WriteText
+from vivavoce.models.whisper.transcriber import EncodeWindow, TranscriptionOptions, WhisperTranscriber, WriteText
 
 CASES = json.loads(GOLDEN.read_text(encoding="utf8"))["cases"]
 DRAWS = 5
@@ -72,7 +71,7 @@ def test_the_best_of_some_drawn_texts_is_that_of_the_highest_rank(listener):
     memory, differ = encoded(listener, 0), 0
     repeated = WindowMemory(memory.keys.repeat_interleave(DRAWS, 1), memory.values.repeat_interleave(DRAWS, 1))
     for seed in range(40):
-        given = {"rules": rules, "temperature": 0.9, "most": 8, "seed": seed}
+        given = {"rules": rules, "temperature": 0.9, "max_tokens": 8, "seed": seed}
         drawn = decode(listener.model, listener.tokens, repeated, [prompt] * DRAWS, **given)
         (chosen,) = decode(listener.model, listener.tokens, memory, [prompt], best_of=DRAWS, **given)
         assert chosen.tokens == max(drawn, key=per_token).tokens

@@ -14,7 +14,7 @@ from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.speculative import Speculation
 from vivavoce.kernels.tiles import CACHE_VARIABLE, name_around, store_tiles, tiles
-from vivavoce.models.whisper.encoder import WindowEncoder
+from vivavoce.models.whisper.cuda import WindowEncoder
 from vivavoce.models.whisper.engine import BEFORE_IS_TIME, BEGUN, LAST_IS_TIME, LATEST_SHIFT, WhisperWriter
 from vivavoce.models.whisper.model import Whisper
 from vivavoce.nn.paged_kv import KVShape, PagedCache, RowBatch

@@ -26,8 +26,7 @@ from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.errors import InputError, VivaError
 from vivavoce.models.llama import Llama, chat_rows
 from vivavoce.models.tokenizers import TextTokenizer
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
 from vivavoce.nn.decoder import TrunkSizes
 from vivavoce.runtime.event_loop import iterate_on_thread
 

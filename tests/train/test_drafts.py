@@ -9,11 +9,9 @@ import torch
 from tests.train.test_asr import RECIPE, beeps
 from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.whisper.alignment import PieceGuesser
 from vivavoce.models.whisper.decoding import decode
-from vivavoce.models.whisper.drafts import WhisperHeads, distilled, draft_kind, load_decoder
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.models.whisper.drafts import PieceGuesser, WhisperHeads, distilled, draft_kind, load_decoder
+from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
 from vivavoce.train.asr import draft
 from vivavoce.train.asr.batches import DraftRecipe, WindowShape
 from vivavoce.train.asr.checkpoint import Vocabulary

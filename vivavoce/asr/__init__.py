@@ -16,8 +16,7 @@ from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.hub import resolve
 from vivavoce.models.whisper.config import Task
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import Padding, TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.transcriber import Padding, TranscriptionOptions, TranscriptSegment, WhisperTranscriber
 
 if TYPE_CHECKING:
     from vivavoce.asr.backends import Backend, BackendName

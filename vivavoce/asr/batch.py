@@ -25,18 +25,18 @@ from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.speculative import Acceptance
 from vivavoce.errors import VivaError
+from vivavoce.models.whisper.cuda import WindowEncoder
 from vivavoce.models.whisper.decoding import Text, best_text
-from vivavoce.models.whisper.encoder import WindowEncoder
 from vivavoce.models.whisper.engine import BEGUN, TOKEN, WhisperWriter
 from vivavoce.models.whisper.model import WhisperDecoder
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import (
+from vivavoce.models.whisper.transcriber import (
     Answer,
     EncodeWindow,
     LanguageDetector,
     Question,
     TranscriptionOptions,
     TranscriptSegment,
+    WhisperTranscriber,
     WriteText,
 )
 from vivavoce.runtime.async_engine import AsyncEngine

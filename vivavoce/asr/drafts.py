@@ -23,16 +23,23 @@ from vivavoce.errors import CheckpointError
 from vivavoce.hub import resolve
 from vivavoce.implementations import choose_draft_heads, choose_draft_model
 from vivavoce.models.interface import Row
-from vivavoce.models.whisper.alignment import PieceGuesser
 from vivavoce.models.whisper.config import WhisperConfig
-from vivavoce.models.whisper.cpu import CpuDraftDecoder, CpuDraftText, DraftLimits, cpu_heads
+from vivavoce.models.whisper.cpu import is_bf16, join_cross_kv, use_bf16_cross_kv
 from vivavoce.models.whisper.decoding import FORBIDDEN
-from vivavoce.models.whisper.drafts import WhisperHeads, draft_kind, load_decoder
-from vivavoce.models.whisper.encoder import is_bf16, join_cross_kv, pieces_to_bf16, use_bf16_cross_kv
+from vivavoce.models.whisper.drafts import (
+    CpuDraftDecoder,
+    CpuDraftText,
+    DraftLimits,
+    PieceGuesser,
+    WhisperHeads,
+    cpu_heads,
+    draft_kind,
+    load_decoder,
+    pieces_to_bf16,
+)
 from vivavoce.models.whisper.engine import BEGUN, TOKEN, WINDOW, WhisperWriter, WindowHeads
 from vivavoce.models.whisper.model import Whisper, WhisperDecoder
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import WriteText
+from vivavoce.models.whisper.transcriber import WhisperTranscriber, WriteText
 
 MIN_DRAFT_CHANCE = 0.3  # that all of a draft is right; it ends where its chance falls below this
 MIN_HEAD_CHANCE = 0.05  # of a branch of heads, which draft all positions at once

@@ -17,17 +17,23 @@ from torch import Tensor
 
 from vivavoce.asr.batch import TranscribingEngine, TranscriptionJob
 from vivavoce.errors import InputError
-from vivavoce.models.whisper.alignment import MEDIAN_WIDTH, median_filter, split_words, token_times
+from vivavoce.models.whisper.alignment import (
+    MEDIAN_WIDTH,
+    cross_attention_weights,
+    median_filter,
+    split_words,
+    token_times,
+)
 from vivavoce.models.whisper.config import CONV_STRIDE, MEL_FRAMES_PER_SECOND, SECONDS_PER_TIMESTAMP
 from vivavoce.models.whisper.decoding import Text
 from vivavoce.models.whisper.model import WindowMemory
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import (
+from vivavoce.models.whisper.transcriber import (
     Answer,
     EncodeWindow,
     LanguageDetector,
     Question,
     TranscriptionOptions,
+    WhisperTranscriber,
     WriteText,
 )
 
@@ -107,7 +113,8 @@ def _align(
     ids = torch.tensor([[*prompt, *written, tokens.endoftext]], device=memory.keys.device)
     positions = max(1, frames // CONV_STRIDE)
     heads = listener.settings.alignment_heads
-    attention = listener.model.decoder.attention(ids, memory, heads, positions)[0, :, len(prompt) - 1 : -1].float()
+    attention = cross_attention_weights(listener.model.decoder, ids, memory, heads, positions)
+    attention = attention[0, :, len(prompt) - 1 : -1].float()
     begins = token_times(attention)
     smooth = median_filter(attention.mean(0), MEDIAN_WIDTH)  # [token, position]
     looks = (smooth.argmax(-1) * SECONDS_PER_TIMESTAMP).tolist()

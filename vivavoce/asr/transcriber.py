@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vivavoce.asr.backends import Backend, BackendName, OwnBackend, load_backend
 from vivavoce.asr.drafts import DraftChoice, DraftReport
 from vivavoce.audio.vad import speech_probabilities, voice_activity
-from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
 
 RATE = 16_000
 WINDOW = 512

@@ -27,8 +27,7 @@ from vivavoce.device import Device, dtype_name, pick
 from vivavoce.errors import InputError, MissingDependencyError, VivaError
 from vivavoce.evaluation.machine import stage
 from vivavoce.hub import resolve
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import Padding, TranscriptionOptions
+from vivavoce.models.whisper.transcriber import Padding, TranscriptionOptions, WhisperTranscriber
 from vivavoce.train.asr.evaluate import score_texts
 from vivavoce.train.corpus import Corpus
 

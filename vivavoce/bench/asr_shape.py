@@ -24,11 +24,10 @@ from vivavoce.engine.speculative import Speculation
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import median_seconds, read_bandwidth, stage, synchronize
 from vivavoce.models.interface import Row
-from vivavoce.models.whisper.config import SIZES, WhisperTokens
-from vivavoce.models.whisper.encoder import WindowEncoder
+from vivavoce.models.whisper.config import SIZES, WhisperSettings, WhisperTokens
+from vivavoce.models.whisper.cuda import WindowEncoder
 from vivavoce.models.whisper.engine import WhisperWriter
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.whisper.windows import WhisperSettings
 
 WARM_UP, REPEATS = 3, 20
 STEPS, TIMES = 8, 5  # steps per measurement (they may overlap), and measurements

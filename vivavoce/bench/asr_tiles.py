@@ -19,11 +19,10 @@ from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import read_bandwidth
 from vivavoce.kernels import Entries, Tile, known_tiles, name_around, store_tiles, window_attention_name
-from vivavoce.models.whisper.config import SIZES, WhisperTokens
+from vivavoce.models.whisper.config import SIZES, WhisperSettings, WhisperTokens
 from vivavoce.models.whisper.cuda import single_rows_step
 from vivavoce.models.whisper.engine import WhisperWriter
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.whisper.windows import WhisperSettings
 from vivavoce.nn.cuda_graphs import GraphCapture, compiling_ahead
 from vivavoce.nn.paged_kv import PagedCache, RowBatch
 

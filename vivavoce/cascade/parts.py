@@ -23,8 +23,7 @@ from vivavoce.device import Device, pick
 from vivavoce.dialogue.backend import Address, ReplyTranscriber, Resolver, is_address
 from vivavoce.dialogue.events import ConversationSettings, Samples
 from vivavoce.implementations import choose_turn_recogniser
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment, WhisperTranscriber
 from vivavoce.nn.process_settings import serving_pace
 from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.runtime.event_loop import iterate_on_thread

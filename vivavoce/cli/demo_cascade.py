@@ -15,7 +15,7 @@ from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser,
 from vivavoce.cli.demo import DemoResult, DemoSubject, demonstrate
 from vivavoce.dialogue.events import ConversationSettings
 from vivavoce.errors import InputError
-from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import TranscriptionOptions
 
 FRONT_DESK = """\
 You are the voice of the front desk of the Garden Hotel. Answer in one short sentence, and only from these facts:

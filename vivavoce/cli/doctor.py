@@ -47,7 +47,7 @@ from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig
 from vivavoce.models.quantised import QUANTISED
 from vivavoce.models.registry import family_of, model_type, read_model_config
-from vivavoce.models.whisper.encoder import has_plain_products
+from vivavoce.models.whisper.cpu import has_plain_products
 from vivavoce.models.whisper.model import Whisper
 from vivavoce.s2s.moss_speech import CODEC_FOLDER
 

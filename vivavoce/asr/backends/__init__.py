@@ -22,9 +22,8 @@ from vivavoce.hub import resolve
 from vivavoce.implementations import Choice, choose_asr_backend, choose_whisper_encoder
 from vivavoce.models.checkpoint import is_pickled
 from vivavoce.models.whisper.config import WhisperConfig
-from vivavoce.models.whisper.encoder import OptimisedEncoder, has_plain_products, optimise_encoder, to_bf16, to_int8
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.cpu import OptimisedEncoder, has_plain_products, optimise_encoder, to_bf16, to_int8
+from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment, WhisperTranscriber
 
 BackendName = Literal["auto", "ours", "faster-whisper", "moonshine"]
 BACKENDS: tuple[BackendName, ...] = ("auto", "ours", "faster-whisper", "moonshine")

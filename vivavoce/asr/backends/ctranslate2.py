@@ -23,14 +23,14 @@ from vivavoce.models.whisper.alignment import TimedWord
 from vivavoce.models.whisper.config import WhisperConfig
 from vivavoce.models.whisper.decoding import Text
 from vivavoce.models.whisper.model import Whisper, WindowMemory
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import (
+from vivavoce.models.whisper.transcriber import (
     Answer,
     EncodeWindow,
     LanguageDetector,
     Question,
     TranscriptionOptions,
     TranscriptSegment,
+    WhisperTranscriber,
     WriteText,
     answered,
 )

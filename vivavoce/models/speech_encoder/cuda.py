@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivavoce.models.speech_encoder.model import SpeechEncoder
-from vivavoce.models.whisper.layer import WhisperLayer
+from vivavoce.models.whisper.model import WhisperLayer
 from vivavoce.nn.cuda_graphs import Graphed, bucket_for
 from vivavoce.nn.streaming import Extension, attend_within
 

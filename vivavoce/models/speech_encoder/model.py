@@ -28,7 +28,7 @@ from vivavoce.audio.mel import (
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models import read_config
 from vivavoce.models.checkpoint import Checkpoint, load_weights
-from vivavoce.models.whisper.layer import WhisperLayer
+from vivavoce.models.whisper.model import WhisperLayer
 from vivavoce.nn.modules import allocating
 from vivavoce.nn.streaming import StreamCache, extend
 from vivavoce.nn.vocoder import CausalConv1d

@@ -1,25 +1,65 @@
-"""Alignment of text and sound: word times by cross-attention and time warping, and CTC drafts of whole texts."""
+"""Word times: cross-attention weights and dynamic time warping, as in openai-whisper."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from vivavoce.models.whisper.config import SECONDS_PER_TIMESTAMP, WhisperConfig, WhisperTokens
-from vivavoce.models.whisper.drafts import TrainedBeside, write_draft
-from vivavoce.models.whisper.layer import WhisperLayer
-from vivavoce.models.whisper.model import AlignmentWeights, Whisper, WindowMemory
+from vivavoce.models.whisper.config import SECONDS_PER_TIMESTAMP, WhisperTokens
+from vivavoce.models.whisper.model import Whisper, WhisperDecoder, WholeTexts, WindowMemory
 
 MEDIAN_WIDTH = 7
 WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 OPENING = "\"'“¿([{-"
 CLOSING = "\"'.。,，!！?？:：”)]}、"
 REPLACEMENT = "\ufffd"
+
+
+class AlignmentWeights(WholeTexts):
+    """Attention of whole texts, one per window, that records how (layer, head) pairs weigh the window's positions."""
+
+    def __init__(self, memory: WindowMemory, heads: Sequence[tuple[int, int]], positions: int | None = None) -> None:
+        super().__init__(memory)
+        self.heads, self.positions = heads, positions
+        self._by_layer: dict[int, Tensor] = {}
+
+    def to_window(self, layer: int, query: Tensor) -> Tensor:
+        """Attend, and record the weights over the first `positions`, or all of them."""
+        if any(layer == wanted for wanted, _ in self.heads):
+            keys = self.memory.keys[layer][:, :, : self.positions]
+            scores = query.transpose(1, 2) * query.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
+            self._by_layer[layer] = scores.float().softmax(-1)
+        return super().to_window(layer, query)
+
+    @property
+    def layers(self) -> int:
+        """How many layers have to be run for all pairs."""
+        return 1 + max(layer for layer, _ in self.heads)
+
+    @property
+    def weights(self) -> Tensor:
+        """# [row, pair, token, position]"""
+        return torch.stack([self._by_layer[layer][:, head] for layer, head in self.heads], dim=1)
+
+
+def cross_attention_weights(
+    decoder: WhisperDecoder,
+    tokens: Tensor,
+    memory: WindowMemory,
+    heads: Sequence[tuple[int, int]],
+    positions: int | None = None,
+) -> Tensor:
+    """Cross-attention weights of (layer, head) pairs over the first `positions` of their windows (None: all).
+
+    # [row, token] → [row, pair, token, position]
+    """
+    attention = AlignmentWeights(memory, heads, positions)
+    decoder.run(decoder.embed(tokens), attention, attention.layers)
+    return attention.weights
 
 
 @dataclass(frozen=True)
@@ -172,43 +212,3 @@ def merge_punctuation(words: list[TimedWord]) -> list[TimedWord]:
         else:
             joined.append(word)
     return joined[::-1]
-
-
-BLANK = 0
-POOLED = 2  # encoder states per output: no token is shorter
-
-
-class PieceGuesser(TrainedBeside):
-    """CTC over the encoder's states: a text token or blank for every 40 ms of a window."""
-
-    kind = "pieces"
-
-    def __init__(self, d_model: int, text_ids: int, layers: int = 0, heads: int = 4) -> None:
-        super().__init__()
-        self.heads = heads
-        stack = [WhisperLayer(d_model, heads, 2 * d_model) for _ in range(layers)]
-        for added in (part for layer in stack for part in (layer.self_attn.out_proj, layer.fc2)):
-            nn.init.zeros_(added.weight)  # an untrained layer is the identity
-            nn.init.zeros_(added.bias)
-        self.layers = nn.ModuleList(stack)
-        self.pieces = nn.Linear(d_model, text_ids + 1)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Logits, blank first.  # [window, position, d_model] → [window, position / 2, 1 + text id]"""
-        x = functional.avg_pool1d(states.transpose(1, 2), POOLED).transpose(1, 2)
-        for layer in self.layers:
-            x = layer(x)
-        logits: Tensor = self.pieces(x)
-        return logits
-
-    @torch.inference_mode()
-    def guess(self, states: Tensor) -> list[list[int]]:
-        """The text tokens of each window, by the best CTC path.  # [window, position, d_model]"""
-        best = self(states).argmax(-1)
-        is_new = (best != BLANK) & (best != functional.pad(best, (1, 0), value=BLANK)[:, :-1])
-        return [(row[new] - BLANK - 1).tolist() for row, new in zip(best, is_new, strict=True)]
-
-    def save(self, folder: str | Path, config: WhisperConfig) -> None:
-        """Write the weights for a model of these sizes."""
-        sizes = {"text_ids": self.pieces.out_features - 1, "layers": len(self.layers), "heads": self.heads}
-        write_draft(self, folder, self.kind, config, sizes)

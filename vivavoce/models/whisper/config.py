@@ -1,9 +1,9 @@
-"""Sizes, checkpoints and special tokens of Whisper, in Hugging Face's layout and in OpenAI's files."""
+"""Whisper's sizes, checkpoints (Hugging Face's layout and OpenAI's files), special tokens and decoding settings."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,8 +108,6 @@ SIZES = {
     "large-v3": WhisperConfig(num_mel_bins=128, vocab_size=51866),
     "large-v3-turbo": WhisperConfig(num_mel_bins=128, vocab_size=51866, decoder_layers=4),
 }
-
-
 OF_OPENAI = (
     (r"\bblocks\.", "layers."),
     (r"\bcross_attn_ln\.", "encoder_attn_layer_norm."),
@@ -174,7 +172,6 @@ def from_hugging_face(name: str) -> str | None:
 
 
 Task = Literal["transcribe", "translate"]
-
 SECONDS_PER_TIMESTAMP = 0.02
 PUBLISHED_TEXT_IDS = 50257  # of GPT-2's and of the multilingual BPE; English-only models have one less
 PUBLISHED_TIMESTAMPS = 1501
@@ -279,3 +276,99 @@ def _special(tokenizer: TextTokenizer, name: str) -> int:
         if found is not None:
             return found
     raise CheckpointError(f"the tokenizer has no <|{name}|>; it is not a Whisper's")
+
+
+WindowFill = Literal["zeros", "silence"]
+MULTILINGUAL = 51865  # the smallest published vocabulary with many languages
+NON_SPEECH = (  # brackets, notes and other symbols that are not spoken, in the multilingual vocabularies
+    *(1, 2, 7, 8, 9, 10, 14, 25, 26, 27, 28, 29, 31, 58, 59, 60, 61, 62, 63, 90, 91, 92, 93, 359, 503, 522, 542, 873),
+    *(893, 902, 918, 922, 931, 1350, 1853, 1982, 2460, 2627, 3246, 3253, 3268, 3536, 3846, 3961, 4183, 4667, 6585),
+    *(6647, 7273, 9061, 9383, 10428, 10929, 11938, 12033, 12331, 12562, 13793, 14157, 14635, 15265, 15618, 16553),
+    *(16604, 18362, 18956, 20075, 21675, 22520, 26130, 26161, 26435, 28279, 29464, 31650, 32302, 32470, 36865, 42863),
+    *(47425, 49870, 50254),
+)
+BLANK = 220  # a lone space, in every published vocabulary
+LARGE_V2_HEADS = (  # also Breeze-ASR-25's
+    *((10, 12), (13, 17), (16, 11), (16, 12), (16, 13), (17, 15), (17, 16), (18, 4), (18, 11), (18, 19), (19, 11)),
+    *((21, 2), (21, 3), (22, 3), (22, 9), (22, 12), (23, 5), (23, 7), (23, 13), (25, 5), (26, 1), (26, 12), (27, 15)),
+)
+LARGE_V3_HEADS = ((7, 0), (10, 17), (12, 18), (13, 12), (16, 1), (17, 14), (19, 11), (21, 4), (24, 1), (25, 6))
+TURBO_HEADS = ((2, 4), (2, 11), (3, 3), (3, 6), (3, 11), (3, 14))
+KNOWN_HEADS = {(51865, 32, 1280): LARGE_V2_HEADS, (51866, 32, 1280): LARGE_V3_HEADS, (51866, 4, 1280): TURBO_HEADS}
+
+
+@dataclass(frozen=True)
+class WhisperSettings:
+    """Decoding settings of a model. Defaults are OpenAI's; None switches a threshold off."""
+
+    suppressed: tuple[int, ...] = ()
+    suppressed_at_start: tuple[int, ...] = ()
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    latest_start: float | None = 1.0
+    temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    best_of: int = 5
+    max_compression: float | None = 2.4
+    min_logprob: float | None = -1.0
+    no_speech: float | None = 0.6
+    likely_text_is_speech: bool = True
+    """Whether a text above `least_logprob` is kept although the model detects no speech."""
+    forget_prompt_above: float = 0.5
+    writes_times: bool = True
+    """Whether timestamps are asked for; a model fine-tuned without them is worse with them."""
+    untimed_up_to: float = 0.0
+    """Recordings up to so many seconds have no timestamps, unless the caller asks for them."""
+    language: str | None = None
+    """The language where the caller names none; None: it is detected."""
+    min_window_seconds: float = 1.0
+    """Of trimmed windows."""
+    window_fill: WindowFill = "zeros"
+    """What fills up the last window: zeros in the normalised log-mel, or silence."""
+    hotword_bonus: float = 2.0
+
+    @classmethod
+    def read(cls, folder: str | Path, config: WhisperConfig, tokens: WhisperTokens) -> "WhisperSettings":
+        """The `generation_config.json` of a folder over the defaults of the published size."""
+        file = Path(folder) / "generation_config.json"
+        published = cls.of_size(config, tokens)
+        if not file.is_file():
+            return published
+        try:
+            values: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
+        except ValueError as error:
+            raise CheckpointError(f"{file} is not JSON ({error}); fetch it again") from error
+        return published.updated(values)
+
+    @classmethod
+    def of_size(cls, config: WhisperConfig, tokens: WhisperTokens) -> "WhisperSettings":
+        """The settings of the published model of these sizes."""
+        is_published = config.vocab_size >= MULTILINGUAL
+        half = range(config.decoder_layers // 2, config.decoder_layers)
+        all_heads = tuple((layer, head) for layer in half for head in range(config.decoder_attention_heads))
+        shape = (config.vocab_size, config.decoder_layers, config.d_model)
+        return cls(
+            suppressed=(*(NON_SPEECH if is_published else ()), *tokens.specials),
+            suppressed_at_start=(*((BLANK,) if is_published else ()), tokens.endoftext),
+            alignment_heads=KNOWN_HEADS.get(shape, all_heads),
+        )
+
+    def updated(self, values: Mapping[str, Any]) -> "WhisperSettings":
+        """These settings with the values of a generation config, by its names."""
+        given = values.get
+        heads, latest = given("alignment_heads"), given("max_initial_timestamp_index")
+        never, not_first = given("suppress_tokens"), given("begin_suppress_tokens")
+        return replace(
+            self,
+            suppressed=self.suppressed if never is None else tuple(never),
+            suppressed_at_start=self.suppressed_at_start if not_first is None else tuple(not_first),
+            alignment_heads=tuple((layer, head) for layer, head in heads) if heads else self.alignment_heads,
+            latest_start=self.latest_start if latest is None else latest * SECONDS_PER_TIMESTAMP,
+            max_compression=given("compression_ratio_threshold", self.max_compression),
+            min_logprob=given("logprob_threshold", self.min_logprob),
+            no_speech=given("no_speech_threshold", self.no_speech),
+            likely_text_is_speech=given("likely_text_is_speech", self.likely_text_is_speech),
+            writes_times=given("writes_timestamps", self.writes_times),
+            untimed_up_to=given("untimed_up_to", self.untimed_up_to),
+            language=given("default_language", self.language),
+            min_window_seconds=given("shortest_window", self.min_window_seconds),
+            window_fill=given("window_fill", self.window_fill),
+        )

@@ -1,26 +1,47 @@
-"""Whisper's decoder in TorchScript, for CPUs: over the engine's pages, and for drafts of one text at a time.
+"""Whisper on CPUs: encoder and decoder in TorchScript (float32 or bfloat16), and a whole model in int8.
 
-A pass of a small model on a CPU costs what calling its parts from Python costs. So everything that all layers share
-(where rows are stored and read, what each may see) is computed once a pass, and TorchScript runs the layers. Medusa
-heads are here for the same reason.
+The arithmetic is that of `model.py`, and tests hold the results equal (bfloat16 and int8 within a tolerance). What
+changes: query, key and value projections are one product, weights lie in the layout that CPU products read fastest,
+and indices and masks that all decoder layers share are computed once per pass, because calling the parts of a small
+model from Python costs as much as running them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.cpu_speed import is_onednn_slow
-from vivavoce.models.whisper.drafts import WhisperHeads
-from vivavoce.models.whisper.model import WhisperDecoder, WhisperDecoderLayer, WindowMemory
-from vivavoce.nn.linear import column_major, column_major_for_one_row, gelu, joined_weight
+from vivavoce.cpu_speed import has_int8_products, is_onednn_slow
+from vivavoce.errors import InputError
+from vivavoce.models.whisper.model import (
+    CrossAttention,
+    Whisper,
+    WhisperAttention,
+    WhisperDecoder,
+    WhisperDecoderLayer,
+    WhisperEncoder,
+    WhisperLayer,
+)
+from vivavoce.nn.linear import (
+    ColumnMajorLinear,
+    ColumnMajorLinearAdd,
+    ColumnMajorLinearGelu,
+    ConvAsProduct,
+    MkldnnLinear,
+    MkldnnLinearAdd,
+    MkldnnLinearGelu,
+    TableProduct,
+    become_views,
+    column_major,
+    column_major_for_one_row,
+    gelu,
+    joined_weight,
+)
 from vivavoce.nn.modules import scripted
 from vivavoce.nn.paged_kv import CachePiece, PagedCache, RowBatch
-from vivavoce.nn.quantised import CPU_COLUMN_BLOCK, CPU_ROW_BLOCK
-from vivavoce.nn.quantised_weight import quantise
+from vivavoce.nn.quantised import INT8_SMALL_BATCH, MANY_ROWS, Int8Linear, int8_product
 
 
 class StepRows(NamedTuple):
@@ -88,29 +109,6 @@ class CpuLinear(nn.Module):
     def first(self, x: Tensor, bias: Tensor) -> Tensor:
         """The first outputs, as many as `bias` has.  # [row, input], [output] → [row, output]"""
         return functional.linear(x, self.weight.narrow(0, 0, bias.size(0))) + bias
-
-
-class Int8DraftLinear(nn.Module):
-    """`CpuLinear` with int8 weights: a draft need not be exact, and its weights then stay in the nearest cache."""
-
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        missing = -weight.shape[0] % CPU_ROW_BLOCK
-        rounded = quantise(functional.pad(weight.detach().contiguous(), (0, 0, 0, missing)), "int8")
-        assert rounded.scale is not None
-        self.weight, self.scale, self.bias = rounded.data, rounded.scale.to(torch.bfloat16), bias.detach()
-        self.block = CPU_ROW_BLOCK
-
-    def forward(self, x: Tensor) -> Tensor:
-        """# [row, input] → [row, output]"""
-        return self.first(x, self.bias)
-
-    def first(self, x: Tensor, bias: Tensor) -> Tensor:
-        """The first outputs, as many as `bias` has.  # [row, input], [output] → [row, output]"""
-        outputs = bias.size(0)
-        whole = (outputs + self.block - 1) // self.block * self.block
-        weight, scale = self.weight.narrow(0, 0, whole), self.scale.narrow(0, 0, whole)
-        return torch._weight_int8pack_mm(x.to(torch.bfloat16), weight, scale).narrow(1, 0, outputs) + bias
 
 
 def packed_projection(layer: WhisperDecoderLayer) -> tuple[Tensor, Tensor]:
@@ -224,172 +222,188 @@ def paged_decoder(decoder: WhisperDecoder, packed: Sequence[tuple[Tensor, Tensor
     return scripted(CpuDecoder(decoder, [CpuLinear(*projection) for projection in packed]))
 
 
-class DraftLimits(NamedTuple):
-    """How far a draft goes."""
-
-    max_tokens: int
-    min_chance: float
-    """The draft ends where the chance that all of it is right falls below this."""
-    beginnings: int
-    """A first token that is a timestamp counts as likely as this many timestamps together."""
-    min_beginning: float
-    """The chance from which on a timestamp counts among them."""
-    timestamps: int
-    """The first id that is a timestamp."""
-    end: int
-    """The id that ends a text, which is not drafted."""
+Product = Callable[[Tensor, Tensor | None], nn.Module]
 
 
-@dataclass
-class CpuDraftText:
-    """Keys and values of a text's first tokens; going back to an earlier token is a matter of `length`."""
+class Products(NamedTuple):
+    """The linear layers of an implementation: plain, followed by a GELU, followed by a residual add."""
 
-    memory: WindowMemory
-    keys: Tensor  # [layer, place, head, head_dim]
-    values: Tensor
-    length: int = 0
+    plain: Product
+    gelu: Product
+    sum: Product
 
 
-class CpuDraftLayers(CpuDecoder):
-    """A `CpuDecoder` of one text, and the loop that drafts with it."""
-
-    def __init__(self, decoder: WhisperDecoder, rounded: bool) -> None:
-        # int8 for the two largest products only: it takes longer to multiply, and nothing more is gained.
-        product = Int8DraftLinear if rounded else CpuLinear
-        packed = (packed_projection(layer) for layer in decoder.stack)
-        super().__init__(
-            decoder, [product(column_major_for_one_row(weight), bias) for weight, bias in packed], drafts=True
-        )
-        self.lm_head = product(self.tokens, self.tokens.new_zeros(len(self.tokens)))
-        self.places = torch.arange(len(self.positions), device=self.tokens.device)
-
-    def newest_state(
-        self, ids: Tensor, text: tuple[Tensor, Tensor], first: int, window: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """The state behind the last of the next tokens.  # [token] → [1, d_model]"""
-        count = ids.size(0)
-        written, read = self.places.narrow(0, first, count), self.places.narrow(0, 0, first + count)
-        positions = [window[0].size(3)]
-        none: list[Tensor | None] = [None]
-        last = StepRows(written, [read], none, [1], [0], positions, [1])
-        rows = last
-        if count > 1:
-            hidden = torch.full((count, first + count), -torch.inf, dtype=text[0].dtype, device=ids.device)
-            bias: list[Tensor | None] = [hidden.triu_(first + 1)]
-            rows = StepRows(written, [read], bias, [count], [0], positions, [count])
-        return self.forward(ids, written, rows, last, text[0], text[1], window[0], window[1])
-
-    @torch.jit.export
-    def draft(
-        self,
-        ids: Tensor,
-        text: tuple[Tensor, Tensor],
-        first: int,
-        window: tuple[Tensor, Tensor],
-        bias_first: Tensor,
-        bias_later: Tensor,
-        limits: DraftLimits,
-    ) -> tuple[list[int], int, Tensor, Tensor]:
-        """The likeliest tokens behind the next ones, one after another: see `CpuDraftDecoder.draft`."""
-        chain: list[int] = []
-        unlikely, beginnings = torch.empty(0), torch.empty(0)
-        total, bias = 1.0, bias_first
-        while len(chain) < limits.max_tokens:
-            hidden = self.newest_state(ids, text, first, window)
-            first += ids.size(0)
-            chances = self.lm_head.first(hidden, bias).softmax(-1).select(0, 0)
-            best, index = chances.max(0)
-            chance, token = float(best), int(index)
-            if len(chain) == 0 and token >= limits.timestamps:
-                beginnings = chances
-                likely = chances.topk(limits.beginnings)[0]
-                chance = float(likely[likely > limits.min_beginning].sum())
-            total *= chance
-            if total < limits.min_chance or token == limits.end:
-                unlikely = chances
-                break
-            chain.append(token)
-            ids, bias = index.unsqueeze(0), bias_later
-        return chain, first, unlikely, beginnings
+BF16 = Products(MkldnnLinear, MkldnnLinearGelu, MkldnnLinearAdd)
+FLOAT32 = Products(ColumnMajorLinear, ColumnMajorLinearGelu, ColumnMajorLinearAdd)
 
 
-class CpuDraftDecoder:
-    """Drafts the likeliest tokens by what `WhisperDecoder.step` gives, or nearly so."""
+class OptimisedEncoderLayer(nn.Module):
+    """`WhisperLayer.forward` over whole windows."""
 
-    def __init__(self, decoder: WhisperDecoder, rounded: bool = False) -> None:
-        self.config = decoder.config
-        self._layers: Any = scripted(
-            CpuDraftLayers(decoder, rounded and decoder.config.d_model % CPU_COLUMN_BLOCK == 0)
-        )
-        self._warm_up()
-
-    def _warm_up(self) -> None:
-        """Draft something: TorchScript optimises in its first calls, which takes as long as many drafts."""
-        config, heads = self.config, self.config.decoder_attention_heads
-        weight = self._layers.tokens
-        empty = weight.new_zeros(config.decoder_layers, 1, heads, 2, config.d_model // heads)
-        bias = torch.zeros(config.vocab_size, device=weight.device)
-        limits = DraftLimits(2, 0.0, 1, 0.0, config.vocab_size, -1)
-        with torch.inference_mode():
-            for tokens in ([0, 0], [0], [0]):
-                self.draft(self.begin(WindowMemory(empty, empty)), tokens, bias, bias, limits)
-
-    def begin(self, memory: WindowMemory) -> CpuDraftText:
-        """An empty text of one window."""
-        config, heads = self.config, self.config.decoder_attention_heads
-        size = (config.decoder_layers, config.max_target_positions, heads, config.d_model // heads)
-        return CpuDraftText(memory, memory.keys.new_empty(size), memory.keys.new_empty(size))
-
-    def draft(
-        self, text: CpuDraftText, tokens: list[int], bias_first: Tensor, bias_later: Tensor, limits: DraftLimits
-    ) -> tuple[list[int], Tensor, Tensor]:
-        """Greedy tokens behind the next `tokens`; all of them are then in `text` but the last drafted one.
-
-        Then the chances of what would follow, where they were too low to go on (else empty), and those of the first
-        drafted token, where it is a timestamp. Biases are added to the logits of the first and of later drafted tokens;
-        ids behind their ends are not considered.
-        """
-        ids = torch.tensor(tokens, device=text.keys.device)
-        memory = text.memory
-        chain, text.length, unlikely, beginnings = self._layers.draft(
-            ids, (text.keys, text.values), text.length, (memory.keys, memory.values), bias_first, bias_later, limits
-        )
-        return chain, unlikely, beginnings
-
-
-class CpuDraftHeads(nn.Module):
-    """`WhisperHeads` and the LM head behind them, for one text."""
-
-    def __init__(self, heads: WhisperHeads, decoder: WhisperDecoder) -> None:
+    def __init__(self, layer: WhisperLayer, products: Products) -> None:
         super().__init__()
-        self.newest, self.query, self.out = heads.newest_proj, heads.q_proj, heads.out_proj
-        self.look_norm, self.last_norm = heads.look_norm, heads.final_norm
-        self.inner, self.outer, self.heads = heads.fc1, heads.fc2, heads.heads
-        for part in (self.newest, self.query, self.out, self.inner, self.outer):
+        attention = layer.self_attn
+        self.packed = products.plain(*joined_weight(_query_key_value(layer)))
+        self.out = products.sum(attention.out_proj.weight, attention.out_proj.bias)
+        self.inner = products.gelu(layer.fc1.weight, layer.fc1.bias)
+        self.outer = products.sum(layer.fc2.weight, layer.fc2.bias)
+        self.norm, self.last_norm = layer.self_attn_layer_norm, layer.final_layer_norm
+        self.heads = attention.heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [window, position, d_model] → the same"""
+        windows, positions = x.size(0), x.size(1)
+        parts = self.packed(self.norm(x)).view(windows, positions, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2])
+        x = self.out(mixed.transpose(1, 2).reshape(x.size()), x)
+        out: Tensor = self.outer(self.inner(self.last_norm(x)), x)
+        return out
+
+
+class OptimisedEncoder(nn.Module):
+    """`WhisperEncoder.forward`; the last norm stays in the type it was loaded in."""
+
+    def __init__(self, encoder: WhisperEncoder, products: Products) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (ConvAsProduct(conv, products.gelu) for conv in (encoder.conv1, encoder.conv2))
+        self.positions = encoder.embed_positions.weight.detach()
+        self.layers = nn.ModuleList(OptimisedEncoderLayer(layer, products) for layer in _layers(encoder))
+        self.norm = encoder.layer_norm
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """# [window, mel, frame] → [window, frame / 2, d_model]"""
+        x = self.conv2(self.conv1(mel.to(self.positions.dtype).transpose(1, 2)))
+        x = x + self.positions[: x.size(1)]
+        for layer in self.layers:
+            x = layer(x)
+        states: Tensor = self.norm(x.to(self.norm.weight.dtype))
+        return states
+
+
+class Bf16CrossKV(MkldnnLinear):
+    """Cross-attention keys and values by one product in bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [.., input] → [.., output], of the type that comes in"""
+        return super().forward(x.to(torch.bfloat16)).to(x.dtype)
+
+
+def to_bf16(model: Whisper) -> None:
+    """Install an encoder in bfloat16, and bfloat16 keys and values for the decoder.
+
+    A quantised encoder has products of its own and is left alone.
+    """
+    encoder = model.encoder
+    if not has_plain_products(encoder):
+        return
+    width = encoder.layer_norm.weight.dtype
+    encoder.to(torch.bfloat16)
+    encoder.layer_norm.to(width)
+    _install_fast_encoder(model, BF16)
+    use_bf16_cross_kv(model.decoder)
+
+
+def optimise_encoder(model: Whisper) -> None:
+    """Install a float32 encoder in TorchScript for CPUs, with weights in the layout its products read fastest."""
+    encoder = model.encoder
+    if not has_plain_products(encoder):
+        return
+    for layer in _layers(encoder):
+        for part in (layer.self_attn.out_proj, layer.fc1, layer.fc2):
             part.weight.data = column_major(part.weight.detach())
-        self.start = heads.start.detach()
-        self.ahead, self.bias = heads.ahead.weight.detach(), heads.bias.detach()[:, None]
-        self.weight = heads.weight.detach().transpose(1, 2).contiguous()
-        self.tokens = decoder.embed_tokens.weight.detach()
-
-    def forward(
-        self, hidden: Tensor | None, newest: int, keys: Tensor, values: Tensor, bias: Tensor, width: int
-    ) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens of the places ahead, and their chances; `hidden` is None where a text has no state yet.
-
-        # [d_model], keys [1, head, position, head_dim] → [place, width] twice
-        """
-        x = (self.start if hidden is None else hidden) + self.ahead + self.newest(self.tokens[newest])
-        query = self.query(self.look_norm(x)).view(1, x.size(0), self.heads, -1).transpose(1, 2)
-        mixed = functional.scaled_dot_product_attention(query, keys, values)
-        x = x + self.out(mixed.transpose(1, 2).reshape(x.size(0), -1))
-        x = x + self.outer(functional.gelu(self.inner(self.last_norm(x))))
-        x = x + functional.silu(torch.baddbmm(self.bias, x[:, None], self.weight)[:, 0])
-        lm_head = self.tokens.narrow(0, 0, bias.size(0))
-        chances, ids = (functional.linear(x, lm_head).float() + bias).softmax(-1).topk(width)
-        return ids, chances
+    fast = _install_fast_encoder(model, FLOAT32)
+    for layer, mine in zip(_layers(encoder), fast.layers, strict=True):
+        packed = mine.get_submodule("packed")
+        assert isinstance(packed, ColumnMajorLinear)
+        become_views(_query_key_value(layer), packed.weight)
+    join_cross_kv(model.decoder)
+    if is_onednn_slow() and model.decoder.fast_lm_head is None:
+        model.decoder.fast_lm_head = TableProduct(model.decoder.embed_tokens.weight)
 
 
-def cpu_heads(heads: WhisperHeads, decoder: WhisperDecoder) -> Any:
-    """`CpuDraftHeads` in TorchScript."""
-    return scripted(CpuDraftHeads(heads, decoder))
+def is_bf16(model: Whisper) -> bool:
+    """Whether the encoder is that of `to_bf16`."""
+    return model.encoder.conv1.weight.dtype == torch.bfloat16 and model.encoder.fast is not None
+
+
+def use_bf16_cross_kv(decoder: WhisperDecoder) -> None:
+    """Compute cross-attention keys and values of all layers by one product in bfloat16."""
+    decoder.fast_cross_kv = Bf16CrossKV(*joined_weight(_cross_kv_projections(decoder)))
+
+
+def join_cross_kv(decoder: WhisperDecoder) -> None:
+    """Compute cross-attention keys and values of all layers by one product in the decoder's type."""
+    parts = _cross_kv_projections(decoder)
+    if not all(isinstance(part, nn.Linear) for part in parts):
+        return
+    weight, bias = joined_weight(parts)
+    become_views(parts, weight)
+    decoder.fast_cross_kv = ColumnMajorLinear(weight, bias)
+
+
+def _install_fast_encoder(model: Whisper, products: Products) -> OptimisedEncoder:
+    encoder = model.encoder
+    fast = OptimisedEncoder(encoder, products)
+    encoder.fast = scripted(fast)
+    with torch.inference_mode():
+        for _ in range(3):  # what TorchScript does in its first calls takes as long as ten of them
+            encoder.fast(torch.zeros(1, model.config.num_mel_bins, min(100, model.config.window_frames)))
+    return fast
+
+
+def _layers(encoder: WhisperEncoder) -> list[WhisperLayer]:
+    return [layer for layer in encoder.layers if isinstance(layer, WhisperLayer)]
+
+
+def has_plain_products(encoder: WhisperEncoder) -> bool:
+    """Whether none of its layers is quantised."""
+    return all(isinstance(layer.fc1, nn.Linear) for layer in _layers(encoder))
+
+
+def _query_key_value(layer: WhisperLayer) -> Sequence[nn.Linear]:
+    attention = layer.self_attn
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
+
+
+def _cross_kv_projections(decoder: WhisperDecoder) -> Sequence[nn.Linear]:
+    return [part for layer in decoder.stack for part in (layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)]
+
+
+class AfterNorm(Int8Linear):
+    """An `Int8Linear` behind a norm, with one scale for all rows of a call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [.., input] → [.., output]"""
+        return int8_product(x.float(), self.packed, False).to(x.dtype)
+
+
+def to_int8(model: Whisper) -> Whisper:
+    """Replace all products by int8 ones, in place; convolutions, norms and positions stay as they are."""
+    if not has_int8_products():
+        raise InputError("int8 products need a CPU with VNNI, which this one lacks; take auto or float32")
+    for half, kernels in ((model.encoder, MANY_ROWS), (model.decoder, INT8_SMALL_BATCH)):
+        for module in list(half.modules()):
+            if isinstance(module, WhisperLayer):
+                first = AfterNorm.of_weight(module.fc1.weight, module.fc1.bias, kernels)
+                setattr(module, "fc1", first)  # noqa: B010 - another type
+            if isinstance(module, WhisperAttention) and not isinstance(module, CrossAttention):
+                module.packed = _packed(module, kernels)
+        _round_below(half, kernels)
+    model.decoder.fast_lm_head = AfterNorm.of_weight(model.decoder.embed_tokens.weight)
+    return model
+
+
+def _packed(attention: WhisperAttention, kernels: str) -> Int8Linear:
+    """Query, key and value projections as one."""
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    zeros = torch.zeros_like(attention.q_proj.bias)
+    biases: list[Tensor] = [zeros if part.bias is None else part.bias for part in parts]
+    return AfterNorm.of_weight(torch.cat([part.weight for part in parts]), torch.cat(biases), kernels)
+
+
+def _round_below(module: nn.Module, kernels: str) -> None:
+    for name, child in module.named_children():
+        if type(child) is nn.Linear:
+            setattr(module, name, Int8Linear.of_weight(child.weight, child.bias, kernels))
+        else:
+            _round_below(child, kernels)

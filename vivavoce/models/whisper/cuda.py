@@ -1,6 +1,8 @@
-"""A decode step of Whisper's decoder by fused CUDA kernels: rows of any texts, one after another through all layers.
+"""Whisper on CUDA: a decode step by fused kernels, and the encoder by CUDA graphs.
 
-Rows that are not single (prompts, long drafts) take `WhisperDecoder.run` over the engine's pages instead.
+The arithmetic is that of `model.py`, and tests hold the results equal. What changes: norms, residual adds and cache
+writes are fused into the products of a step of single rows. Other rows (prompts, long drafts) take
+`WhisperDecoder.run` over the engine's pages.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce import kernels
-from vivavoce.models.whisper.model import WhisperDecoder, WhisperDecoderLayer
+from vivavoce.models.whisper.model import (
+    WhisperDecoder,
+    WhisperDecoderLayer,
+    WhisperEncoder,
+)
+from vivavoce.nn.cuda_graphs import Graphed
 from vivavoce.nn.paged_kv import RowBatch
 
 Look = Callable[[Tensor, int], Tensor]
@@ -130,3 +137,39 @@ def _weights(layer: WhisperDecoderLayer, packed: tuple[Tensor, Tensor]) -> tuple
 
 def _norm(norm: nn.LayerNorm) -> tuple[Tensor, Tensor, float]:
     return norm.weight, norm.bias, norm.eps
+
+
+MAX_GRAPHED_WINDOWS = 2
+MAX_GRAPHED_LENGTHS = 32  # of trimmed windows that are captured
+
+
+Size = tuple[int, int]
+"""Windows, and the frames of each."""
+
+
+class WindowEncoder:
+    """The encoder, by CUDA graphs on a GPU.  # [window, mel, frame] → [window, frame / 2, d_model]"""
+
+    def __init__(self, encoder: WhisperEncoder) -> None:
+        self.encoder = encoder
+        self._graphed = Graphed[Size](self._encode)
+        self._seen: set[Size] = set()
+
+    def __call__(self, mel: Tensor) -> Tensor:
+        mel = mel.to(self.encoder.conv1.weight.dtype)
+        size = (mel.shape[0], mel.shape[2])
+        if mel.is_cuda and mel.shape[0] <= MAX_GRAPHED_WINDOWS and self._is_captured(size):
+            return self._graphed(size, [mel])[0]
+        states: Tensor = self.encoder(mel)
+        return states
+
+    def _is_captured(self, size: Size) -> bool:
+        """Whether windows of a size have a graph or get one: full windows at once, others when they come again."""
+        if size[1] == self.encoder.config.window_frames or size in self._graphed:
+            return True
+        comes_again = size in self._seen
+        self._seen.add(size)
+        return comes_again and self._graphed.captured < MAX_GRAPHED_LENGTHS
+
+    def _encode(self, size: Size, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (self.encoder(tensors[0]),)

@@ -18,14 +18,12 @@ from torch.nn import functional
 from vivavoce import kernels
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import Draw, Row
-from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
+from vivavoce.models.whisper.config import WhisperConfig, WhisperSettings, WhisperTokens
 from vivavoce.models.whisper.cpu import flat_pages, packed_projection, paged_decoder, paged_rows
 from vivavoce.models.whisper.cuda import Look, is_single, single_rows_step
 from vivavoce.models.whisper.decoding import FORBIDDEN, Text, TimestampRules
 from vivavoce.models.whisper.drafts import WhisperHeads
-from vivavoce.models.whisper.layer import PackedProjection
-from vivavoce.models.whisper.model import WhisperDecoder, WindowMemory
-from vivavoce.models.whisper.windows import WhisperSettings
+from vivavoce.models.whisper.model import PackedProjection, WhisperDecoder, WindowMemory
 from vivavoce.nn.attention import attend
 from vivavoce.nn.linear import become_views, column_major
 from vivavoce.nn.paged_kv import KVShape, RowBatch
@@ -34,7 +32,6 @@ TOKEN, WINDOW = 0, 1
 MAX_STEP_ROWS = 1024  # for which the attention kernel has counters
 MAX_WINDOWS = 2047
 PADDING_WINDOW = 0  # of rows that pad a batch
-
 # The mode of a text: its window channel in the lower bits, what it has written in those above.
 WINDOW_BITS = 12
 LAST_IS_TIME, BEFORE_IS_TIME, BEGUN = 1 << 12, 1 << 13, 1 << 14

@@ -1,4 +1,4 @@
-"""Whisper in every published size, and Breeze-ASR-25: encoder, decoder, and one forward pass for all its readable uses.
+"""Whisper in every published size, and Breeze-ASR-25: encoder, decoder and their forward pass.
 
 log-mel at 100 Hz → two convolutions (the second halves the rate) → sinusoidal positions → encoder layers; then a text
 decoder whose layers attend to the text so far (self-attention) and to the window's states (cross-attention).
@@ -18,10 +18,107 @@ from torch.nn import functional
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.checkpoint import load_weights, save_weights
 from vivavoce.models.whisper.config import CONV_STRIDE, WhisperConfig, open_whisper
-from vivavoce.models.whisper.layer import WhisperAttention, WhisperLayer
 from vivavoce.nn.attention import sinusoids
 from vivavoce.nn.modules import allocating, fill_randomly
 from vivavoce.nn.streaming import Extension, StreamCache, extend
+
+
+class PackedProjection(nn.Module):
+    """Query, key and value projection as one matrix, which the published three are views of. Not in checkpoints."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight: Tensor
+        self.bias: Tensor
+        self.register_buffer("weight", weight, persistent=False)
+        self.register_buffer("bias", bias, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [.., d_model] → [.., 3 × d_model]"""
+        return functional.linear(x, self.weight, self.bias)
+
+
+class WhisperAttention(nn.Module):
+    """Multi-head self-attention with the published names; the key projection has no bias."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.head_dim = d_model // heads
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.k_proj = nn.Linear(d_model, d_model, bias=False)
+        self.v_proj = nn.Linear(d_model, d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
+        self.packed: nn.Module | None = None
+        """Query, key and value projection as one product: int8, or plain weights that the three are views of."""
+
+    @property
+    def projections(self) -> tuple[nn.Module, nn.Module, nn.Module]:
+        """The query, key and value projections."""
+        return self.q_proj, self.k_proj, self.v_proj
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """All positions at once; `mask` is True (or 0.0) where a query may look, [.., query, key]."""
+        query, key, value = self._project(x)
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
+        return self._output(mixed)
+
+    def step(self, streams: Extension, layer: int, x: Tensor) -> Tensor:
+        """The next positions of streams, as layer number `layer` of their caches."""
+        return self._output(streams.attend(layer, *self._project(x)))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value.  # [.., d_model] → [.., head, head_dim] each"""
+        if self.packed is not None:
+            query, key, value = self.packed(x).unflatten(-1, (3, self.heads, self.head_dim)).unbind(-3)
+            return query, key, value
+        query, key, value = (project(x).unflatten(-1, (self.heads, self.head_dim)) for project in self.projections)
+        return query, key, value
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`project` with time behind the heads.  # [batch, time, d_model] → [batch, head, time, head_dim] each"""
+        query, key, value = (part.transpose(1, 2) for part in self.project(x))
+        return query, key, value
+
+    def _output(self, mixed: Tensor) -> Tensor:
+        projected: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+
+class WhisperLayer(nn.Module):
+    """x + attention(norm(x)), then x + fc2(gelu(fc1(norm(x))))."""
+
+    def __init__(self, d_model: int, heads: int, ffn: int) -> None:
+        super().__init__()
+        self.self_attn = WhisperAttention(d_model, heads)
+        self.self_attn_layer_norm = nn.LayerNorm(d_model)
+        self.fc1 = nn.Linear(d_model, ffn)
+        self.fc2 = nn.Linear(ffn, d_model)
+        self.final_layer_norm = nn.LayerNorm(d_model)
+
+    def initial_state(self, batch: int = 1, layers: int = 1) -> StreamCache:
+        """The cache of a stack of such layers before the first position."""
+        attention = self.self_attn
+        return StreamCache.empty(layers, attention.heads, attention.head_dim, batch, attention.k_proj.weight)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """All positions at once.  # [batch, time, d_model] → the same; give `mask` or `causal`, not both"""
+        x = x + self.self_attn(self.self_attn_layer_norm(x), mask, causal)
+        return self._feed_forward(x)
+
+    def step(self, state: StreamCache, x: Tensor) -> tuple[Tensor, StreamCache]:
+        """The next positions of a stream through this layer alone.  # [batch, time, d_model]"""
+        streams = extend([state], x.shape[1])
+        return self.step_in_stack(streams, 0, x), streams.after[0]
+
+    def step_in_stack(self, streams: Extension, layer: int, x: Tensor) -> Tensor:
+        """The next positions of streams through this layer, number `layer` of a stack; rows in the streams' order."""
+        x = x + self.self_attn.step(streams, layer, self.self_attn_layer_norm(x))
+        return self._feed_forward(x)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.fc2(functional.gelu(self.fc1(self.final_layer_norm(x))))
+        return out
 
 
 @dataclass(frozen=True)
@@ -120,33 +217,6 @@ class ContinuedTexts(WholeTexts):
         """Causal attention to all tokens so far."""
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         return self.streams.attend(layer, query, key, value).transpose(1, 2)
-
-
-class AlignmentWeights(WholeTexts):
-    """Attention of whole texts, one per window, that records how (layer, head) pairs weigh the window's positions."""
-
-    def __init__(self, memory: WindowMemory, heads: Sequence[tuple[int, int]], positions: int | None = None) -> None:
-        super().__init__(memory)
-        self.heads, self.positions = heads, positions
-        self._by_layer: dict[int, Tensor] = {}
-
-    def to_window(self, layer: int, query: Tensor) -> Tensor:
-        """Attend, and record the weights over the first `positions`, or all of them."""
-        if any(layer == wanted for wanted, _ in self.heads):
-            keys = self.memory.keys[layer][:, :, : self.positions]
-            scores = query.transpose(1, 2) * query.shape[-1] ** -0.5 @ keys.transpose(-1, -2)
-            self._by_layer[layer] = scores.float().softmax(-1)
-        return super().to_window(layer, query)
-
-    @property
-    def layers(self) -> int:
-        """How many layers have to be run for all pairs."""
-        return 1 + max(layer for layer, _ in self.heads)
-
-    @property
-    def weights(self) -> Tensor:
-        """# [row, pair, token, position]"""
-        return torch.stack([self._by_layer[layer][:, head] for layer, head in self.heads], dim=1)
 
 
 class WhisperDecoderLayer(WhisperLayer):
@@ -272,17 +342,6 @@ class WhisperDecoder(nn.Module):
             logits: Tensor = self.fast_lm_head(hidden)
             return logits.float()
         return functional.linear(hidden, self.embed_tokens.weight).float()
-
-    def attention(
-        self, tokens: Tensor, memory: WindowMemory, heads: Sequence[tuple[int, int]], positions: int | None = None
-    ) -> Tensor:
-        """Cross-attention weights of (layer, head) pairs over the first positions of their windows, or all of them.
-
-        # [row, token] → [row, pair, token, position]
-        """
-        weights = AlignmentWeights(memory, heads, positions)
-        self.run(self.embed(tokens), weights, weights.layers)
-        return weights.weights
 
 
 class Whisper(nn.Module):

@@ -3,9 +3,10 @@ again at higher temperatures, and the next window begins where the last complete
 """
 
 import zlib
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from vivavoce.audio.mel import WhisperMel, whisper_normalise
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.models.whisper.alignment import TimedWord, word_times
-from vivavoce.models.whisper.config import CONV_STRIDE, MEL_FRAMES_PER_SECOND, WhisperTokens
+from vivavoce.models.whisper.config import CONV_STRIDE, MEL_FRAMES_PER_SECOND, Task, WhisperSettings, WhisperTokens
 from vivavoce.models.whisper.decoding import (
     Hotwords,
     LogitRule,
@@ -29,19 +30,105 @@ from vivavoce.models.whisper.decoding import (
     language_chances,
 )
 from vivavoce.models.whisper.model import Whisper, WindowMemory
-from vivavoce.models.whisper.windows import (
-    Answer,
-    EncodeWindow,
-    LanguageDetector,
-    Padding,
-    Question,
-    TranscriptionOptions,
-    TranscriptionSteps,
-    TranscriptSegment,
-    WhisperSettings,
-    WriteText,
-    answered,
-)
+
+Padding = Literal["full", "trim"]
+
+
+@dataclass(frozen=True)
+class TranscriptionOptions:
+    """What a caller asks for; the model decides what is None."""
+
+    language: str | None = None
+    task: Task = "transcribe"
+    prompt: str | None = None
+    """Text that is taken to precede the recording: names, spellings, style."""
+    prefix: str | None = None
+    """Text that the first window begins with."""
+    hotwords: tuple[str, ...] = ()
+    word_times: bool = False
+    timestamps: bool | None = None
+    follow_earlier: bool = True
+    padding: Padding = "full"
+    temperatures: tuple[float, ...] | None = None
+    max_silence: float | None = None
+    """With word times: a doubtful segment after more seconds than this without a word is dropped as a hallucination."""
+    seed: int = 0
+    beams: int = 1
+    """Beams at temperature 0; 1 is greedy."""
+
+
+@dataclass(frozen=True)
+class TranscriptSegment:
+    """Text with its times in seconds and what it can be trusted by."""
+
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    average_logprob: float
+    compression: float
+    no_speech: float
+    words: tuple[TimedWord, ...] = ()
+    language: str | None = None
+
+
+@dataclass(frozen=True)
+class EncodeWindow:
+    """A window to be encoded.  # mel [1, mel, frame]"""
+
+    mel: Tensor
+
+
+@dataclass(frozen=True)
+class WriteText:
+    """A text to be decoded of a window."""
+
+    memory: WindowMemory
+    prompt: tuple[int, ...]
+    options: TranscriptionOptions
+    temperature: float
+    best_of: int
+    max_tokens: int
+    is_started: bool = False
+    """Whether the prompt ends within the text, so that the first token is not the first of it."""
+
+    @property
+    def beams(self) -> int:
+        """Beams at this temperature."""
+        return self.options.beams if self.temperature == 0 else 1
+
+
+@dataclass(frozen=True)
+class LanguageDetector:
+    """A window whose language is to be detected."""
+
+    memory: WindowMemory
+
+
+Question = EncodeWindow | LanguageDetector | WriteText
+
+
+Answer = WindowMemory | str | Text | None
+
+
+TranscriptionSteps = Generator[Question | TranscriptSegment, Answer, None]
+
+
+def answered(steps: TranscriptionSteps, answer: Callable[[Question], Answer]) -> Iterator[TranscriptSegment]:
+    """The segments of a recording, with every question answered at once."""
+    given: Answer = None
+    while True:
+        try:
+            item = steps.send(given)
+        except StopIteration:
+            return
+        given = None
+        if isinstance(item, TranscriptSegment):
+            yield item
+        else:
+            given = answer(item)
+
 
 MEL_BLOCK_SECONDS = 60
 FADING_SAMPLES = 800  # of silence behind a recording; later frames have nothing else in them

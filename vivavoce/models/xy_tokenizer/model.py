@@ -18,7 +18,7 @@ from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import CheckpointError
 from vivavoce.models.checkpoint import Checkpoint, fold_weight_norm, load_weights
 from vivavoce.models.registry import XY_TOKENIZER_FILES
-from vivavoce.models.whisper.layer import WhisperLayer
+from vivavoce.models.whisper.model import WhisperLayer
 from vivavoce.nn.attention import sinusoids
 from vivavoce.nn.vq import ResidualVQ
 

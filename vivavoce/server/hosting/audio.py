@@ -11,7 +11,7 @@ from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
-from vivavoce.models.whisper.windows import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
 from vivavoce.server.host import ModelCard
 from vivavoce.server.rest.audio import TranscriptionRequest
 from vivavoce.server.rest.transcripts import WireSegment, WireWord

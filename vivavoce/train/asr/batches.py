@@ -16,8 +16,7 @@ from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.config import WhisperTokens
 from vivavoce.models.whisper.decoding import Text, decode
-from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.models.whisper.windows import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
 from vivavoce.train.asr.checkpoint import (
     LANGUAGE,
     Vocabulary,

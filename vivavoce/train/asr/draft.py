@@ -20,8 +20,16 @@ from torch import Tensor, nn
 
 from vivavoce.cpu_speed import is_bfloat16_fast
 from vivavoce.hub import resolve
-from vivavoce.models.whisper.alignment import BLANK, PieceGuesser
-from vivavoce.models.whisper.drafts import PLACES, DraftLayers, WhisperHeads, distilled, load_decoder, save_decoder
+from vivavoce.models.whisper.drafts import (
+    BLANK,
+    PLACES,
+    DraftLayers,
+    PieceGuesser,
+    WhisperHeads,
+    distilled,
+    load_decoder,
+    save_decoder,
+)
 from vivavoce.models.whisper.model import Whisper, WhisperDecoder, WindowMemory
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.train.asr.batches import (

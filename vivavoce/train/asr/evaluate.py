@@ -17,6 +17,7 @@ from torch import Tensor
 from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.evaluation.scoring import edit_distance
+from vivavoce.models.whisper.alignment import cross_attention_weights
 from vivavoce.models.whisper.decoding import LogitRule, Suppress, decode
 from vivavoce.models.whisper.model import Whisper
 from vivavoce.train.asr.batches import RATE, Recordings
@@ -226,7 +227,7 @@ def timing_heads(
         room = config.max_target_positions - len(prompt) - 1
         written = torch.tensor([[*prompt, *vocabulary.encode(text)[:room]]], device=windows.device)
         sound = min(int(recordings.lengths[index]), windows.shape[1]) * POSITIONS_PER_SECOND // RATE + 1
-        attention = model.decoder.attention(written, memory, pairs, sound)[0, :, len(prompt) - 1 :]
+        attention = cross_attention_weights(model.decoder, written, memory, pairs, sound)[0, :, len(prompt) - 1 :]
         found += steadiness(attention).cpu()
     best = found.topk(min(count, len(pairs))).indices.sort().values
     return [pairs[index] for index in best.tolist()]

@@ -24,8 +24,8 @@ from torch.nn import functional
 
 from vivavoce.models.quantised import is_matrix, rounded
 from vivavoce.models.speech_encoder.model import SpeechEncoder
-from vivavoce.models.whisper.alignment import PieceGuesser
 from vivavoce.models.whisper.config import WhisperConfig
+from vivavoce.models.whisper.drafts import PieceGuesser
 from vivavoce.models.whisper.model import Whisper
 from vivavoce.train.asr.batches import IGNORED, RATE, AudioAugmentation, Recordings, WindowMaker, WindowShape
 from vivavoce.train.asr.checkpoint import (

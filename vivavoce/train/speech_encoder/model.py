@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from vivavoce.errors import InputError
 from vivavoce.models.speech_encoder.model import CONV_STRIDE, SpeechEncoder, SpeechEncoderConfig
-from vivavoce.models.whisper.layer import WhisperLayer
+from vivavoce.models.whisper.model import WhisperLayer
 from vivavoce.nn.attention import sinusoids
 from vivavoce.train.front_desk.answers import normalise
 
