@@ -25,7 +25,7 @@ CPU = pick("cpu")
 def drafts(listener, tmp_path_factory):  # noqa: F811
     """Untrained guessers of every kind: mostly wrong, now and then right."""
     root, model = tmp_path_factory.mktemp("drafts"), listener.model
-    heads = WhisperHeads.beside(model.decoder, 3)
+    heads = WhisperHeads.for_decoder(model.decoder, 3)
     fill_randomly(heads, 1, 0.3)
     heads.save(root / "heads", model.config)
     save_decoder(distilled(model.decoder, 1), root / "decoder", model.config)

@@ -18,7 +18,12 @@ from vivavoce.models.whisper.alignment import TimedWord
 from vivavoce.models.whisper.config import LARGE_V2_HEADS, WhisperConfig, WhisperSettings, WhisperTokens
 from vivavoce.models.whisper.decoding import cut_segments
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment, WhisperTranscriber, is_imagined
+from vivavoce.models.whisper.transcriber import (
+    TranscriptionOptions,
+    TranscriptSegment,
+    WhisperTranscriber,
+    is_hallucination,
+)
 from vivavoce.train.asr.checkpoint import Vocabulary, save_whisper
 
 RATE = 16_000
@@ -128,11 +133,11 @@ def test_strange_words_after_a_silence_are_taken_for_imagined():
         words = tuple(TimedWord(f" w{n}", 5.0 + n * length, 5.0 + (n + 1) * length, probability) for n in range(4))
         return TranscriptSegment(5.0, 7.0, "", (), 0.0, 0.0, 0.0, 0.0, words)
 
-    assert is_imagined(segment(0.05, 0.4), spoken_until=2.0, max_silence=2.0)
-    assert is_imagined(segment(0.9, 0.01), spoken_until=2.0, max_silence=2.0)
-    assert not is_imagined(segment(0.9, 0.4), spoken_until=2.0, max_silence=2.0)
-    assert not is_imagined(segment(0.05, 0.4), spoken_until=4.5, max_silence=2.0)
-    assert not is_imagined(segment(0.05, 0.4), spoken_until=2.0, max_silence=None)
+    assert is_hallucination(segment(0.05, 0.4), spoken_until=2.0, max_silence=2.0)
+    assert is_hallucination(segment(0.9, 0.01), spoken_until=2.0, max_silence=2.0)
+    assert not is_hallucination(segment(0.9, 0.4), spoken_until=2.0, max_silence=2.0)
+    assert not is_hallucination(segment(0.05, 0.4), spoken_until=4.5, max_silence=2.0)
+    assert not is_hallucination(segment(0.05, 0.4), spoken_until=2.0, max_silence=None)
 
 
 def test_prompts_prefixes_and_hotwords_change_what_is_written(listener):

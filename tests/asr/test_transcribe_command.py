@@ -80,7 +80,7 @@ def test_a_folder_without_sounds_is_refused(folder, tmp_path):
 
 def test_heads_leave_the_text_and_are_reported(folder, sounds, tmp_path):
     model = Whisper.load(folder)
-    WhisperHeads.beside(model.decoder, 3).save(tmp_path, model.config)
+    WhisperHeads.for_decoder(model.decoder, 3).save(tmp_path, model.config)
     plain = viva(folder, sounds / "b.wav")
     drafted = viva(folder, sounds / "b.wav", "--heads", tmp_path, "--lookup", "--json")
     told = json.loads(drafted.stdout)

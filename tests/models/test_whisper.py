@@ -10,7 +10,7 @@ from transformers import WhisperForConditionalGeneration
 from vivavoce.errors import CapacityError, CheckpointError, InputError
 from vivavoce.models.whisper.config import SIZES, WhisperConfig, WhisperTokens
 from vivavoce.models.whisper.cpu import is_bf16, optimise_encoder, to_bf16
-from vivavoce.models.whisper.decoding import Suppress, SuppressAtStart, decode, language_chances
+from vivavoce.models.whisper.decoding import Suppress, SuppressAtStart, decode, language_probabilities
 from vivavoce.models.whisper.model import Whisper
 from vivavoce.nn.attention import sinusoids
 from vivavoce.nn.linear import gelu
@@ -93,7 +93,7 @@ def test_greedy_texts_are_those_of_transformers(pair):
     reference, model, tokens = pair
     mel = mels_of(model, 6, seed=3)
     prompt = tokens.prompt("zh" if tokens.is_multilingual else None)
-    most = 40
+    max_tokens = 40
     reference.generation_config.update(
         suppress_tokens=SUPPRESSED,
         begin_suppress_tokens=[220, tokens.endoftext],
@@ -103,11 +103,11 @@ def test_greedy_texts_are_those_of_transformers(pair):
     )
     given = torch.tensor([prompt] * 6)
     expected = reference.generate(
-        mel, decoder_input_ids=given, max_new_tokens=most, do_sample=False, num_beams=1, return_timestamps=False
+        mel, decoder_input_ids=given, max_new_tokens=max_tokens, do_sample=False, num_beams=1, return_timestamps=False
     )
     memory = model.decoder.cross_kv(model.encoder(mel))
     rules = [SuppressAtStart([220, tokens.endoftext]), Suppress(SUPPRESSED)]
-    texts = decode(model, tokens, memory, [prompt] * 6, rules, max_tokens=most)
+    texts = decode(model, tokens, memory, [prompt] * 6, rules, max_tokens=max_tokens)
     for row, text in zip(expected.tolist(), texts, strict=True):
         new = row[len(prompt) :] if row[: len(prompt)] == prompt else row
         assert text.tokens == (new[: new.index(tokens.endoftext)] if tokens.endoftext in new else new)
@@ -237,7 +237,7 @@ def test_languages_are_told_by_the_start_token(pair):
     logits = reference(input_features=mel, decoder_input_ids=start).logits[:, 0]
     ids = list(tokens.languages.values())
     expected = logits[:, ids].softmax(-1)
-    chances = language_chances(model, tokens, model.decoder.cross_kv(model.encoder(mel)))
+    chances = language_probabilities(model, tokens, model.decoder.cross_kv(model.encoder(mel)))
     assert list(chances[0]) == list(tokens.languages) and len(ids) == model.config.vocab_size - 51766
     assert (torch.tensor([list(row.values()) for row in chances]) - expected).abs().max() < 1e-5
 

@@ -94,7 +94,7 @@ def test_windows_of_different_lengths_stand_side_by_side(model):
         assert written == alone.tokens
 
 
-def test_layers_without_python_make_the_states_of_layers_one_by_one(model):
+def test_scripted_layers_give_the_states_of_the_plain_layers(model):
     memory, states = windows_of(model, 2), []
     for is_scripted in (True, False):
         engine, writer = engine_of(model)
@@ -102,7 +102,7 @@ def test_layers_without_python_make_the_states_of_layers_one_by_one(model):
         writer.paged = writer.paged if is_scripted else None
         texts = [engine.open(writer.prompt(window, TOKENS.prompt("en"), True)) for window in writer.store.hold(memory)]
         for text in texts:
-            engine.generate(text, Generation(GREEDY, max_new_rows=9), speculation=Speculation(Branching(), 6))
+            engine.generate(text, Generation(GREEDY, max_new_rows=9), speculation=Speculation(BranchingDrafts(), 6))
             text.states = []
         while engine.has_work:
             engine.step()
@@ -111,30 +111,30 @@ def test_layers_without_python_make_the_states_of_layers_one_by_one(model):
     assert (states[0] - states[1]).abs().max() < 1e-12
 
 
-class Branching:
-    """Guesses that branch, few of them right."""
+class BranchingDrafts:
+    """Proposes a tree of drafts, few of which are accepted."""
 
-    def propose(self, sequence, most):
+    def propose(self, sequence, max_rows):
         channel = sequence.rows[-1][1]
-        return Draft([(token, channel) for token in (44, 9, 45, 11, 46)], [-1, 0, -1, 2, -1]).first(most)
+        return Draft([(token, channel) for token in (44, 9, 45, 11, 46)], [-1, 0, -1, 2, -1]).first(max_rows)
 
 
 def test_forks_of_a_text_share_its_window(model):
     engine, writer = engine_of(model, windows=1)
     (window,) = writer.store.hold(windows_of(model, 1))
     trunk = engine.open(writer.prompt(window, TOKENS.prompt("en"), False))
-    twin = engine.fork(trunk)
+    fork = engine.fork(trunk)
     one = engine.complete(trunk, Generation(Sampling(1.0, 0, 1.0), max_new_rows=10, seed=1))
-    two = engine.complete(twin, Generation(Sampling(1.0, 0, 1.0), max_new_rows=10, seed=2))
+    two = engine.complete(fork, Generation(Sampling(1.0, 0, 1.0), max_new_rows=10, seed=2))
     assert one != two and {row[1] for row in [*one, *two]} == {2 * window}
 
 
-def test_a_place_is_given_back_and_used_again(model):
+def test_a_released_slot_is_used_again(model):
     store = WindowStore(model, 2)
     memory = windows_of(model, 2)
     first, second = store.hold(memory)
     assert torch.equal(store.memory(second).keys, memory.of([1]).keys)
-    with pytest.raises(CapacityError, match="0 of 2 places are free"):
+    with pytest.raises(CapacityError, match="0 of 2 slots are free"):
         store.hold(windows_of(model, 1))
     store.release(first)
     other = windows_of(model, 1, frames=50, seed=9)

@@ -85,12 +85,12 @@ def test_the_engine_ranks_drawn_texts_alike(listener):
     prompt = tuple(listener.tokens.prompt("en", "transcribe", True))
 
     def drawn(best_of: int, seed: int):
-        wish = TranscriptionOptions("en", timestamps=True, seed=seed)
+        options = TranscriptionOptions("en", timestamps=True, seed=seed)
 
         def asking():
             mel = listener.log_mel(torch.from_numpy(sound(3.7, 0)))
             memory = yield EncodeWindow(listener.window(mel, 0, "full", 370))
-            return (yield WriteText(memory, prompt, wish, 0.9, best_of, 8))
+            return (yield WriteText(memory, prompt, options, 0.9, best_of, 8))
 
         job = engine.run(asking())
         assert list(job) == []

@@ -79,9 +79,9 @@ def test_segments_are_those_of_faster_whisper(pair):
         sound, language="zh", beam_size=1, temperature=0.0, compression_ratio_threshold=None, log_prob_threshold=None,
         no_speech_threshold=None, suppress_tokens=SUPPRESSED, initial_prompt=PROMPT,
     )  # fmt: skip
-    wish = TranscriptionOptions("zh", prompt=PROMPT, temperatures=(0.0,))
+    options = TranscriptionOptions("zh", prompt=PROMPT, temperatures=(0.0,))
     compared = 0
-    for expected, segment in zip(theirs, mine.segments(torch.from_numpy(sound), wish), strict=True):
+    for expected, segment in zip(theirs, mine.segments(torch.from_numpy(sound), options), strict=True):
         compared += 1
         assert segment.tokens == tuple(expected.tokens) and segment.text == expected.text
         assert (segment.start, segment.end) == pytest.approx((expected.start, expected.end), abs=1e-6)

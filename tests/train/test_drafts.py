@@ -149,7 +149,7 @@ def test_the_commands_write_what_is_read_back(taught, tmp_path):
 def test_a_draft_of_another_model_is_refused(taught, tmp_path):
     listener, _, folder = taught
     model = listener.model
-    WhisperHeads.beside(model.decoder, 2).save(tmp_path, model.config)
+    WhisperHeads.for_decoder(model.decoder, 2).save(tmp_path, model.config)
     with pytest.raises(CheckpointError, match="d_model 48, not 64"):
         WhisperHeads.load(tmp_path, replace(model.config, d_model=64))
     with pytest.raises(CheckpointError, match="pieces"):
@@ -159,7 +159,7 @@ def test_a_draft_of_another_model_is_refused(taught, tmp_path):
 
 def test_untrained_heads_say_that_nothing_changes_and_a_draft_begins_as_layers_of_the_model(taught):
     decoder = taught[0].model.decoder
-    heads = WhisperHeads.beside(decoder, 4)
+    heads = WhisperHeads.for_decoder(decoder, 4)
     hidden = torch.randn(3, decoder.config.d_model)
     assert torch.equal(heads(hidden, torch.randn_like(hidden), torch.zeros_like), hidden[:, None].expand(-1, 4, -1))
     small = distilled(decoder, 2)

@@ -31,8 +31,8 @@ from vivavoce.models.whisper.engine import BEGUN, TOKEN, WhisperWriter
 from vivavoce.models.whisper.model import WhisperDecoder
 from vivavoce.models.whisper.transcriber import (
     Answer,
+    DetectLanguage,
     EncodeWindow,
-    LanguageDetector,
     Question,
     TranscriptionOptions,
     TranscriptSegment,
@@ -125,7 +125,7 @@ class TranscriptionJob(Generic[Result]):
         self._engine.driver.post(self._close_texts)
 
     def _answer(self, asked: Question) -> Answer:
-        if isinstance(asked, LanguageDetector):
+        if isinstance(asked, DetectLanguage):
             return self._engine.listener.likeliest_language(asked.memory)
         if isinstance(asked, EncodeWindow):
             self._engine.driver.call(self._leave)
@@ -266,7 +266,7 @@ class TranscribingEngine:
         self, samples: Tensor, options: TranscriptionOptions | None = None, previous: Sequence[int] = ()
     ) -> TranscriptionJob[None]:
         """A recording to be iterated over; `previous` are tokens an earlier hypothesis has of it, a draft.  # [time]"""
-        return self.run(self.listener.hear(samples, options), previous)
+        return self.run(self.listener.transcription_steps(samples, options), previous)
 
     def run(self, steps: Steps[Result], previous: Sequence[int] = ()) -> TranscriptionJob[Result]:
         """As `begin`, for steps of any kind."""

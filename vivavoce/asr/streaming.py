@@ -29,8 +29,8 @@ from vivavoce.models.whisper.decoding import Text
 from vivavoce.models.whisper.model import WindowMemory
 from vivavoce.models.whisper.transcriber import (
     Answer,
+    DetectLanguage,
     EncodeWindow,
-    LanguageDetector,
     Question,
     TranscriptionOptions,
     WhisperTranscriber,
@@ -77,14 +77,14 @@ def hear_live(
 
     `context` are tokens of the text before the sound, `settled` the tokens its text begins with.
     """
-    options = replace(options, language=options.language or listener.usual_language, timestamps=False)
+    options = replace(options, language=options.language or listener.default_language, timestamps=False)
     config = listener.model.config
     mel = listener.log_mel(samples)
     frames = min(config.window_frames, mel.shape[-1] - config.window_frames)
     memory = yield EncodeWindow(listener.window(mel, 0, options.padding, frames))
     assert isinstance(memory, WindowMemory)
     if options.language is None:
-        options = replace(options, language=str((yield LanguageDetector(memory))))
+        options = replace(options, language=str((yield DetectLanguage(memory))))
     half = config.max_target_positions // 2
     prompt = listener.tokens.prompt(options.language, options.task, False, [*context][-(half // 2) :])
     room = config.max_target_positions - len(prompt) - len(settled) - 1
@@ -105,7 +105,7 @@ def _align(
     frames: int,
 ) -> LiveGuess:
     """Words of both parts with their times, by the alignment heads' attention to the part of the window with sound."""
-    tokens, spell = listener.tokens, listener.spell
+    tokens, spell = listener.tokens, listener.text_of
     written = [token for token in (*settled, *guessed) if token < tokens.endoftext]
     if not written:
         return LiveGuess()

@@ -72,7 +72,7 @@ class StepOfTexts:
     def __call__(self) -> Tensor:
         """Logits.  # [row, vocabulary]"""
         decoder, writer = self.model.decoder, self.writer
-        look = writer.looking(self.windows)
+        look = writer.cross_attention(self.windows)
         return writer.logits(single_rows_step(decoder, writer.packed, self.rows, self.batch, look))
 
     @property

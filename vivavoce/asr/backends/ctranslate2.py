@@ -25,14 +25,14 @@ from vivavoce.models.whisper.decoding import Text
 from vivavoce.models.whisper.model import Whisper, WindowMemory
 from vivavoce.models.whisper.transcriber import (
     Answer,
+    DetectLanguage,
     EncodeWindow,
-    LanguageDetector,
     Question,
     TranscriptionOptions,
     TranscriptSegment,
     WhisperTranscriber,
     WriteText,
-    answered,
+    run_steps,
 )
 
 CONVERTED = "model.bin"
@@ -110,14 +110,14 @@ class ConvertedWindows:
         """Segments as they become final."""
         if options is not None and options.word_times:
             raise InputError("this backend has no word times for this model; use --backend ours")
-        yield from answered(self.listener.hear(samples, options), self._answer)
+        yield from run_steps(self.listener.transcription_steps(samples, options), self._answer)
 
     def _answer(self, asked: Question) -> Answer:
-        if isinstance(asked, LanguageDetector):
+        if isinstance(asked, DetectLanguage):
             return self._language(asked)
         return self._encode(asked) if isinstance(asked, EncodeWindow) else self._write(asked)
 
-    def _language(self, asked: LanguageDetector) -> str:
+    def _language(self, asked: DetectLanguage) -> str:
         assert isinstance(asked.memory, EncodedWindow)
         (chances,) = self.model.detect_language(asked.memory.encoded)
         return str(max(chances, key=lambda pair: pair[1])[0]).strip("<|>")

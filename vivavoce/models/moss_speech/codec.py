@@ -1,7 +1,7 @@
 """MOSS-Speech's codec: speech encoder (16 kHz sound → codes), flow decoder and vocoder (codes → mel → 24 kHz sound).
 
-`MossSpeechCodec` is the plain implementation, `GraphedCodec` replays its steps as CUDA graphs. Named voices are prompts
-in the codec's folder, one small file each.
+`MossSpeechCodec` is the plain implementation, `GraphedCodec` replays its steps as CUDA graphs; tests hold the two
+equal. Named voices are prompts in the codec's folder, one small file each.
 """
 
 import copy
@@ -35,14 +35,14 @@ __all__ = ["CodecSizes", "MossSpeechCodec", "SpokenState", "read_sizes"]
 
 ENCODER_RATE = 16_000
 DECODER_RATE = 24_000
-MAX_PROMPT_SECONDS = 30.0  # one segment of the speech encoder; more only costs memory and time
+MAX_PROMPT_SECONDS = 30.0  # one segment of the speech encoder
 SIZES = "sizes.json"  # written by `save`; published folders, all of one size, have no such file
 FLOWS = {None: "flow", 5: "flow-chunk-5", 25: "flow-chunk-25"}  # files by codes in a chunk; None: offline
 VOCODER = "hift"
 SPEAKER = "campplus.onnx"
 
 
-LEFT_CHUNKS = 8  # that a reply of `GraphedCodec` attends to
+LEFT_CHUNKS = 8  # past chunks that a reply of `GraphedCodec` attends to
 VOICES_FOLDER = "voices"
 VOICE_SUFFIX = ".safetensors"
 VOICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -88,7 +88,9 @@ def read_prompt(file: Path) -> VoicePrompt:
         tensors = load_file(file)
         return VoicePrompt(tensors["codes"].long(), tensors["mel"].float(), tensors["speaker"].float())
     except (SafetensorError, OSError, KeyError) as error:
-        raise CheckpointError(f"{file} is not a voice with codes, mel and speaker ({error}); make it anew") from error
+        raise CheckpointError(
+            f"{file} is not a voice with codes, mel and speaker ({error}); create it again"
+        ) from error
 
 
 def write_prompt(prompt: VoicePrompt, file: Path) -> None:
@@ -175,7 +177,7 @@ class MossSpeechCodec(FlowSpeech):
         return self.speech_encoder.encode(mono_samples(sound, ENCODER_RATE))
 
     def voice(self, sound: Sound, speaker: Tensor | None = None) -> FlowVoice:
-        """The voice of a recording with its flow cache precomputed; make it once and share it."""
+        """The voice of a recording with its flow cache precomputed; it can be shared by any number of replies."""
         if sound.seconds > MAX_PROMPT_SECONDS:
             raise InputError(f"the voice recording has {sound.seconds:.1f} s; give at most {MAX_PROMPT_SECONDS:.0f}")
         if speaker is None:
@@ -262,7 +264,7 @@ class GraphedCodec(MossSpeechCodec):
         return cast(GraphedFlow, self.flow).pool.nbytes
 
     def release_windows(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
-        """Return the windows of states that were stepped from to the pool; the device must be done with them."""
+        """Return the windows of used states to the pool; the device must have finished reading them."""
         for old, new in zip(used, after, strict=True):
             if old.flow.cache is not None and new.flow.cache is not None:
                 cast(GraphedFlow, self.flow).pool.release(old.flow.cache, new.flow.cache)
@@ -274,9 +276,9 @@ class GraphedCodec(MossSpeechCodec):
         sizes: Sequence[int] = (),
         left_chunks: int | None = None,
     ) -> None:
-        """Capture first hops, the hops after them, and hops of these sizes in codes, ahead of any session.
+        """Capture first hops, the hops after them, and hops of `sizes` codes, before any session starts.
 
-        From then on batches are padded to one of these sizes.
+        From then on batches are padded to one of the captured sizes.
         """
         config = self.flow.config
         first_size, other_sizes = config.chunk + config.lookahead, [size for size in sizes if size != config.chunk]
@@ -287,7 +289,7 @@ class GraphedCodec(MossSpeechCodec):
         ]
         left_chunks = LEFT_CHUNKS if left_chunks is None else left_chunks
         if max(batches) > BUCKETS[-1]:
-            raise InputError(f"batches go up to {BUCKETS[-1]}; {max(batches)} was asked for")
+            raise InputError(f"a batch has at most {BUCKETS[-1]} replies, not {max(batches)}")
         flow = cast(GraphedFlow, self.flow)
         first = (len(voice.codes) + config.chunk) // config.chunk * config.chunk - voice.sink
         flow.buckets = self.vocoder.buckets = sorted(batches)
@@ -301,10 +303,10 @@ class GraphedCodec(MossSpeechCodec):
         """Step a batch of replies through pieces of these sizes, which captures their graphs."""
         states = [self.start(voice, left_chunks, seed) for seed in range(streams)]
         for size in pieces:
-            codes, before = [torch.zeros(size, dtype=torch.int64)] * streams, states
-            sounds, states = self.step_batch(before, codes, [False] * streams)
+            codes, previous = [torch.zeros(size, dtype=torch.int64)] * streams, states
+            sounds, states = self.step_batch(previous, codes, [False] * streams)
             torch.cat(sounds).cpu()  # synchronise
-            self.release_windows(before, states)
+            self.release_windows(previous, states)
 
 
 class CodecSizes(NamedTuple):
@@ -316,8 +318,8 @@ class CodecSizes(NamedTuple):
 
 def read_sizes(file: Path) -> CodecSizes:
     try:
-        given = json.loads(file.read_text(encoding="utf8"))
-        flow, vocoder = given.get("flow"), given.get("vocoder")
+        values = json.loads(file.read_text(encoding="utf8"))
+        flow, vocoder = values.get("flow"), values.get("vocoder")
         if flow is not None:
             flow["encoder"] = FlowEncoderConfig(**flow["encoder"])
             flow["estimator"] = FlowEstimatorConfig(**flow["estimator"])
@@ -326,7 +328,7 @@ def read_sizes(file: Path) -> CodecSizes:
             lists = {name: tuple(value) for name, value in vocoder.items() if isinstance(value, list)}
             vocoder = HiFTConfig(**(vocoder | lists))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} does not give the sizes of a flow and a vocoder ({error})") from error
+        raise CheckpointError(f"{file} does not have the sizes of a flow and a vocoder ({error})") from error
     return CodecSizes(flow, vocoder)
 
 
@@ -337,5 +339,5 @@ def _sizes(folder: Path, chunk: int | None) -> tuple[FlowConfig, HiFTConfig]:
         return FlowConfig.moss_speech(chunk or 5), HiFTConfig()
     flow, vocoder = read_sizes(file)
     if flow is None or vocoder is None:
-        raise CheckpointError(f"{file} must give the sizes of a flow and of a vocoder; one is missing")
+        raise CheckpointError(f"{file} must have the sizes of a flow and of a vocoder; one is missing")
     return flow, vocoder

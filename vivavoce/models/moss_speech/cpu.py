@@ -1,8 +1,8 @@
 """CPU implementations of MOSS-Speech's language model and codec, on the weights of the plain ones.
 
-A step of a small model spends most of its time around its matrix products. Here the row layout of a step is computed
-once for all layers, sequences that decode one row attend in one call, and TorchScript runs all layers without holding
-the GIL, which the event loop needs. Rows, keys and values are those of `MossSpeech`.
+The arithmetic is that of `model.py` and `codec.py`, and tests hold rows, keys and values equal. What changes: the row
+layout of a step is computed once for all layers, sequences that decode one row attend in one call, and TorchScript
+runs all layers without holding the GIL, which the event loop needs.
 """
 
 import math
@@ -45,7 +45,7 @@ class StepLayout(NamedTuple):
 
 
 class FusedRMSNorm(nn.Module):
-    """RMS norm in few calls, or one per head side by side."""
+    """RMS norm in few calls; with several norms, one per head."""
 
     def __init__(self, norms: Sequence[RMSNorm]) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class CpuMossLayer(nn.Module):
         return torch.addmm(x, functional.silu(gate).mul_(up), self.down)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, groups: list[AttentionGroup]) -> Tensor:
-        """# queries [row, head, dim], keys [page, row of the page, kv head, dim]"""
+        """# queries [row, head, dim], keys [page, slot of the page, kv head, dim]"""
         if len(groups) == 1:
             return self.attend_group(queries, keys, values, groups[0])
         mixed = torch.empty_like(queries)
@@ -111,8 +111,8 @@ class CpuMossLayer(nn.Module):
 
     def gather(self, cached: Tensor, group: AttentionGroup) -> Tensor:
         """# → [stream, kv head, context, dim]"""
-        held = cached.index_select(0, group.pages).view(group.streams, -1, self.kv_heads, self.head_dim)
-        return held[:, : group.context].transpose(1, 2)
+        gathered = cached.index_select(0, group.pages).view(group.streams, -1, self.kv_heads, self.head_dim)
+        return gathered[:, : group.context].transpose(1, 2)
 
 
 class CpuTrunk(nn.Module):
@@ -181,7 +181,7 @@ class CpuMossSpeech(MossSpeech):
         return StepLayout(pages * size + stored % size, self._cos[positions], self._sin[positions], groups)
 
     def _decode_group(self, batch: RowBatch, pieces: list[CachePiece]) -> AttentionGroup:
-        """Sequences that decode one row each: padded to the longest context, in one call."""
+        """Sequences that decode one row each, padded to the longest context."""
         size, max_context = batch.cache.page_size, max(piece.context for piece in pieces)
         pages = batch.page_table[[piece.slot for piece in pieces], : -(-max_context // size)].long()
         rows = torch.tensor([piece.rows.start for piece in pieces])
@@ -214,12 +214,12 @@ def _bias(seen: Tensor, batch: RowBatch) -> Tensor:
 
 
 class CpuCodec(MossSpeechCodec):
-    """CPU implementation of the codec on the weights of a plain one; its sound is equal but for rounding.
+    """CPU implementation of the codec on the weights of a plain one; in float32 its sound is equal up to rounding.
 
     Flow and vocoder multiply in `dtype`: bfloat16 where the CPU has tiles for it. On the bundled weights the error of
-    the flow's mel and of the vocoder's sound of one mel is then 50 dB below the signal, on random weights 44 and
-    30 dB. The waveform of a whole reply agrees less (13 dB): a mel that differs slightly has a pitch that differs
-    slightly, and the excitation's phase adds that up. Its log spectrum differs by 1 dB on average.
+    the flow's mel, and of the vocoder's sound for the same mel, is then 50 dB below the signal; on random weights 44
+    and 30 dB. The waveform of a whole reply agrees less (13 dB), because the phase of the excitation integrates small
+    differences in pitch. Its log spectrum differs by 1 dB on average.
     """
 
     def __init__(self, codec: MossSpeechCodec, dtype: torch.dtype = torch.float32) -> None:
@@ -228,5 +228,5 @@ class CpuCodec(MossSpeechCodec):
         self.ready: dict[str, FlowVoice] = {}
         self.flow = CpuFlow(codec.flow, dtype) if CpuFlow.suits(codec.flow) else codec.flow
         vocoder = codec.vocoder.hift
-        flat = CpuHiFT(vocoder, dtype) if CpuHiFT.suits(vocoder) else vocoder
-        self.vocoder = HiFTStream(flat, codec.vocoder.delay_frames)
+        fast = CpuHiFT(vocoder, dtype) if CpuHiFT.suits(vocoder) else vocoder
+        self.vocoder = HiFTStream(fast, codec.vocoder.delay_frames)

@@ -1,4 +1,4 @@
-"""MOSS-Speech: one language model that reads and writes both text and speech codes (arXiv 2510.00499).
+"""MOSS-Speech: one language model over both text and speech codes (arXiv 2510.00499).
 
 A row has two channels, a text id and an audio code, of which one is used: where the text id is `modality_pad`, the row
 is speech. 32 shared layers feed two tails of 4 layers, one with a text head and one with an audio head. Both tails run
@@ -56,27 +56,27 @@ class MossSpeechConfig:
     def read(cls, folder: str | Path) -> "MossSpeechConfig":
         """The configuration of a checkpoint folder."""
         file = Path(folder) / "config.json"
-        given = read_config(file, "MOSS-Speech")
-        if given.get("model_type") != "moss_speech":
-            raise CheckpointError(f"{file} describes a {given.get('model_type')!r} model, not 'moss_speech'")
+        values = read_config(file, "MOSS-Speech")
+        if values.get("model_type") != "moss_speech":
+            raise CheckpointError(f"{file} describes a {values.get('model_type')!r} model, not 'moss_speech'")
         # The class default of rope_theta upstream is 10000, so a checkpoint that leaves it out would be misread.
-        given.setdefault("rope_theta", (given.get("rope_parameters") or {}).get("rope_theta"))
+        values.setdefault("rope_theta", (values.get("rope_parameters") or {}).get("rope_theta"))
         fields = {field.name for field in dataclasses.fields(cls)}
-        absent = sorted(name for name in fields if given.get(name) is None)
+        absent = sorted(name for name in fields if values.get(name) is None)
         if absent:
             raise CheckpointError(f"{file} lacks {', '.join(absent)}")
-        config = cls(**{name: given[name] for name in fields})
-        config.check(given, file)
+        config = cls(**{name: values[name] for name in fields})
+        config.check(values, file)
         return config
 
-    def check(self, given: dict[str, Any], file: Path) -> None:
+    def check(self, values: dict[str, Any], file: Path) -> None:
         """Raise `CheckpointError` for variants that this implementation does not support."""
-        depth = given.get("num_hidden_layers", self.num_shared_layers + self.num_modality_layers)
+        depth = values.get("num_hidden_layers", self.num_shared_layers + self.num_modality_layers)
         if depth != self.num_shared_layers + self.num_modality_layers:
             raise CheckpointError(f"{file}: num_hidden_layers {depth} is not shared + modality layers")
-        unsupported = [name for name in ("rope_scaling", "attention_bias", "use_sliding_window") if given.get(name)]
-        if given.get("tie_word_embeddings") or unsupported:
-            raise CheckpointError(f"{file} asks for {', '.join(unsupported) or 'tied embeddings'}: not supported")
+        unsupported = [name for name in ("rope_scaling", "attention_bias", "use_sliding_window") if values.get(name)]
+        if values.get("tie_word_embeddings") or unsupported:
+            raise CheckpointError(f"{file} has {', '.join(unsupported) or 'tied embeddings'}, which is not supported")
 
     def write(self, folder: str | Path) -> None:
         """Write `config.json` as the published checkpoints have it."""
@@ -226,7 +226,7 @@ class MossSpeech(nn.Module):
         if draw.shared_mode == AUDIO:
             return torch.stack([torch.full_like(audio, pad), audio], dim=1)
         text = draw.sample(TEXT, self._head_logits(hidden, TEXT))
-        # In text mode the audio sample is never embedded, yet it stays in the row: the penalty counts it.
+        # In text mode the audio sample is not embedded, but it stays in the row: the repetition penalty counts it.
         return torch.stack([torch.where(draw.modes == AUDIO, pad, text), audio], dim=1)
 
     def _audio(self, hidden: Tensor, draw: Draw) -> Tensor:
@@ -250,13 +250,13 @@ class MossSpeech(nn.Module):
 
     def next_modes(self, modes: Tensor, rows: Tensor) -> Tensor:
         """`next_mode` of a batch on the device.  # [sequence], [sequence, 2] → [sequence]"""
-        begins = rows[:, TEXT] == self.config.sosp_token_id
+        starts = rows[:, TEXT] == self.config.sosp_token_id
         ends = rows[:, AUDIO] == self.config.eosp_token_id
-        speaks = (modes == AUDIO) | ((modes == TEXT) & begins)
-        return torch.where(speaks & ~ends, AUDIO, torch.where(speaks, TEXT, modes))
+        is_speech = (modes == AUDIO) | ((modes == TEXT) & starts)
+        return torch.where(is_speech & ~ends, AUDIO, torch.where(is_speech, TEXT, modes))
 
     def ends(self, row: Row) -> bool:
-        """`<|im_end|>` or `<|endoftext|>` in the text channel."""
+        """Whether the text channel has `<|im_end|>` or `<|endoftext|>`."""
         return row[TEXT] in (self.config.eos_token_id, self.config.pad_token_id)
 
     def spoken_codes(self, rows: Iterable[Row]) -> list[int]:

@@ -1,6 +1,6 @@
 """MOSS-Speech's chat template: turns of text or speech as rows of token ids, in the published format.
 
-`<|im_start|>{role}\\n … <|im_end|>\\n`, each piece tokenised by itself. A text row is (id, audio_pad); speech is a
+`<|im_start|>{role}\\n … <|im_end|>\\n`, each piece tokenised separately. A text row is (id, audio_pad); speech is a
 start-of-speech row, one row per code, and an end-of-speech row.
 """
 
@@ -21,7 +21,7 @@ DEFAULT_SYSTEM: dict[Modality, str] = {
 
 
 class SpeechTokenizerProtocol(Protocol):
-    """Text to ids, special tokens such as `<|im_start|>` recognised, none added."""
+    """Text to ids; special tokens such as `<|im_start|>` are recognised, none are added."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
@@ -77,9 +77,9 @@ class MossSpeechPrompt:
         return self.open_turn("assistant") + (self.open_speech() if reply == "speech" else [])
 
     def rows(self, turns: Sequence[Turn], reply: Modality) -> list[Row]:
-        """A whole prompt up to where the reply begins.
+        """A whole prompt up to the start of the reply.
 
-        Where the first turn is not a system turn, the published processor appends a default one *after* all turns, and
+        If the first turn is not a system turn, the published processor appends a default one *after* all turns, and
         the model was tuned that way.
         """
         if reply not in DEFAULT_SYSTEM:

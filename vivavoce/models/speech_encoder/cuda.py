@@ -1,7 +1,7 @@
-"""The speech encoder's steps replayed as CUDA graphs, with equal codes.
+"""The speech encoder's steps replayed as CUDA graphs; tests hold the codes equal to those of `model.py`.
 
 A step is one code of each stream. A graph serves a bucket of streams and a capacity of past positions: past keys and
-values are copied to the graph's input buffer, new ones are appended to each stream's own past.
+values are copied to the graph's input buffer, new ones are appended to the cache of each stream.
 """
 
 import math
@@ -49,7 +49,7 @@ class _GraphKey(NamedTuple):
 
 
 class _GraphAttention:
-    """Attention to pasts of a fixed capacity and to new positions, whose keys and values are collected in `new`."""
+    """Attention to past positions in a buffer of fixed capacity and to new ones, whose keys and values go to `new`."""
 
     def __init__(self, pasts: Tensor, positions: Tensor, new: int) -> None:
         self._pasts = pasts  # [layer, 2, stream, head, capacity, dim]
@@ -94,18 +94,18 @@ class GraphedSpeechEncoder:
 
     def step(self, state: GraphedEncoderState, mel: Tensor) -> tuple[Tensor, GraphedEncoderState]:
         """Codes of the next frames, a multiple of 8.  # [1, mel, frame] → [1, frame / 8]"""
-        codes, (after,) = self.step_batch([state], mel)
-        return codes, after
+        codes, (new_states,) = self.step_batch([state], mel)
+        return codes, new_states
 
     def step_batch(
         self, states: Sequence[GraphedEncoderState], mel: Tensor
     ) -> tuple[Tensor, list[GraphedEncoderState]]:
         """Codes of the next frames of streams at any positions.  # [stream, mel, frame] → [stream, code]"""
-        after, codes = list(states), []
+        new_states, codes = list(states), []
         for piece in mel.to(self.conv1.weight.dtype).split(self.config.frames_per_code, dim=-1):
-            new, after = self._step(after, piece)
+            new, new_states = self._step(new_states, piece)
             codes.append(new)
-        return torch.cat(codes, dim=1), after
+        return torch.cat(codes, dim=1), new_states
 
     @torch.inference_mode()
     def warm_up(self, max_streams: int) -> None:
@@ -139,9 +139,9 @@ class GraphedSpeechEncoder:
             for first in range(0, len(members), max_streams):
                 batch = members[first : first + max_streams]
                 rows = torch.tensor(batch, device=mel.device)
-                new, after = self._run_graph([states[index] for index in batch], mel[rows], capacity)
+                new, new_states = self._run_graph([states[index] for index in batch], mel[rows], capacity)
                 codes[rows] = new
-                for index, state in zip(batch, after, strict=True):
+                for index, state in zip(batch, new_states, strict=True):
                     states[index] = state
         return codes, states
 
@@ -158,7 +158,7 @@ class GraphedSpeechEncoder:
         for row, state in enumerate(states):
             pasts[:, :, row, :, : state.position] = state.past.keys_values[..., : state.position, :]
         codes, conv1, conv2, new = self._graphs(step, [*filled, positions.to(mel.device, non_blocking=True)])
-        after = [
+        new_states = [
             GraphedEncoderState(
                 state.position + self._positions_per_code,
                 conv1[row : row + 1],
@@ -167,7 +167,7 @@ class GraphedSpeechEncoder:
             )
             for row, state in enumerate(states)
         ]
-        return codes[:count], after
+        return codes[:count], new_states
 
     def _max_streams(self, capacity: int) -> int:
         """Max streams of one pass at this capacity."""

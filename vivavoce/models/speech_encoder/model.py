@@ -5,8 +5,8 @@ log-mel at 100 Hz → two causal convolutions (the second halves the rate) → p
 starts a new segment at the same samples.
 
 `SpeechStream` takes PCM in pieces of any size. Whisper normalises a log-mel by the maximum of its 30 s segment, which a
-stream cannot know: `step` uses the maximum so far and returns codes at once, `exact_codes` encodes a finished turn
-again with the true maxima, as offline.
+stream does not know yet: `step` uses the maximum so far and returns codes without delay; `exact_codes` encodes a
+finished turn again with the true maxima, as offline.
 """
 
 from collections.abc import Sequence
@@ -95,11 +95,11 @@ class SpeechEncoderState:
 
     @property
     def batch(self) -> int:
-        """How many streams this state holds."""
+        """The number of streams of this state."""
         return self.conv1.shape[0]
 
     def copy(self) -> "SpeechEncoderState":
-        """The same state in memory of its own."""
+        """A deep copy."""
         return SpeechEncoderState(self.position, self.conv1.clone(), self.conv2.clone(), self.past.copy())
 
 
@@ -138,7 +138,7 @@ class SpeechEncoder(nn.Module):
         return torch.cat([self.nearest(self.features(segment)) for segment in segments], dim=1)
 
     def features(self, mel: Tensor) -> Tensor:
-        """What is rounded to codes, for one segment.  # [batch, mel, frame] → [batch, code, d_model]"""
+        """The states of one segment before quantisation.  # [batch, mel, frame] → [batch, code, d_model]"""
         x = functional.gelu(self.conv1(mel.to(self.conv1.weight.dtype)))
         x = functional.gelu(self.conv2(x)).transpose(1, 2)
         x = x + self.embed_positions.weight[: x.shape[1]]
@@ -170,20 +170,20 @@ class SpeechEncoder(nn.Module):
 
     def step(self, state: SpeechEncoderState, mel: Tensor) -> tuple[Tensor, SpeechEncoderState]:
         """Codes of the next frames, a multiple of 8.  # [batch, mel, frame] → [batch, frame / 8]"""
-        codes, (after,) = self.step_batch([state], mel)
-        return codes, after
+        codes, (new_states,) = self.step_batch([state], mel)
+        return codes, new_states
 
     def step_batch(self, states: Sequence[SpeechEncoderState], mel: Tensor) -> tuple[Tensor, list[SpeechEncoderState]]:
         """`step` for streams at different positions; rows of `mel` follow `states`."""
         self._check(mel, rows=sum(state.batch for state in states), multiple=self.config.frames_per_code)
-        after, codes = list(states), []
+        new_states, codes = list(states), []
         while mel.shape[-1]:
-            after = [self._in_segment(state) for state in after]
-            room = self.config.segment_frames - CONV_STRIDE * max(state.position for state in after)
-            features, after = self._step_features(after, mel[..., :room])
+            new_states = [self._in_segment(state) for state in new_states]
+            room = self.config.segment_frames - CONV_STRIDE * max(state.position for state in new_states)
+            features, new_states = self._step_features(new_states, mel[..., :room])
             codes.append(self.nearest(features))
             mel = mel[..., room:]
-        return torch.cat(codes, dim=1), after
+        return torch.cat(codes, dim=1), new_states
 
     def _in_segment(self, state: SpeechEncoderState) -> SpeechEncoderState:
         ended = state.position == self.config.max_source_positions
@@ -201,11 +201,11 @@ class SpeechEncoder(nn.Module):
             x = layer.step_in_stack(streams, index, x)
         rows = [state.batch for state in states]
         contexts = zip(torch.split_with_sizes(conv1, rows), torch.split_with_sizes(conv2, rows), strict=True)
-        after = [
+        new_states = [
             SpeechEncoderState(state.position + new, first, second, past)
             for state, (first, second), past in zip(states, contexts, streams.after, strict=True)
         ]
-        return self._pool(x), after
+        return self._pool(x), new_states
 
     @property
     def _stack(self) -> Sequence[WhisperLayer]:
@@ -226,7 +226,7 @@ class SpeechEncoder(nn.Module):
             wanted = f"a multiple of {multiple}" if multiple > 1 else "at least one"
             raise InputError(f"the speech encoder takes {wanted} mel frames, not {mel.shape[-1]}")
         if not torch.isfinite(mel).all():
-            raise InputError("the mel holds NaN or infinite values; look at the sound it was made of")
+            raise InputError("the mel has NaN or infinite values; check the sound it was computed from")
 
 
 def encode_path_name(name: str, config: SpeechEncoderConfig) -> str | None:
@@ -244,10 +244,10 @@ class SpeechStreamState:
     """State of one turn."""
 
     mel: WhisperMelState
-    encoder: Any  # the encoder's own state: SpeechEncoderState or GraphedEncoderState
+    encoder: Any  # SpeechEncoderState or GraphedEncoderState
     samples: int  # of the current segment
     maximum: Tensor  # [1], of the log-mel of the current segment
-    waiting: Tensor  # [1, mel, frame]: normalised frames, too few for a code
+    waiting: Tensor  # [1, mel, frame]: normalised frames, not yet enough for a code
     segment: tuple[Tensor, ...]  # log-mels of the current segment, [1, mel, frame] each
     segments: tuple[Tensor, ...]  # log-mels of the segments before it
 
@@ -277,8 +277,8 @@ class SpeechStream:
 
     def step(self, state: SpeechStreamState, samples: Tensor) -> tuple[Tensor, SpeechStreamState]:
         """Codes completed by these samples.  # [time] → [code]"""
-        (codes,), (after,) = self.step_batch([state], [samples])
-        return codes, after
+        (codes,), (new_states,) = self.step_batch([state], [samples])
+        return codes, new_states
 
     def step_batch(
         self, states: Sequence[SpeechStreamState], samples: Sequence[Tensor], final: Sequence[bool] | None = None
@@ -293,8 +293,8 @@ class SpeechStream:
 
     def finish(self, state: SpeechStreamState) -> tuple[Tensor, SpeechStreamState]:
         """The last codes of the turn, its end padded with silence to a whole code.  # [code]"""
-        (codes,), (after,) = self._encode([self._pad_to_code(state)])
-        return codes, after
+        (codes,), (new_states,) = self._encode([self._pad_to_code(state)])
+        return codes, new_states
 
     def encode(self, samples: Tensor) -> Tensor:
         """Codes of a whole sound, equal to the published encoder.  # [time] → [code]"""
@@ -303,7 +303,7 @@ class SpeechStream:
         return self.exact_codes(self._pad_to_code(self._extend(self.initial_state(), samples)))
 
     def exact_codes(self, finished: SpeechStreamState) -> Tensor:
-        """All codes of a finished turn, each segment normalised by its own maximum.  # [code]"""
+        """All codes of a finished turn, each segment normalised by its maximum.  # [code]"""
         if not self.keep_for_exact or finished.samples:
             raise InputError("exact codes need a finished turn of a stream made with keep_for_exact=True")
         if not finished.segments:
@@ -316,41 +316,41 @@ class SpeechStream:
         for index, (state, piece) in enumerate(zip(states, samples, strict=True)):
             _check(piece)
             ends = state.samples + len(piece) >= self.segment_samples
-            alike = (len(piece), state.mel.held.shape, state.mel.started, state.waiting.shape)
-            groups.setdefault((index,) if ends or not len(piece) else alike, []).append(index)
+            shapes = (len(piece), state.mel.held.shape, state.mel.started, state.waiting.shape)
+            groups.setdefault((index,) if ends or not len(piece) else shapes, []).append(index)
         extended = list(states)
         for members in groups.values():
             members_states = [states[index] for index in members]
             pieces = [samples[index] for index in members]
-            after = (
+            new_states = (
                 [self._extend(members_states[0], pieces[0])]
                 if len(members) == 1
-                else self._extend_alike(members_states, pieces)
+                else self._extend_batch(members_states, pieces)
             )
-            for index, state in zip(members, after, strict=True):
+            for index, state in zip(members, new_states, strict=True):
                 extended[index] = state
         return extended
 
-    def _extend_alike(self, states: list[SpeechStreamState], pieces: list[Tensor]) -> list[SpeechStreamState]:
+    def _extend_batch(self, states: list[SpeechStreamState], pieces: list[Tensor]) -> list[SpeechStreamState]:
         held = WhisperMelState(torch.cat([state.mel.held for state in states]), states[0].mel.started)
         frames, mel = self.mel.step(held, torch.stack(pieces).to(self.device, torch.float32))
         normalised, maxima = whisper_normalise_running(frames, torch.cat([state.maximum for state in states]))
         waiting = torch.cat([torch.cat([state.waiting for state in states]), normalised], dim=-1)
-        after = []
+        new_states = []
         for row, state in enumerate(states):
-            own_row = slice(row, row + 1)
-            after.append(
+            this_row = slice(row, row + 1)
+            new_states.append(
                 replace(
                     state,
-                    mel=WhisperMelState(mel.held[own_row], mel.started),
+                    mel=WhisperMelState(mel.held[this_row], mel.started),
                     samples=state.samples + len(pieces[row]),
-                    maximum=maxima[own_row],
-                    waiting=waiting[own_row],
+                    maximum=maxima[this_row],
+                    waiting=waiting[this_row],
                     # A clone: a view would keep the whole batch in memory for as long as the turn lasts.
-                    segment=(*state.segment, frames[own_row].clone()) if self.keep_for_exact else (),
+                    segment=(*state.segment, frames[this_row].clone()) if self.keep_for_exact else (),
                 )
             )
-        return after
+        return new_states
 
     def _extend(self, state: SpeechStreamState, samples: Tensor) -> SpeechStreamState:
         _check(samples)
@@ -398,11 +398,11 @@ class SpeechStream:
         while ready := [index for index, state in enumerate(states) if state.waiting.shape[-1] >= per_code]:
             frames = min(states[index].waiting.shape[-1] for index in ready) // per_code * per_code
             mels = torch.cat([states[index].waiting[..., :frames] for index in ready])
-            new, after = self.encoder.step_batch([states[index].encoder for index in ready], mels)
+            new, new_states = self.encoder.step_batch([states[index].encoder for index in ready], mels)
             for row, index in enumerate(ready):
                 codes[index].append(new[row])
                 left = states[index].waiting[..., frames:]
-                states[index] = replace(states[index], encoder=after[row], waiting=left)
+                states[index] = replace(states[index], encoder=new_states[row], waiting=left)
         nothing = torch.empty(0, dtype=torch.int64, device=self.device)
         return [torch.cat([nothing, *parts]) for parts in codes], states
 
@@ -414,4 +414,4 @@ def _check(samples: Tensor) -> None:
     if samples.ndim != 1 or not samples.is_floating_point():
         raise InputError(f"a turn takes float samples [time], not {samples.dtype} {list(samples.shape)}")
     if not torch.isfinite(samples).all():
-        raise InputError("the sound holds NaN or infinite samples")
+        raise InputError("the sound has NaN or infinite samples")

@@ -37,7 +37,7 @@ class AlignmentWeights(WholeTexts):
 
     @property
     def layers(self) -> int:
-        """How many layers have to be run for all pairs."""
+        """The number of layers to run for all pairs."""
         return 1 + max(layer for layer, _ in self.heads)
 
     @property
@@ -79,17 +79,17 @@ def word_times(
     memory: WindowMemory,
     texts: Sequence[Sequence[int]],
     heads: Sequence[tuple[int, int]],
-    spell: Callable[[list[int]], str],
+    text_of: Callable[[list[int]], str],
     language: str,
     positions: int | None = None,
 ) -> list[list[TimedWord]]:
-    """The words of consecutive texts of one window, timed from its beginning.
+    """The words of consecutive texts of one window, with times relative to its start.
 
-    `positions` is how much of the window is sound. Tokens beyond the decoder's positions are left out.
+    `positions` is how many of the window's positions are sound. Tokens beyond the decoder's positions are left out.
     """
     prompt = tokens.prompt(language if tokens.is_multilingual else None)
     room = model.config.max_target_positions - len(prompt) - 1
-    numbered = _numbered(texts, tokens, spell, language)
+    numbered = _numbered(texts, tokens, text_of, language)
     written = [token for _, ids in numbered for token in ids][:room]
     if not written:
         return [[] for _ in texts]
@@ -97,28 +97,28 @@ def word_times(
     attention = AlignmentWeights(memory, heads, positions)
     hidden = model.decoder.run(model.decoder.embed(sequence), attention)[0, len(prompt) - 1 : -1]
     begins = token_times(attention.weights[0, :, len(prompt) - 1 : -1])
-    chances = model.decoder.logits(hidden)[:, : tokens.endoftext].softmax(-1)
+    probabilities = model.decoder.logits(hidden)[:, : tokens.endoftext].softmax(-1)
     timed: list[list[TimedWord]] = [[] for _ in texts]
     start = 0
     for index, ids in numbered:
         end = start + len(ids)
         if end > len(written):
             break
-        probability = sum(float(chances[start + step, token]) for step, token in enumerate(ids)) / len(ids)
-        timed[index].append(TimedWord(spell(ids), float(begins[start]), float(begins[end]), probability))
+        probability = sum(float(probabilities[start + step, token]) for step, token in enumerate(ids)) / len(ids)
+        timed[index].append(TimedWord(text_of(ids), float(begins[start]), float(begins[end]), probability))
         start = end
     return [merge_punctuation(words) for words in timed]
 
 
 def _numbered(
-    texts: Sequence[Sequence[int]], tokens: WhisperTokens, spell: Callable[[list[int]], str], language: str
+    texts: Sequence[Sequence[int]], tokens: WhisperTokens, text_of: Callable[[list[int]], str], language: str
 ) -> list[tuple[int, list[int]]]:
-    """Every word of every text, as text number and tokens."""
-    found = []
+    """Every word of every text, as (text number, tokens)."""
+    words = []
     for index, text in enumerate(texts):
         written = [token for token in text if token < tokens.endoftext]
-        found += [(index, word) for word in split_words(written, spell, language)]
-    return found
+        words += [(index, word) for word in split_words(written, text_of, language)]
+    return words
 
 
 def token_times(attention: Tensor) -> NDArray[np.float64]:
@@ -146,12 +146,12 @@ def median_filter(values: Tensor, width: int) -> Tensor:
 def time_warp(cost: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Dynamic time warping: the cheapest monotone path through a matrix, as rows and columns.
 
-    An antidiagonal depends only on the two before it, so it is computed at once. Ties go along the row and sums are in
-    32 bits, as in openai-whisper.
+    An antidiagonal depends only on the two before it, so each is one vector operation. Ties go along the row and sums
+    are in 32 bits, as in openai-whisper.
     """
     rows, columns = cost.shape
     total = np.full((rows + 1, columns + 1), np.inf, dtype=np.float32)
-    came = np.full((rows + 1, columns + 1), 2, dtype=np.int8)
+    step_from = np.full((rows + 1, columns + 1), 2, dtype=np.int8)
     total[0, 0] = 0
     for diagonal in range(2, rows + columns + 1):
         row = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
@@ -159,24 +159,24 @@ def time_warp(cost: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.
         both, down, along = total[row - 1, column - 1], total[row - 1, column], total[row, column - 1]
         way = np.where((both < down) & (both < along), 0, np.where((down < both) & (down < along), 1, 2))
         total[row, column] = cost[row - 1, column - 1] + np.choose(way, [both, down, along])
-        came[row, column] = way
-    came[0, :], came[:, 0] = 2, 1
+        step_from[row, column] = way
+    step_from[0, :], step_from[:, 0] = 2, 1
     path, row, column = [], rows, columns
     while row > 0 or column > 0:
         path.append((row - 1, column - 1))
-        way = came[row, column]
+        way = step_from[row, column]
         row, column = row - (way != 2), column - (way != 1)
     steps = np.array(path[::-1], dtype=np.int64)
     return steps[:, 0], steps[:, 1]
 
 
-def split_words(ids: Sequence[int], spell: Callable[[list[int]], str], language: str) -> list[list[int]]:
+def split_words(ids: Sequence[int], text_of: Callable[[list[int]], str], language: str) -> list[list[int]]:
     """Tokens grouped into words: at spaces, or, in languages without them, wherever whole characters end."""
     characters: list[list[int]] = []
     pending: list[int] = []
     for token in ids:
         pending.append(token)
-        if REPLACEMENT not in spell(pending):
+        if REPLACEMENT not in text_of(pending):
             characters.append(pending)
             pending = []
     if pending:
@@ -185,7 +185,7 @@ def split_words(ids: Sequence[int], spell: Callable[[list[int]], str], language:
         return characters
     words: list[list[int]] = []
     for group in characters:
-        text = spell(group)
+        text = text_of(group)
         if not words or text.startswith(" ") or not any(character.isalnum() for character in text):
             words.append(list(group))
         else:
@@ -199,16 +199,16 @@ def merge_punctuation(words: list[TimedWord]) -> list[TimedWord]:
     for word in words:
         sign = word.text.strip()
         if merged and sign and not word.text.startswith(" ") and all(character in CLOSING for character in sign):
-            before = merged[-1]
-            merged[-1] = TimedWord(before.text + word.text, before.start, before.end, before.probability)
+            previous = merged[-1]
+            merged[-1] = TimedWord(previous.text + word.text, previous.start, previous.end, previous.probability)
         else:
             merged.append(word)
     joined: list[TimedWord] = []
     for word in reversed(merged):
         sign = word.text.strip()
         if joined and sign and word.text.startswith(" ") and all(character in OPENING for character in sign):
-            after = joined[-1]
-            joined[-1] = TimedWord(word.text + after.text, after.start, after.end, after.probability)
+            following = joined[-1]
+            joined[-1] = TimedWord(word.text + following.text, following.start, following.end, following.probability)
         else:
             joined.append(word)
     return joined[::-1]

@@ -15,10 +15,10 @@ from vivavoce.models import read_config
 from vivavoce.models.checkpoint import Checkpoint, is_pickled
 from vivavoce.models.tokenizers import TextTokenizer
 
-CONV_STRIDE = 2  # mel frames that make one encoder position
+CONV_STRIDE = 2  # mel frames per encoder position
 MEL_FRAMES_PER_SECOND = 100
 REQUIRED = {"activation_function": "gelu", "scale_embedding": False, "tie_word_embeddings": True}
-OF_DIMS = {
+CONFIG_NAMES = {
     "n_mels": "num_mel_bins",
     "n_audio_ctx": "max_source_positions",
     "n_audio_state": "d_model",
@@ -54,12 +54,12 @@ class WhisperConfig:
 
     @property
     def window_frames(self) -> int:
-        """Mel frames the encoder sees at once: 3000 (30 s) in every published size."""
+        """Mel frames of a window: 3000 (30 s) in every published size."""
         return CONV_STRIDE * self.max_source_positions
 
     @property
     def window_seconds(self) -> float:
-        """Seconds the encoder sees at once."""
+        """Seconds of a window."""
         return self.window_frames / MEL_FRAMES_PER_SECOND
 
     @classmethod
@@ -78,7 +78,7 @@ class WhisperConfig:
     def from_dims(cls, dims: Mapping[str, int]) -> "WhisperConfig":
         """The `dims` of an OpenAI file."""
         try:
-            named = {ours: int(dims[theirs]) for theirs, ours in OF_DIMS.items()}
+            named = {ours: int(dims[theirs]) for theirs, ours in CONFIG_NAMES.items()}
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the file's dims are not those of a Whisper ({error!r})") from error
         return cls(**named, encoder_ffn_dim=4 * named["d_model"], decoder_ffn_dim=4 * named["d_model"])
@@ -108,13 +108,13 @@ SIZES = {
     "large-v3": WhisperConfig(num_mel_bins=128, vocab_size=51866),
     "large-v3-turbo": WhisperConfig(num_mel_bins=128, vocab_size=51866, decoder_layers=4),
 }
-OF_OPENAI = (
+OPENAI_PATTERNS = (
     (r"\bblocks\.", "layers."),
     (r"\bcross_attn_ln\.", "encoder_attn_layer_norm."),
     (r"\battn_ln\.", "self_attn_layer_norm."),
     (r"\bcross_attn\.", "encoder_attn."),
     (r"\battn\.", "self_attn."),
-    (r"\b(query|key|value)\.", lambda found: f"{found[1][0]}_proj."),
+    (r"\b(query|key|value)\.", lambda match: f"{match[1][0]}_proj."),
     (r"_attn\.out\.", "_attn.out_proj."),
     (r"\bmlp\.0\.", "fc1."),
     (r"\bmlp\.2\.", "fc2."),
@@ -161,7 +161,7 @@ def open_whisper(source: str | Path) -> tuple[WhisperConfig, Checkpoint]:
 
 def from_openai(name: str) -> str | None:
     """Our name of one of OpenAI's tensors."""
-    for pattern, ours in OF_OPENAI:
+    for pattern, ours in OPENAI_PATTERNS:
         name = re.sub(pattern, ours, name)
     return name
 
@@ -219,9 +219,9 @@ class WhisperTokens:
     def in_order(cls, endoftext: int, languages: Sequence[str], is_multilingual: bool = True) -> "WhisperTokens":
         """The ids that follow from Whisper's order of special tokens."""
         first = endoftext + 2
-        after = {name: first + len(languages) + index for index, name in enumerate(AFTER_LANGUAGES)}
+        others = {name: first + len(languages) + index for index, name in enumerate(AFTER_LANGUAGES)}
         by_language = {language: first + index for index, language in enumerate(languages)}
-        return cls(endoftext, endoftext + 1, by_language, **after, is_multilingual=is_multilingual)
+        return cls(endoftext, endoftext + 1, by_language, **others, is_multilingual=is_multilingual)
 
     @classmethod
     def of_vocabulary(cls, size: int) -> "WhisperTokens":
@@ -236,9 +236,9 @@ class WhisperTokens:
     @classmethod
     def of_tokenizer(cls, tokenizer: TextTokenizer, vocabulary: int) -> "WhisperTokens":
         """The ids of the special tokens of a tokenizer."""
-        found = {name: _special(tokenizer, name) for name in ("endoftext", "startoftranscript", *AFTER_LANGUAGES)}
+        specials = {name: _special(tokenizer, name) for name in ("endoftext", "startoftranscript", *AFTER_LANGUAGES)}
         by_language = {code: id_ for code in LANGUAGES if (id_ := tokenizer.id_of(f"<|{code}|>")) is not None}
-        return cls(languages=by_language, is_multilingual=vocabulary != 51864, **found)
+        return cls(languages=by_language, is_multilingual=vocabulary != 51864, **specials)
 
     def is_timestamp(self, token: int) -> bool:
         """Whether a token is a timestamp."""
@@ -272,9 +272,9 @@ class WhisperTokens:
 
 def _special(tokenizer: TextTokenizer, name: str) -> int:
     for variant in (name, *OTHER_NAMES.get(name, ())):
-        found = tokenizer.id_of(f"<|{variant}|>")
-        if found is not None:
-            return found
+        id_ = tokenizer.id_of(f"<|{variant}|>")
+        if id_ is not None:
+            return id_
     raise CheckpointError(f"the tokenizer has no <|{name}|>; it is not a Whisper's")
 
 
@@ -287,7 +287,7 @@ NON_SPEECH = (  # brackets, notes and other symbols that are not spoken, in the 
     *(16604, 18362, 18956, 20075, 21675, 22520, 26130, 26161, 26435, 28279, 29464, 31650, 32302, 32470, 36865, 42863),
     *(47425, 49870, 50254),
 )
-BLANK = 220  # a lone space, in every published vocabulary
+SPACE_TOKEN = 220  # a lone space, in every published vocabulary
 LARGE_V2_HEADS = (  # also Breeze-ASR-25's
     *((10, 12), (13, 17), (16, 11), (16, 12), (16, 13), (17, 15), (17, 16), (18, 4), (18, 11), (18, 19), (19, 11)),
     *((21, 2), (21, 3), (22, 3), (22, 9), (22, 12), (23, 5), (23, 7), (23, 13), (25, 5), (26, 1), (26, 12), (27, 15)),
@@ -311,18 +311,18 @@ class WhisperSettings:
     min_logprob: float | None = -1.0
     no_speech: float | None = 0.6
     likely_text_is_speech: bool = True
-    """Whether a text above `least_logprob` is kept although the model detects no speech."""
+    """Whether a text above `min_logprob` is accepted although the model detects no speech."""
     forget_prompt_above: float = 0.5
     writes_times: bool = True
-    """Whether timestamps are asked for; a model fine-tuned without them is worse with them."""
+    """Whether timestamps are decoded by default; a model fine-tuned without them is worse with them."""
     untimed_up_to: float = 0.0
-    """Recordings up to so many seconds have no timestamps, unless the caller asks for them."""
+    """Recordings up to this many seconds have no timestamps, unless the options request them."""
     language: str | None = None
-    """The language where the caller names none; None: it is detected."""
+    """The language if the options have none; None: it is detected."""
     min_window_seconds: float = 1.0
-    """Of trimmed windows."""
+    """Minimum length of trimmed windows."""
     window_fill: WindowFill = "zeros"
-    """What fills up the last window: zeros in the normalised log-mel, or silence."""
+    """Padding of the last window: zeros in the normalised log-mel, or the log-mel of silence."""
     hotword_bonus: float = 2.0
 
     @classmethod
@@ -347,28 +347,28 @@ class WhisperSettings:
         shape = (config.vocab_size, config.decoder_layers, config.d_model)
         return cls(
             suppressed=(*(NON_SPEECH if is_published else ()), *tokens.specials),
-            suppressed_at_start=(*((BLANK,) if is_published else ()), tokens.endoftext),
+            suppressed_at_start=(*((SPACE_TOKEN,) if is_published else ()), tokens.endoftext),
             alignment_heads=KNOWN_HEADS.get(shape, all_heads),
         )
 
     def updated(self, values: Mapping[str, Any]) -> "WhisperSettings":
         """These settings with the values of a generation config, by its names."""
-        given = values.get
-        heads, latest = given("alignment_heads"), given("max_initial_timestamp_index")
-        never, not_first = given("suppress_tokens"), given("begin_suppress_tokens")
+        get = values.get
+        heads, latest = get("alignment_heads"), get("max_initial_timestamp_index")
+        never, not_first = get("suppress_tokens"), get("begin_suppress_tokens")
         return replace(
             self,
             suppressed=self.suppressed if never is None else tuple(never),
             suppressed_at_start=self.suppressed_at_start if not_first is None else tuple(not_first),
             alignment_heads=tuple((layer, head) for layer, head in heads) if heads else self.alignment_heads,
             latest_start=self.latest_start if latest is None else latest * SECONDS_PER_TIMESTAMP,
-            max_compression=given("compression_ratio_threshold", self.max_compression),
-            min_logprob=given("logprob_threshold", self.min_logprob),
-            no_speech=given("no_speech_threshold", self.no_speech),
-            likely_text_is_speech=given("likely_text_is_speech", self.likely_text_is_speech),
-            writes_times=given("writes_timestamps", self.writes_times),
-            untimed_up_to=given("untimed_up_to", self.untimed_up_to),
-            language=given("default_language", self.language),
-            min_window_seconds=given("shortest_window", self.min_window_seconds),
-            window_fill=given("window_fill", self.window_fill),
+            max_compression=get("compression_ratio_threshold", self.max_compression),
+            min_logprob=get("logprob_threshold", self.min_logprob),
+            no_speech=get("no_speech_threshold", self.no_speech),
+            likely_text_is_speech=get("likely_text_is_speech", self.likely_text_is_speech),
+            writes_times=get("writes_timestamps", self.writes_times),
+            untimed_up_to=get("untimed_up_to", self.untimed_up_to),
+            language=get("default_language", self.language),
+            min_window_seconds=get("shortest_window", self.min_window_seconds),
+            window_fill=get("window_fill", self.window_fill),
         )

@@ -47,12 +47,12 @@ from vivavoce.nn.quantised import INT8_SMALL_BATCH, MANY_ROWS, Int8Linear, int8_
 class StepRows(NamedTuple):
     """The rows of a pass. A piece is consecutive rows of one text, a run is neighbouring rows of one window.
 
-    Where the pieces count fewer rows than there are, they are the last ones, whose states alone are wanted.
+    If the pieces have fewer rows than the pass, they are its last ones, and states are computed for those alone.
     """
 
-    written: Tensor  # [row]: where keys and values of each are stored
-    read: list[Tensor]  # [context] per piece: where what it may see is stored
-    bias: list[Tensor | None]  # [row, context] per piece: −inf where a row may not look; None: it sees all
+    written: Tensor  # [row]: cache slots that the keys and values of each row are written to
+    read: list[Tensor]  # [context] per piece: cache slots of its context
+    bias: list[Tensor | None]  # [row, context] per piece: −inf where a row may not attend; None: it attends to all
     counts: list[int]  # rows per piece
     windows: list[int]  # per run
     positions: list[int]  # encoder positions of the window, per run
@@ -91,7 +91,7 @@ def _bias(piece: CachePiece, like: Tensor) -> Tensor | None:
 
 
 def flat_pages(cache: PagedCache) -> tuple[Tensor, Tensor]:
-    """Keys and values with their pages end to end.  # each [layer, place, head, head_dim]"""
+    """Keys and values with their pages end to end.  # each [layer, slot, head, head_dim]"""
     return cache.keys.flatten(1, 2), cache.values.flatten(1, 2)
 
 
@@ -117,9 +117,9 @@ def packed_projection(layer: WhisperDecoderLayer) -> tuple[Tensor, Tensor]:
 
 
 class CpuDecoderLayer(nn.Module):
-    """`WhisperDecoderLayer.decode` over keys and values that lie in one block of memory.
+    """`WhisperDecoderLayer.decode` over keys and values in one block of memory.
 
-    Of `drafts`, passes have a single row most of the time and need not be exact.
+    With `drafts`, weights are laid out for passes of a single row, and the GELU may be the tanh approximation.
     """
 
     def __init__(self, layer: WhisperDecoderLayer, packed: nn.Module, drafts: bool) -> None:
@@ -133,24 +133,24 @@ class CpuDecoderLayer(nn.Module):
         self.text_norm, self.window_norm = layer.self_attn_layer_norm, layer.encoder_attn_layer_norm
         self.last_norm = layer.final_layer_norm
         self.heads, self.by_parts = text.heads, is_onednn_slow()
-        self.by_tanh = drafts and not self.by_parts  # of one row it takes a third less than the exact GELU
+        self.by_tanh = drafts and not self.by_parts  # for one row a third faster than the exact GELU
 
     def forward(
         self, x: Tensor, rows: StepRows, keys: Tensor, values: Tensor, window_keys: Tensor, window_values: Tensor
     ) -> Tensor:
-        """# x [row, d_model], keys [place, head, head_dim], window_keys [window, head, position, head_dim]"""
+        """# x [row, d_model], keys [slot, head, head_dim], window_keys [window, head, position, head_dim]"""
         projected = self.packed(self.text_norm(x)).view(x.size(0), 3, self.heads, -1)
         keys.index_copy_(0, rows.written, projected.select(1, 1))
         values.index_copy_(0, rows.written, projected.select(1, 2))
-        wanted = 0
+        rows_left = 0
         for count in rows.counts:
-            wanted += count
-        first = x.size(0) - wanted
+            rows_left += count
+        first = x.size(0) - rows_left
         if first > 0:
-            x = x.narrow(0, first, wanted)
-        query = projected.select(1, 0).narrow(0, first, wanted).transpose(0, 1).unsqueeze(0)  # [1, head, row, dim]
+            x = x.narrow(0, first, rows_left)
+        query = projected.select(1, 0).narrow(0, first, rows_left).transpose(0, 1).unsqueeze(0)  # [1, head, row, dim]
         x = self.text_out(self._attend_text(query, rows, keys, values)).add_(x)
-        query = self.query(self.window_norm(x)).view(1, wanted, self.heads, -1).transpose(1, 2)
+        query = self.query(self.window_norm(x)).view(1, rows_left, self.heads, -1).transpose(1, 2)
         x = self.window_out(self._attend_windows(query, rows, window_keys, window_values)).add_(x)
         inner = self.inner(self.last_norm(x))
         inner = functional.gelu(inner, approximate="tanh") if self.by_tanh else gelu(inner, self.by_parts)
@@ -160,11 +160,11 @@ class CpuDecoderLayer(nn.Module):
         mixed: list[Tensor] = []
         begin = 0
         for index, count in enumerate(rows.counts):
-            place = rows.read[index]
-            key = keys.index_select(0, place).transpose(0, 1).unsqueeze(0)
-            value = values.index_select(0, place).transpose(0, 1).unsqueeze(0)
-            mine = query.narrow(2, begin, count)
-            mixed.append(functional.scaled_dot_product_attention(mine, key, value, attn_mask=rows.bias[index]))
+            slots = rows.read[index]
+            key = keys.index_select(0, slots).transpose(0, 1).unsqueeze(0)
+            value = values.index_select(0, slots).transpose(0, 1).unsqueeze(0)
+            part = query.narrow(2, begin, count)
+            mixed.append(functional.scaled_dot_product_attention(part, key, value, attn_mask=rows.bias[index]))
             begin += count
         return self._joined(mixed)
 
@@ -185,7 +185,7 @@ class CpuDecoderLayer(nn.Module):
 
 
 class CpuDecoder(nn.Module):
-    """Tokens through all layers and the last norm."""
+    """`WhisperDecoder.run` with the embedding: tokens through all layers and the last norm."""
 
     def __init__(self, decoder: WhisperDecoder, packed: Sequence[nn.Module], drafts: bool = False) -> None:
         super().__init__()
@@ -205,9 +205,9 @@ class CpuDecoder(nn.Module):
         window_keys: Tensor,
         window_values: Tensor,
     ) -> Tensor:
-        """Hidden states; `last` are the rows as the last layer takes them.
+        """Hidden states; `last` replaces `rows` in the last layer.
 
-        # [row] twice; keys [layer, place, head, dim]; window_keys [layer, window, head, position, dim] → [row, d_model]
+        # [row] twice; keys [layer, slot, head, dim]; window_keys [layer, window, head, position, dim] → [row, d_model]
         """
         x = self.tokens.index_select(0, ids) + self.positions.index_select(0, positions)
         for index, layer in enumerate(self.layers):
@@ -284,14 +284,14 @@ class Bf16CrossKV(MkldnnLinear):
     """Cross-attention keys and values by one product in bfloat16."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """# [.., input] → [.., output], of the type that comes in"""
+        """# [.., input] → [.., output], of the input's type"""
         return super().forward(x.to(torch.bfloat16)).to(x.dtype)
 
 
 def to_bf16(model: Whisper) -> None:
     """Install an encoder in bfloat16, and bfloat16 keys and values for the decoder.
 
-    A quantised encoder has products of its own and is left alone.
+    A quantised encoder is left as it is.
     """
     encoder = model.encoder
     if not has_plain_products(encoder):
@@ -312,8 +312,8 @@ def optimise_encoder(model: Whisper) -> None:
         for part in (layer.self_attn.out_proj, layer.fc1, layer.fc2):
             part.weight.data = column_major(part.weight.detach())
     fast = _install_fast_encoder(model, FLOAT32)
-    for layer, mine in zip(_layers(encoder), fast.layers, strict=True):
-        packed = mine.get_submodule("packed")
+    for layer, part in zip(_layers(encoder), fast.layers, strict=True):
+        packed = part.get_submodule("packed")
         assert isinstance(packed, ColumnMajorLinear)
         become_views(_query_key_value(layer), packed.weight)
     join_cross_kv(model.decoder)
@@ -322,7 +322,7 @@ def optimise_encoder(model: Whisper) -> None:
 
 
 def is_bf16(model: Whisper) -> bool:
-    """Whether the encoder is that of `to_bf16`."""
+    """Whether `to_bf16` was applied."""
     return model.encoder.conv1.weight.dtype == torch.bfloat16 and model.encoder.fast is not None
 
 
@@ -346,7 +346,7 @@ def _install_fast_encoder(model: Whisper, products: Products) -> OptimisedEncode
     fast = OptimisedEncoder(encoder, products)
     encoder.fast = scripted(fast)
     with torch.inference_mode():
-        for _ in range(3):  # what TorchScript does in its first calls takes as long as ten of them
+        for _ in range(3):  # TorchScript optimises in its first calls
             encoder.fast(torch.zeros(1, model.config.num_mel_bins, min(100, model.config.window_frames)))
     return fast
 
@@ -356,7 +356,7 @@ def _layers(encoder: WhisperEncoder) -> list[WhisperLayer]:
 
 
 def has_plain_products(encoder: WhisperEncoder) -> bool:
-    """Whether none of its layers is quantised."""
+    """Whether no layer of the encoder is quantised."""
     return all(isinstance(layer.fc1, nn.Linear) for layer in _layers(encoder))
 
 
@@ -370,7 +370,7 @@ def _cross_kv_projections(decoder: WhisperDecoder) -> Sequence[nn.Linear]:
 
 
 class AfterNorm(Int8Linear):
-    """An `Int8Linear` behind a norm, with one scale for all rows of a call."""
+    """An `Int8Linear` whose input is normed, so that one scale serves all rows of a call."""
 
     def forward(self, x: Tensor) -> Tensor:
         """# [.., input] → [.., output]"""
@@ -378,7 +378,7 @@ class AfterNorm(Int8Linear):
 
 
 def to_int8(model: Whisper) -> Whisper:
-    """Replace all products by int8 ones, in place; convolutions, norms and positions stay as they are."""
+    """Replace all linear layers by int8 ones, in place; convolutions, norms and positions keep their type."""
     if not has_int8_products():
         raise InputError("int8 products need a CPU with VNNI, which this one lacks; take auto or float32")
     for half, kernels in ((model.encoder, MANY_ROWS), (model.decoder, INT8_SMALL_BATCH)):

@@ -20,20 +20,20 @@ from vivavoce.models.whisper.model import (
 from vivavoce.nn.cuda_graphs import Graphed
 from vivavoce.nn.paged_kv import RowBatch
 
-Look = Callable[[Tensor, int], Tensor]
-"""Cross-attention: queries of rows and a layer number → what they find in their windows.  # [row, head, head_dim]"""
+CrossAttend = Callable[[Tensor, int], Tensor]
+"""Cross-attention of rows to their windows, by queries and layer number.  # [row, head, head_dim] → the same"""
 
 
 def is_single(x: Tensor, batch: RowBatch) -> bool:
-    """Whether all rows are attended one by one, and kernels are there."""
+    """Whether every row of the batch is a sequence of its own, and the CUDA kernels can be used."""
     return kernels.usable(x) and batch.singles == x.shape[0]
 
 
 class ResidualStream(Protocol):
-    """The residual stream of a step: what layers project, and what they add to it."""
+    """The residual stream of a step: layers project it and add to it."""
 
     def text_query(self, layer: int, norm: nn.LayerNorm, weight: Tensor, bias: Tensor) -> Tensor:
-        """Queries by the joined projection of the normed stream, whose keys and values go to the pages."""
+        """Project the normed stream to query, key and value; store key and value in the pages, return the query."""
         ...
 
     def project(self, norm: nn.LayerNorm, linear: nn.Linear, gelu: bool = False) -> Tensor:
@@ -45,12 +45,12 @@ class ResidualStream(Protocol):
         ...
 
     def normed(self, norm: nn.LayerNorm) -> Tensor:
-        """The stream behind a norm."""
+        """The normed stream."""
         ...
 
 
 class FusedStream:
-    """For the rows `kernels.takes`: every product is one launch with the norm before it and the residual add behind it.
+    """For few rows (`kernels.takes`): every product is one launch that includes the norm before and the add after it.
 
     `weights` are the matrices of the step in the order of their products; each launch prefetches the next one.
     """
@@ -75,7 +75,7 @@ class FusedStream:
         self.x = kernels.row_linear(x, linear.weight, linear.bias, residual=self.x, following=following)
 
     def normed(self, norm: nn.LayerNorm) -> Tensor:
-        """The norm alone."""
+        """The norm, without a product."""
         return kernels.add_layer_norm(self.x, None, _norm(norm))[1]
 
 
@@ -87,7 +87,7 @@ class CublasStream:
         self._added: Tensor | None = None
 
     def text_query(self, layer: int, norm: nn.LayerNorm, weight: Tensor, bias: Tensor) -> Tensor:
-        """A launch of its own stores keys and values."""
+        """A separate launch stores keys and values."""
         projected = functional.linear(self.normed(norm), weight, bias)
         kernels.store_rows(projected, layer, self.batch)
         return projected.unflatten(-1, (3, -1))[:, 0]
@@ -98,19 +98,23 @@ class CublasStream:
         return functional.gelu(projected) if gelu else projected
 
     def add(self, linear: nn.Linear, x: Tensor) -> None:
-        """Left to the next norm."""
+        """Deferred to the next norm."""
         self._added = linear(x)
 
     def normed(self, norm: nn.LayerNorm) -> Tensor:
-        """The norm, with what was added before it."""
+        """The deferred add and the norm in one launch."""
         self.x, normed = kernels.add_layer_norm(self.x, self._added, _norm(norm))
         return normed
 
 
 def single_rows_step(
-    decoder: WhisperDecoder, packed: Sequence[tuple[Tensor, Tensor]], x: Tensor, batch: RowBatch, look: Look
+    decoder: WhisperDecoder,
+    packed: Sequence[tuple[Tensor, Tensor]],
+    x: Tensor,
+    batch: RowBatch,
+    cross_attend: CrossAttend,
 ) -> Tensor:
-    """Hidden states behind all layers and the last norm; `packed` are joined q, k, v projections.  # [row, d_model]"""
+    """`WhisperDecoder.run` for single rows; `packed` are joined q, k, v projections.  # [row, d_model] → the same"""
     weights = [weight for index, layer in enumerate(decoder.stack) for weight in _weights(layer, packed[index])]
     stream_type = FusedStream if kernels.takes(weights, x.shape[0]) else CublasStream
     stream: ResidualStream = stream_type(x.contiguous(), weights, batch)
@@ -121,7 +125,7 @@ def single_rows_step(
         mixed = kernels.page_attention(query.unflatten(-1, heads), index, batch).flatten(-2)
         stream.add(text.out_proj, mixed)
         query = stream.project(layer.encoder_attn_layer_norm, window.q_proj)
-        mixed = look(query.unflatten(-1, heads), index).flatten(-2)
+        mixed = cross_attend(query.unflatten(-1, heads), index).flatten(-2)
         stream.add(window.out_proj, mixed)
         inner = stream.project(layer.final_layer_norm, layer.fc1, gelu=True)
         stream.add(layer.fc2, inner)
@@ -140,7 +144,7 @@ def _norm(norm: nn.LayerNorm) -> tuple[Tensor, Tensor, float]:
 
 
 MAX_GRAPHED_WINDOWS = 2
-MAX_GRAPHED_LENGTHS = 32  # of trimmed windows that are captured
+MAX_GRAPHED_LENGTHS = 32  # different lengths of trimmed windows
 
 
 Size = tuple[int, int]
@@ -164,12 +168,12 @@ class WindowEncoder:
         return states
 
     def _is_captured(self, size: Size) -> bool:
-        """Whether windows of a size have a graph or get one: full windows at once, others when they come again."""
+        """Whether windows of a size have a graph or get one: full windows at first use, others at the second."""
         if size[1] == self.encoder.config.window_frames or size in self._graphed:
             return True
-        comes_again = size in self._seen
+        is_repeated = size in self._seen
         self._seen.add(size)
-        return comes_again and self._graphed.captured < MAX_GRAPHED_LENGTHS
+        return is_repeated and self._graphed.captured < MAX_GRAPHED_LENGTHS
 
     def _encode(self, size: Size, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return (self.encoder(tensors[0]),)

@@ -16,7 +16,7 @@ FORBIDDEN = float("-inf")
 
 
 class LogitRule(Protocol):
-    """Changes logits by what a text has so far."""
+    """Changes the logits of texts by the tokens sampled so far."""
 
     def __call__(self, logits: Tensor, sampled: Tensor) -> Tensor:
         """# [row, vocabulary], [row, token so far] → [row, vocabulary]"""
@@ -24,7 +24,7 @@ class LogitRule(Protocol):
 
 
 class Suppress:
-    """Ids that are never written."""
+    """Ids that are never sampled."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = sorted(set(ids))
@@ -35,60 +35,62 @@ class Suppress:
 
 
 class SuppressAtStart(Suppress):
-    """Ids that are not written first: a blank, and the end of the text."""
+    """Ids that are not sampled first: a blank, and the end of the text."""
 
     def __call__(self, logits: Tensor, sampled: Tensor) -> Tensor:
-        """The logits without these ids, if nothing is written yet."""
+        """The logits without these ids, if no token is sampled yet."""
         return logits if sampled.shape[1] else super().__call__(logits, sampled)
 
 
 class TimestampRules:
-    """Timestamps come in pairs around text, never decrease, start early, and win together over any text token."""
+    """Timestamps come in pairs around text, never decrease, and start early; if their probabilities sum to more than
+    that of the likeliest text token, a timestamp is sampled.
+    """
 
     def __init__(self, tokens: WhisperTokens, latest_start: float | None = 1.0) -> None:
         self.tokens = tokens
         self.latest_start = None if latest_start is None else tokens.timestamp(latest_start)
 
     def __call__(self, logits: Tensor, sampled: Tensor) -> Tensor:
-        """The logits under the rules, by what each row has written."""
+        """The logits under the rules, by the tokens of each row."""
         ids = torch.arange(logits.shape[-1], device=logits.device)
         return self.preferred(logits.masked_fill(self._forbidden(ids, sampled), FORBIDDEN))
 
     def _forbidden(self, ids: Tensor, sampled: Tensor) -> Tensor:
-        """Which ids each row may not write.  # [vocabulary], [row, token] → [row, vocabulary]"""
+        """Which ids are forbidden, by row.  # [vocabulary], [row, token] → [row, vocabulary]"""
         rows, count = sampled.shape
         begin = self.tokens.timestamps
         if count == 0:
             return self.forbidden_first(ids).expand(rows, -1)
         is_time = sampled >= begin
         last = is_time[:, -1]
-        before = is_time[:, -2] if count > 1 else torch.ones_like(last)
+        previous = is_time[:, -2] if count > 1 else torch.ones_like(last)
         position = torch.arange(count, device=ids.device)
         newest = torch.where(is_time, position, -1).amax(-1)
         latest = sampled.gather(1, newest.clamp(min=0)[:, None])[:, 0]
         latest = torch.where(newest < 0, begin - 1, latest)
-        return self.forbidden_after(ids, last, before, latest)
+        return self.forbidden_after(ids, last, previous, latest)
 
     def forbidden_first(self, ids: Tensor) -> Tensor:
-        """What no text begins with: anything but a timestamp, and timestamps that are too late."""
+        """Ids that cannot start a text: everything but timestamps up to `latest_start`."""
         forbidden = ids < self.tokens.timestamps
         return forbidden if self.latest_start is None else forbidden | (ids > self.latest_start)
 
-    def forbidden_after(self, ids: Tensor, last: Tensor, before: Tensor, latest: Tensor) -> Tensor:
-        """What may not follow, by whether the last two tokens are timestamps, and by the latest timestamp.
+    def forbidden_after(self, ids: Tensor, last: Tensor, previous: Tensor, latest: Tensor) -> Tensor:
+        """Ids that cannot follow, by whether the last two tokens are timestamps, and by the latest timestamp.
 
         # each [row]; `latest` is the id before <|0.00|> where there is none yet → [row, vocabulary]
         """
         is_time = ids >= self.tokens.timestamps
-        closes = (last & ~before)[:, None]
+        closes = (last & ~previous)[:, None]
         first_free = latest[:, None] + (~closes).long()
-        forbidden = (last & before)[:, None] & is_time
+        forbidden = (last & previous)[:, None] & is_time
         forbidden |= closes & (ids < self.tokens.endoftext)
         forbidden |= is_time & (ids < first_free)
         return forbidden | (ids == self.tokens.notimestamps)
 
     def preferred(self, logits: Tensor) -> Tensor:
-        """Forbid text where all timestamps together are likelier than any text token."""
+        """Forbid text where the summed probability of timestamps exceeds that of any text token."""
         begin = self.tokens.timestamps
         times = logits[:, begin:].float().logsumexp(-1)
         text = logits[:, :begin].float().amax(-1)
@@ -97,7 +99,7 @@ class TimestampRules:
 
 
 class Hotwords:
-    """Expected words: a bonus for tokens that begin one of them, or continue it."""
+    """Expected words: a bonus for tokens that start or continue one of them."""
 
     def __init__(self, words: Sequence[Sequence[int]], bonus: float = 2.0) -> None:
         self.words = [list(word) for word in words if word]
@@ -168,18 +170,18 @@ def decode(
     steps = min(room, model.config.max_target_positions // 2 if max_tokens is None else max_tokens)
     generator = torch.Generator(prompt.device).manual_seed(seed) if temperature > 0 else None
     hidden, state = model.decoder.step(state, prompt)
-    no_speech = no_speech_chances(model.decoder, tokens, hidden, prompt)
+    no_speech = no_speech_probabilities(model.decoder, tokens, hidden, prompt)
     logits = model.decoder.logits(hidden[:, -1])
     sampled = prompt[:, :0]
     logprob = torch.zeros(prompt.shape[0], device=prompt.device)
     ended = torch.zeros_like(logprob, dtype=torch.bool)
     for step in range(steps):
         ruled = apply(rules, logits, sampled)
-        taken = take(ruled, temperature, generator)
-        of_taken = ruled.log_softmax(-1).gather(1, taken[:, None])[:, 0]
-        logprob += of_taken.masked_fill(ended, 0.0)
-        sampled = torch.cat([sampled, taken.masked_fill(ended, tokens.endoftext)[:, None]], dim=1)
-        ended |= taken == tokens.endoftext
+        chosen = take(ruled, temperature, generator)
+        token_logprobs = ruled.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
+        logprob += token_logprobs.masked_fill(ended, 0.0)
+        sampled = torch.cat([sampled, chosen.masked_fill(ended, tokens.endoftext)[:, None]], dim=1)
+        ended |= chosen == tokens.endoftext
         checks = ended.device.type == "cpu" or step % STEPS_PER_CHECK == STEPS_PER_CHECK - 1
         if step + 1 == steps or (checks and bool(ended.all())):
             break
@@ -204,24 +206,24 @@ def score(
     ids = torch.tensor([[*prompt, *written]], device=memory.keys.device)
     hidden = model.decoder(ids, memory)
     logits = model.decoder.logits(hidden[0, len(prompt) - 1 :])
-    taken = [*written, tokens.endoftext] if is_ended else list(written)
+    chosen = [*written, tokens.endoftext] if is_ended else list(written)
     total = 0.0
-    for index, token in enumerate(taken):
+    for index, token in enumerate(chosen):
         ruled = apply(rules, logits[index : index + 1], ids[:, len(prompt) : len(prompt) + index])
         total += float(ruled.log_softmax(-1)[0, token])
-    (silence,) = no_speech_chances(model.decoder, tokens, hidden, ids[:, : len(prompt)])
+    (silence,) = no_speech_probabilities(model.decoder, tokens, hidden, ids[:, : len(prompt)])
     return Text(list(written), total, is_ended, silence)
 
 
 @torch.inference_mode()
-def language_chances(model: Whisper, tokens: WhisperTokens, memory: WindowMemory) -> list[dict[str, float]]:
-    """How likely each language is, by window."""
+def language_probabilities(model: Whisper, tokens: WhisperTokens, memory: WindowMemory) -> list[dict[str, float]]:
+    """The probability of each language, by window."""
     start = torch.full((memory.windows, 1), tokens.startoftranscript, device=memory.keys.device)
     hidden, _ = model.decoder.step(model.decoder.initial_state(memory), start)
     logits = model.decoder.logits(hidden[:, -1])
     ids = torch.tensor(list(tokens.languages.values()), device=logits.device)
-    chances = logits[:, ids].softmax(-1).tolist()
-    return [dict(zip(tokens.languages, row, strict=True)) for row in chances]
+    probabilities = logits[:, ids].softmax(-1).tolist()
+    return [dict(zip(tokens.languages, row, strict=True)) for row in probabilities]
 
 
 def _prompt_rows(prompts: Sequence[Sequence[int]], memory: WindowMemory, rows_per_window: int) -> Tensor:
@@ -232,12 +234,14 @@ def _prompt_rows(prompts: Sequence[Sequence[int]], memory: WindowMemory, rows_pe
     return rows.repeat_interleave(rows_per_window, dim=0)
 
 
-def no_speech_chances(decoder: WhisperDecoder, tokens: WhisperTokens, hidden: Tensor, prompt: Tensor) -> list[float]:
+def no_speech_probabilities(
+    decoder: WhisperDecoder, tokens: WhisperTokens, hidden: Tensor, prompt: Tensor
+) -> list[float]:
     """The probability of <|nospeech|> at <|startoftranscript|>, by row."""
     starts = (prompt == tokens.startoftranscript).int().argmax(-1)
     rows = torch.arange(len(starts), device=starts.device)
-    chances = decoder.logits(hidden[rows, starts]).softmax(-1)
-    of_rows: list[float] = chances[:, tokens.nospeech].tolist()
+    probabilities = decoder.logits(hidden[rows, starts]).softmax(-1)
+    of_rows: list[float] = probabilities[:, tokens.nospeech].tolist()
     return of_rows
 
 
@@ -271,14 +275,14 @@ def beam_search(
     steps = min(room, model.config.max_target_positions // 2 if max_tokens is None else max_tokens)
     rows = torch.tensor([list(prompt)] * beams, device=memory.keys.device)
     hidden, state = decoder.step(decoder.initial_state(memory, beams), rows)
-    (silence,) = no_speech_chances(decoder, tokens, hidden[:1], rows[:1])
+    (silence,) = no_speech_probabilities(decoder, tokens, hidden[:1], rows[:1])
     sampled = rows[:, :0]
     totals = torch.full((beams,), -torch.inf, device=rows.device)
-    totals[0] = 0.0  # all rows are equal at first: only one may branch
+    totals[0] = 0.0  # all rows are equal at the first step: only one may branch
     finished: list[Text] = []
     for step in range(steps):
-        chances = apply(rules, decoder.logits(hidden[:, -1]), sampled).log_softmax(-1)
-        followed = follow(totals, chances, sampled, beams, tokens.endoftext, silence, finished)
+        probabilities = apply(rules, decoder.logits(hidden[:, -1]), sampled).log_softmax(-1)
+        followed = follow(totals, probabilities, sampled, beams, tokens.endoftext, silence, finished)
         if followed is None:
             totals = torch.full_like(totals, -torch.inf)  # every candidate has ended
         if followed is None or len(finished) >= beams:
@@ -297,14 +301,14 @@ def beam_search(
 
 
 def follow(
-    totals: Tensor, chances: Tensor, sampled: Tensor, beams: int, end: int, silence: float, finished: list[Text]
+    totals: Tensor, probabilities: Tensor, sampled: Tensor, beams: int, end: int, silence: float, finished: list[Text]
 ) -> tuple[list[int], Tensor, Tensor] | None:
     """Parents, totals and tokens of the next beams; texts that end are appended to `finished`."""
-    scores = (totals[:, None] + chances).flatten()
+    scores = (totals[:, None] + probabilities).flatten()
     best, indices = scores.topk(min(2 * beams, scores.shape[0]))
     beams_left: list[tuple[int, int, float]] = []
     for total, index in zip(best.tolist(), indices.tolist(), strict=True):
-        row, token = divmod(index, chances.shape[1])
+        row, token = divmod(index, probabilities.shape[1])
         if total == float("-inf") or len(beams_left) == beams:
             break
         if token == end and len(finished) >= beams:
@@ -318,8 +322,8 @@ def follow(
     beams_left += [(beams_left[0][0], beams_left[0][1], float("-inf"))] * (beams - len(beams_left))
     parents = [row for row, _, _ in beams_left]
     added = torch.tensor([[token] for _, token, _ in beams_left], device=sampled.device)
-    after = torch.cat([sampled[parents], added], dim=1)
-    return parents, torch.tensor([total for _, _, total in beams_left], device=totals.device), after
+    extended = torch.cat([sampled[parents], added], dim=1)
+    return parents, torch.tensor([total for _, _, total in beams_left], device=totals.device), extended
 
 
 @dataclass(frozen=True)
@@ -333,33 +337,33 @@ class SegmentPart:
 
 @dataclass(frozen=True)
 class Cut:
-    """The segments of a window, and how many mel frames to go on by."""
+    """The segments of a window, and the mel frames by which to advance."""
 
     segments: tuple[SegmentPart, ...]
     frames: int
 
 
 def cut_segments(tokens: Sequence[int], ids: WhisperTokens, frames: int, timestamps: bool | None) -> Cut:
-    """Cut between two timestamps in a row; what comes after the last pair is decoded again in the next window.
+    """Cut between two consecutive timestamps; tokens after the last pair are decoded again in the next window.
 
-    A text that ends in a single timestamp is complete; so is one without pairs, which begins where the window does.
-    Timestamps after the end of the sound stay as written (all of this as openai-whisper does).
+    A text that ends in a single timestamp is complete; so is one without pairs, which starts with the window.
+    Timestamps after the end of the sound are not changed. All of this is as in openai-whisper.
     """
     seconds = frames / MEL_FRAMES_PER_SECOND
     is_time = [ids.is_timestamp(token) for token in tokens] if timestamps else [False] * len(tokens)
-    ends_alone = is_time[-2:] == [False, True]
+    ends_in_timestamp = is_time[-2:] == [False, True]
     pairs = [index for index in range(1, len(tokens)) if is_time[index - 1] and is_time[index]]
     if not pairs:
         times = [ids.seconds(token) for token, time in zip(tokens, is_time, strict=True) if time]
         end = times[-1] if times and times[-1] > 0 else seconds
         return Cut((SegmentPart(tuple(tokens), 0.0, end),), frames)
-    bounds = [0, *pairs, len(tokens)] if ends_alone else [0, *pairs]
+    bounds = [0, *pairs, len(tokens)] if ends_in_timestamp else [0, *pairs]
     parts = []
     for first, last in pairwise(bounds):
         piece = tokens[first:last]
         begin = ids.seconds(piece[0]) if ids.is_timestamp(piece[0]) else 0.0
         parts.append(SegmentPart(tuple(piece), begin, ids.seconds(piece[-1])))
-    if ends_alone:
+    if ends_in_timestamp:
         return Cut(tuple(parts), frames)
     done = round(ids.seconds(tokens[bounds[-1] - 1]) / 0.02) * CONV_STRIDE
     return Cut(tuple(parts), min(frames, done) if done else frames)

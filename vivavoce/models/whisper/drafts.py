@@ -75,8 +75,8 @@ def read_draft(
     return module.requires_grad_(False).eval()
 
 
-class TrainedBeside(nn.Module):
-    """A draft module built from the width of a model and some sizes of its own."""
+class DraftModule(nn.Module):
+    """A draft module whose constructor takes the width of the large model and the sizes in its `config.json`."""
 
     kind: ClassVar[str]
 
@@ -94,7 +94,7 @@ class TrainedBeside(nn.Module):
 
 
 class DraftLayers(nn.Module):
-    """The weights of a draft decoder that it does not share: layers and the last norm."""
+    """The weights that a draft decoder does not share with the large one: its layers and the last norm."""
 
     def __init__(self, decoder: WhisperDecoder) -> None:
         super().__init__()
@@ -102,9 +102,9 @@ class DraftLayers(nn.Module):
 
 
 def distilled(decoder: WhisperDecoder, layers: int) -> WhisperDecoder:
-    """A decoder of fewer layers, taken from the given one at even distances, that shares its embeddings.
+    """A decoder with some of the layers of another, evenly spaced, that shares its embeddings.
 
-    The first and the last layer are taken; of one layer, the last.
+    The first and the last layer are always among them; a single layer is the last.
     """
     count = len(decoder.stack)
     if not 1 <= layers < count:
@@ -123,7 +123,7 @@ def save_decoder(draft: WhisperDecoder, folder: str | Path, config: WhisperConfi
 
 
 def load_decoder(folder: str | Path, decoder: WhisperDecoder) -> WhisperDecoder:
-    """A distilled decoder beside the one it was distilled from."""
+    """Load a distilled decoder; it shares the embeddings of the one it was distilled from."""
     drafts: list[WhisperDecoder] = []
 
     def layers(sizes: Mapping[str, int]) -> DraftLayers:
@@ -147,19 +147,19 @@ def _of_layers(decoder: WhisperDecoder, layers: int) -> WhisperDecoder:
 PLACES = 5
 
 
-Look = Callable[[Tensor], Tensor]
-"""Cross-attention of queries to their windows.  # […, place, head, head_dim] → the same"""
+CrossAttend = Callable[[Tensor], Tensor]
+"""Cross-attention of queries to their windows.  # […, next position, head, head_dim] → the same"""
 
 
-class WhisperHeads(TrainedBeside):
-    """Medusa heads: a hidden state for each of the next positions, which attend to the window once more."""
+class WhisperHeads(DraftModule):
+    """Medusa heads: a hidden state for each of the next `places` positions, with one more cross-attention."""
 
     kind = "heads"
 
     def __init__(self, d_model: int, heads: int, ffn: int, places: int = PLACES) -> None:
         super().__init__()
         if places < 1:
-            raise InputError(f"heads look at least 1 token ahead, not {places}")
+            raise InputError(f"heads predict at least 1 token, not {places}")
         self.heads, self.places = heads, places
         self.start = nn.Parameter(torch.zeros(d_model))
         self.ahead = nn.Embedding(places, d_model)
@@ -177,25 +177,25 @@ class WhisperHeads(TrainedBeside):
                 nn.init.zeros_(parameter)
 
     @classmethod
-    def beside(cls, decoder: WhisperDecoder, places: int = PLACES) -> "WhisperHeads":
+    def for_decoder(cls, decoder: WhisperDecoder, places: int = PLACES) -> "WhisperHeads":
         """Untrained heads for a decoder, with the cross-attention queries of its last layer."""
         config, last = decoder.config, decoder.stack[-1].encoder_attn
         heads = cls(config.d_model, config.decoder_attention_heads, 2 * config.d_model, places)
         heads.q_proj.load_state_dict(last.q_proj.state_dict())
         return heads.to(last.q_proj.weight.device)
 
-    def forward(self, hidden: Tensor, newest: Tensor, look: Look) -> Tensor:
-        """Hidden states of the next positions.  # [.., d_model], [.., d_model] → [.., place, d_model]
+    def forward(self, hidden: Tensor, newest: Tensor, cross_attend: CrossAttend) -> Tensor:
+        """Hidden states of the next positions.  # [.., d_model], [.., d_model] → [.., next position, d_model]
 
-        `hidden` is the state the newest token was drawn from, or `start` where it was not drawn; `newest` is that
-        token's embedding.
+        `hidden` is the state from which the newest token was sampled (`start` if it was not sampled); `newest` is the
+        embedding of that token.
         """
         x = hidden[..., None, :] + self.ahead.weight + self.newest_proj(newest)[..., None, :]
         query = self.q_proj(self.look_norm(x)).unflatten(-1, (self.heads, -1))
-        x = x + self.out_proj(look(query).flatten(-2))
+        x = x + self.out_proj(cross_attend(query).flatten(-2))
         x = x + self.fc2(functional.gelu(self.fc1(self.final_norm(x))))
-        changed = [functional.linear(x[..., p, :], self.weight[p], self.bias[p]) for p in range(self.places)]
-        return x + functional.silu(torch.stack(changed, dim=-2))
+        adapted = [functional.linear(x[..., p, :], self.weight[p], self.bias[p]) for p in range(self.places)]
+        return x + functional.silu(torch.stack(adapted, dim=-2))
 
     def save(self, folder: str | Path, config: WhisperConfig) -> None:
         """Write the heads for a model of these sizes."""
@@ -203,11 +203,11 @@ class WhisperHeads(TrainedBeside):
         write_draft(self, folder, self.kind, config, sizes)
 
 
-BLANK = 0
-POOLED = 2  # encoder states per output: no token is shorter
+CTC_BLANK = 0
+CTC_POOLING = 2  # encoder states per output: no token is shorter
 
 
-class PieceGuesser(TrainedBeside):
+class PieceGuesser(DraftModule):
     """CTC over the encoder's states: a text token or blank for every 40 ms of a window."""
 
     kind = "pieces"
@@ -224,7 +224,7 @@ class PieceGuesser(TrainedBeside):
 
     def forward(self, states: Tensor) -> Tensor:
         """Logits, blank first.  # [window, position, d_model] → [window, position / 2, 1 + text id]"""
-        x = functional.avg_pool1d(states.transpose(1, 2), POOLED).transpose(1, 2)
+        x = functional.avg_pool1d(states.transpose(1, 2), CTC_POOLING).transpose(1, 2)
         for layer in self.layers:
             x = layer(x)
         logits: Tensor = self.pieces(x)
@@ -234,8 +234,8 @@ class PieceGuesser(TrainedBeside):
     def guess(self, states: Tensor) -> list[list[int]]:
         """The text tokens of each window, by the best CTC path.  # [window, position, d_model]"""
         best = self(states).argmax(-1)
-        is_new = (best != BLANK) & (best != functional.pad(best, (1, 0), value=BLANK)[:, :-1])
-        return [(row[new] - BLANK - 1).tolist() for row, new in zip(best, is_new, strict=True)]
+        is_new = (best != CTC_BLANK) & (best != functional.pad(best, (1, 0), value=CTC_BLANK)[:, :-1])
+        return [(row[new] - CTC_BLANK - 1).tolist() for row, new in zip(best, is_new, strict=True)]
 
     def save(self, folder: str | Path, config: WhisperConfig) -> None:
         """Write the weights for a model of these sizes."""
@@ -250,7 +250,7 @@ def pieces_to_bf16(guesser: PieceGuesser) -> None:
 
 
 class Int8DraftLinear(nn.Module):
-    """`CpuLinear` with int8 weights: a draft need not be exact, and its weights then stay in the nearest cache."""
+    """`CpuLinear` with int8 weights, which fit the CPU's caches; drafts need not be exact."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
@@ -276,12 +276,12 @@ class DraftLimits(NamedTuple):
     """How far a draft goes."""
 
     max_tokens: int
-    min_chance: float
-    """The draft ends where the chance that all of it is right falls below this."""
-    beginnings: int
-    """A first token that is a timestamp counts as likely as this many timestamps together."""
-    min_beginning: float
-    """The chance from which on a timestamp counts among them."""
+    min_probability: float
+    """The draft ends where the probability that all of its tokens are right falls below this."""
+    start_candidates: int
+    """If the first token is a timestamp, its probability is the sum over this many of the likeliest timestamps."""
+    min_start_probability: float
+    """Timestamps less probable than this are not part of that sum."""
     timestamps: int
     """The first id that is a timestamp."""
     end: int
@@ -290,10 +290,10 @@ class DraftLimits(NamedTuple):
 
 @dataclass
 class CpuDraftText:
-    """Keys and values of a text's first tokens; going back to an earlier token is a matter of `length`."""
+    """Self-attention cache of one text; `length` is set back to drop tokens."""
 
     memory: WindowMemory
-    keys: Tensor  # [layer, place, head, head_dim]
+    keys: Tensor  # [layer, position, head, head_dim]
     values: Tensor
     length: int = 0
 
@@ -302,21 +302,21 @@ class CpuDraftLayers(CpuDecoder):
     """A `CpuDecoder` of one text, and the loop that drafts with it."""
 
     def __init__(self, decoder: WhisperDecoder, rounded: bool) -> None:
-        # int8 for the two largest products only: it takes longer to multiply, and nothing more is gained.
+        # int8 only for the two largest products: for smaller ones it is slower.
         product = Int8DraftLinear if rounded else CpuLinear
         packed = (packed_projection(layer) for layer in decoder.stack)
         super().__init__(
             decoder, [product(column_major_for_one_row(weight), bias) for weight, bias in packed], drafts=True
         )
         self.lm_head = product(self.tokens, self.tokens.new_zeros(len(self.tokens)))
-        self.places = torch.arange(len(self.positions), device=self.tokens.device)
+        self.slots = torch.arange(len(self.positions), device=self.tokens.device)
 
     def newest_state(
         self, ids: Tensor, text: tuple[Tensor, Tensor], first: int, window: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """The state behind the last of the next tokens.  # [token] → [1, d_model]"""
+        """Append tokens at position `first` and return the hidden state of the last one.  # [token] → [1, d_model]"""
         count = ids.size(0)
-        written, read = self.places.narrow(0, first, count), self.places.narrow(0, 0, first + count)
+        written, read = self.slots.narrow(0, first, count), self.slots.narrow(0, 0, first + count)
         positions = [window[0].size(3)]
         none: list[Tensor | None] = [None]
         last = StepRows(written, [read], none, [1], [0], positions, [1])
@@ -338,31 +338,31 @@ class CpuDraftLayers(CpuDecoder):
         bias_later: Tensor,
         limits: DraftLimits,
     ) -> tuple[list[int], int, Tensor, Tensor]:
-        """The likeliest tokens behind the next ones, one after another: see `CpuDraftDecoder.draft`."""
+        """The loop of `CpuDraftDecoder.draft`."""
         chain: list[int] = []
-        unlikely, beginnings = torch.empty(0), torch.empty(0)
+        unlikely, at_start = torch.empty(0), torch.empty(0)
         total, bias = 1.0, bias_first
         while len(chain) < limits.max_tokens:
             hidden = self.newest_state(ids, text, first, window)
             first += ids.size(0)
-            chances = self.lm_head.first(hidden, bias).softmax(-1).select(0, 0)
-            best, index = chances.max(0)
-            chance, token = float(best), int(index)
+            probabilities = self.lm_head.first(hidden, bias).softmax(-1).select(0, 0)
+            best, index = probabilities.max(0)
+            probability, token = float(best), int(index)
             if len(chain) == 0 and token >= limits.timestamps:
-                beginnings = chances
-                likely = chances.topk(limits.beginnings)[0]
-                chance = float(likely[likely > limits.min_beginning].sum())
-            total *= chance
-            if total < limits.min_chance or token == limits.end:
-                unlikely = chances
+                at_start = probabilities
+                likely = probabilities.topk(limits.start_candidates)[0]
+                probability = float(likely[likely > limits.min_start_probability].sum())
+            total *= probability
+            if total < limits.min_probability or token == limits.end:
+                unlikely = probabilities
                 break
             chain.append(token)
             ids, bias = index.unsqueeze(0), bias_later
-        return chain, first, unlikely, beginnings
+        return chain, first, unlikely, at_start
 
 
 class CpuDraftDecoder:
-    """Drafts the likeliest tokens by what `WhisperDecoder.step` gives, or nearly so."""
+    """Greedy drafts by a small decoder, equal to `WhisperDecoder.step` up to rounding (more with `rounded` weights)."""
 
     def __init__(self, decoder: WhisperDecoder, rounded: bool = False) -> None:
         self.config = decoder.config
@@ -372,7 +372,7 @@ class CpuDraftDecoder:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Draft something: TorchScript optimises in its first calls, which takes as long as many drafts."""
+        """Run a few drafts, because TorchScript optimises in its first calls."""
         config, heads = self.config, self.config.decoder_attention_heads
         weight = self._layers.tokens
         empty = weight.new_zeros(config.decoder_layers, 1, heads, 2, config.d_model // heads)
@@ -383,7 +383,7 @@ class CpuDraftDecoder:
                 self.draft(self.begin(WindowMemory(empty, empty)), tokens, bias, bias, limits)
 
     def begin(self, memory: WindowMemory) -> CpuDraftText:
-        """An empty text of one window."""
+        """The cache of an empty text of one window."""
         config, heads = self.config, self.config.decoder_attention_heads
         size = (config.decoder_layers, config.max_target_positions, heads, config.d_model // heads)
         return CpuDraftText(memory, memory.keys.new_empty(size), memory.keys.new_empty(size))
@@ -391,22 +391,22 @@ class CpuDraftDecoder:
     def draft(
         self, text: CpuDraftText, tokens: list[int], bias_first: Tensor, bias_later: Tensor, limits: DraftLimits
     ) -> tuple[list[int], Tensor, Tensor]:
-        """Greedy tokens behind the next `tokens`; all of them are then in `text` but the last drafted one.
+        """Append `tokens` to the text and draft greedily after them; the last drafted token is not in the cache.
 
-        Then the chances of what would follow, where they were too low to go on (else empty), and those of the first
-        drafted token, where it is a timestamp. Biases are added to the logits of the first and of later drafted tokens;
-        ids behind their ends are not considered.
+        Returns the draft, the probabilities at which it stopped (empty if it reached `max_tokens`), and those of its
+        first token if that is a timestamp. Biases are added to the logits of the first and of later drafted tokens;
+        ids beyond the end of a bias are excluded.
         """
         ids = torch.tensor(tokens, device=text.keys.device)
         memory = text.memory
-        chain, text.length, unlikely, beginnings = self._layers.draft(
+        chain, text.length, unlikely, at_start = self._layers.draft(
             ids, (text.keys, text.values), text.length, (memory.keys, memory.values), bias_first, bias_later, limits
         )
-        return chain, unlikely, beginnings
+        return chain, unlikely, at_start
 
 
 class CpuDraftHeads(nn.Module):
-    """`WhisperHeads` and the LM head behind them, for one text."""
+    """`WhisperHeads` followed by the LM head, for one text."""
 
     def __init__(self, heads: WhisperHeads, decoder: WhisperDecoder) -> None:
         super().__init__()
@@ -423,9 +423,9 @@ class CpuDraftHeads(nn.Module):
     def forward(
         self, hidden: Tensor | None, newest: int, keys: Tensor, values: Tensor, bias: Tensor, width: int
     ) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens of the places ahead, and their chances; `hidden` is None where a text has no state yet.
+        """The likeliest tokens of the next positions and their probabilities; `hidden` is None for an empty text.
 
-        # [d_model], keys [1, head, position, head_dim] → [place, width] twice
+        # [d_model], keys [1, head, position, head_dim] → [next position, width] twice
         """
         x = (self.start if hidden is None else hidden) + self.ahead + self.newest(self.tokens[newest])
         query = self.query(self.look_norm(x)).view(1, x.size(0), self.heads, -1).transpose(1, 2)
@@ -434,8 +434,8 @@ class CpuDraftHeads(nn.Module):
         x = x + self.outer(functional.gelu(self.inner(self.last_norm(x))))
         x = x + functional.silu(torch.baddbmm(self.bias, x[:, None], self.weight)[:, 0])
         lm_head = self.tokens.narrow(0, 0, bias.size(0))
-        chances, ids = (functional.linear(x, lm_head).float() + bias).softmax(-1).topk(width)
-        return ids, chances
+        probabilities, ids = (functional.linear(x, lm_head).float() + bias).softmax(-1).topk(width)
+        return ids, probabilities
 
 
 def cpu_heads(heads: WhisperHeads, decoder: WhisperDecoder) -> Any:

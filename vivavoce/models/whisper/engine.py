@@ -1,4 +1,4 @@
-"""Whisper's decoder as a model of the engine: texts of many windows in one batch, each joining and leaving at any step.
+"""Whisper's decoder as a model of the engine (`models.interface.GenerativeModel`): texts of many windows in one batch.
 
 A row is a token and the number of its window. Keys and values of texts are in the engine's pages; those of windows are
 in a `WindowStore`, written once after encoding and read by every text, beam or draft of the window.
@@ -20,7 +20,7 @@ from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.interface import Draw, Row
 from vivavoce.models.whisper.config import WhisperConfig, WhisperSettings, WhisperTokens
 from vivavoce.models.whisper.cpu import flat_pages, packed_projection, paged_decoder, paged_rows
-from vivavoce.models.whisper.cuda import Look, is_single, single_rows_step
+from vivavoce.models.whisper.cuda import CrossAttend, is_single, single_rows_step
 from vivavoce.models.whisper.decoding import FORBIDDEN, Text, TimestampRules
 from vivavoce.models.whisper.drafts import WhisperHeads
 from vivavoce.models.whisper.model import PackedProjection, WhisperDecoder, WindowMemory
@@ -29,10 +29,10 @@ from vivavoce.nn.linear import become_views, column_major
 from vivavoce.nn.paged_kv import KVShape, RowBatch
 
 TOKEN, WINDOW = 0, 1
-MAX_STEP_ROWS = 1024  # for which the attention kernel has counters
+MAX_STEP_ROWS = 1024  # rows for which the cross-attention kernel has counters
 MAX_WINDOWS = 2047
-PADDING_WINDOW = 0  # of rows that pad a batch
-# The mode of a text: its window channel in the lower bits, what it has written in those above.
+PADDING_WINDOW = 0  # the window of padding rows
+# The mode of a text: its window channel in the lower bits; above them, what timestamp rules need to know of its tokens.
 WINDOW_BITS = 12
 LAST_IS_TIME, BEFORE_IS_TIME, BEGUN = 1 << 12, 1 << 13, 1 << 14
 LATEST_SHIFT = 15
@@ -74,10 +74,10 @@ class WindowStore:
 
     @torch.inference_mode()
     def hold(self, memory: WindowMemory, numbers: Sequence[int] | None = None) -> list[int]:
-        """Store windows; the numbers by which rows name them, which may be given."""
+        """Store windows in free slots, or in the slots `numbers`; returns the slot numbers that rows refer to."""
         with self._lock:
             if memory.windows > self.free:
-                free = f"{self.free} of {self.windows} places are free"
+                free = f"{self.free} of {self.windows} slots are free"
                 raise CapacityError(f"{memory.windows} windows do not fit: {free}")
             numbers = list(numbers or self._free[: -memory.windows - 1 : -1])
             for number in numbers:
@@ -91,14 +91,14 @@ class WindowStore:
         return numbers
 
     def release(self, window: int) -> None:
-        """Free a window's slot; none of its texts may go on."""
+        """Free a window's slot; none of its texts may be decoded any further."""
         with self._lock:
             if window in self._free or not 1 <= window <= self.windows:
                 raise InputError(f"window {window} is not held")
             self._starts.pop(window, None)
             self._free.append(window)
 
-    def note_starts(self, hidden: Tensor, starts: Tensor, windows: Tensor) -> None:
+    def save_start_states(self, hidden: Tensor, starts: Tensor, windows: Tensor) -> None:
         """Store the states of `<|startoftranscript|>`, by window.  # [row, d_model], [row] bool, [row]"""
         for row in starts.nonzero()[:, 0].tolist():
             self._starts[int(windows[row])] = hidden[row].clone()
@@ -119,7 +119,7 @@ class WindowStore:
 
 
 class WhisperWriter:
-    """The decoder behind the engine's interface, with the rules of transcripts applied to every token drawn."""
+    """The decoder behind the engine's interface; the logit rules of transcripts apply to every sampled token."""
 
     channels = 2
 
@@ -138,7 +138,7 @@ class WhisperWriter:
         self._not_first = self._mask(settings.suppressed_at_start)
         self._not_plain = self._ids >= tokens.notimestamps
         later = self._not_plain | self.never
-        self._not_untimed = (later, later | self._not_first)  # in a text without times that has begun, or not
+        self._not_untimed = (later, later | self._not_first)  # without timestamps: in a started text, at its start
         self._barred = self.never.to(torch.int8) + 2 * self._not_first.to(torch.int8)
         self._known_ids = {
             "TIMES": tokens.timestamps,
@@ -153,7 +153,7 @@ class WhisperWriter:
         self.packed = pack_projections(model.decoder)
 
     def prompt(self, window: int, prompt: Sequence[int], timestamps: bool) -> list[Row]:
-        """The rows a text of a held window starts from."""
+        """The prompt rows of a text of a stored window."""
         return [(token, 2 * window + timestamps) for token in prompt]
 
     @cached_property
@@ -170,7 +170,7 @@ class WhisperWriter:
         else:
             hidden = self._forward_layers(rows[:, TOKEN], windows, batch)
         if rows.shape[0] > 1 and not kernels.usable(hidden):
-            self.store.note_starts(hidden, rows[:, TOKEN] == self.tokens.startoftranscript, windows)
+            self.store.save_start_states(hidden, rows[:, TOKEN] == self.tokens.startoftranscript, windows)
         return hidden
 
     def _forward_paged(self, ids: Tensor, windows: Tensor, batch: RowBatch) -> Tensor:
@@ -183,14 +183,14 @@ class WhisperWriter:
     def _forward_layers(self, ids: Tensor, windows: Tensor, batch: RowBatch) -> Tensor:
         decoder = self.model.decoder
         x = decoder.embed_tokens(ids) + decoder.embed_positions(batch.positions.long())
-        look = self.looking(windows)
+        cross_attend = self.cross_attention(windows)
         if self.packed and is_single(x, batch):
-            return single_rows_step(decoder, self.packed, x, batch, look)
+            return single_rows_step(decoder, self.packed, x, batch, cross_attend)
         if not kernels.usable(x):
-            batch = masked_once(batch, x)
-        return decoder.run(x, PagedTexts(batch, look))
+            batch = with_additive_masks(batch, x)
+        return decoder.run(x, PagedTexts(batch, cross_attend))
 
-    def looking(self, windows: Tensor) -> Look:
+    def cross_attention(self, windows: Tensor) -> CrossAttend:
         """Cross-attention of rows to these windows.  # [row]"""
         if kernels.usable(windows):
             store, numbers = self.store, windows.int()
@@ -201,18 +201,18 @@ class WhisperWriter:
         return lambda query, index: self._mixed(query, index, runs)
 
     def _mixed(self, query: Tensor, index: int, runs: list[tuple[int, int]]) -> Tensor:
-        """Cross-attention of neighbouring rows of one window together.  # [row, head, head_dim]"""
+        """Cross-attention, one call for each run of rows of one window.  # [row, head, head_dim]"""
         mixed, begin = [], 0
         for window, count in runs:
             keys, values = self.store.read(index, window)
             queries = query[begin : begin + count].transpose(0, 1)
-            found = functional.scaled_dot_product_attention(queries[None], keys[None], values[None])[0]
-            mixed.append(found.transpose(0, 1))
+            result = functional.scaled_dot_product_attention(queries[None], keys[None], values[None])[0]
+            mixed.append(result.transpose(0, 1))
             begin += count
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
     def next_rows(self, hidden: Tensor, draw: Draw) -> Tensor:
-        """The next token of each text under the rules; its window stays.  # [sequence, 2]"""
+        """Sample the next token of each text under the rules.  # [sequence, 2]"""
         logits = self.logits(hidden)
         modes = draw.modes.long()
         timed = kernels.usable(logits) or bool((modes & 1).any())
@@ -233,15 +233,15 @@ class WhisperWriter:
         """
         if kernels.usable(logits):
             return kernels.transcript_rules(logits, modes, self._barred, self._known_ids)
-        begun = (modes & BEGUN != 0)[:, None]
+        started = (modes & BEGUN != 0)[:, None]
         if not timed:
-            return logits.masked_fill(torch.where(begun, *self._not_untimed), FORBIDDEN)
+            return logits.masked_fill(torch.where(started, *self._not_untimed), FORBIDDEN)
         times = (modes & 1 != 0)[:, None]
-        last, before = modes & LAST_IS_TIME != 0, modes & BEFORE_IS_TIME != 0
+        last, previous = modes & LAST_IS_TIME != 0, modes & BEFORE_IS_TIME != 0
         latest = (modes >> LATEST_SHIFT) + self.tokens.timestamps - 1
-        after = self.rules.forbidden_after(self._ids, last, before, latest)
-        by_times = torch.where(begun, after, self.rules.forbidden_first(self._ids))
-        forbidden = torch.where(times, by_times, self._not_plain) | self.never | (~begun & self._not_first)
+        later = self.rules.forbidden_after(self._ids, last, previous, latest)
+        by_times = torch.where(started, later, self.rules.forbidden_first(self._ids))
+        forbidden = torch.where(times, by_times, self._not_plain) | self.never | (~started & self._not_first)
         logits = logits.masked_fill(forbidden, FORBIDDEN)
         return torch.where(times, self.rules.preferred(logits), logits)
 
@@ -253,28 +253,29 @@ class WhisperWriter:
         written: Sequence[int],
         timestamps: bool,
         ended: bool,
-        begun: bool = False,
+        started: bool = False,
         states: Tensor | None = None,
     ) -> Text:
-        """Log-probability and no-speech chance of a finished text of a window.
+        """Log-probability and no-speech probability of a finished text of a window.
 
-        By the states its tokens were drawn from, where they were kept, else in one pass.  # states [token, d_model]
+        `states` are the hidden states its tokens were sampled from; without them, one pass computes them.
+        # states [token, d_model]
         """
         decoder, start = self.model.decoder, self.store.start(window)
-        taken = [*written, self.tokens.endoftext] if ended else list(written)
+        chosen = [*written, self.tokens.endoftext] if ended else list(written)
         if states is None or start is None:
             ids = torch.tensor([*prompt, *written], device=self._ids.device)
             hidden = decoder(ids[None], self.store.memory(window))[0]
             start = hidden[list(prompt).index(self.tokens.startoftranscript)]
             states = hidden[len(prompt) - 1 :]
-        modes = [self.start_mode((0, 2 * window + timestamps)) | (BEGUN if begun else 0)]
-        for token in taken[:-1]:
+        modes = [self.start_mode((0, 2 * window + timestamps)) | (BEGUN if started else 0)]
+        for token in chosen[:-1]:
             modes.append(self.next_mode(modes[-1], (token, 2 * window + timestamps)))
         device, logprob = states.device, 0.0
-        logits = decoder.logits(torch.cat([start[None], states[: len(taken)]]))
-        if taken:
+        logits = decoder.logits(torch.cat([start[None], states[: len(chosen)]]))
+        if chosen:
             ruled = self.ruled(logits[1:], torch.tensor(modes, device=device), timestamps).log_softmax(-1)
-            logprob = float(ruled.gather(1, torch.tensor(taken, device=device)[:, None]).sum())
+            logprob = float(ruled.gather(1, torch.tensor(chosen, device=device)[:, None]).sum())
         silence = float(logits[0].softmax(-1)[self.tokens.nospeech])
         return Text(list(written), logprob, ended, silence)
 
@@ -283,11 +284,11 @@ class WhisperWriter:
         return last[WINDOW]
 
     def next_mode(self, mode: int, row: Row) -> int:
-        """What the rules need to know of a text after this row."""
+        """The mode after a row: whether the last two tokens are timestamps, and the latest timestamp."""
         is_time = self.tokens.is_timestamp(row[TOKEN])
         latest = row[TOKEN] - self.tokens.timestamps + 1 if is_time else mode >> LATEST_SHIFT
-        before = BEFORE_IS_TIME if not mode & BEGUN or mode & LAST_IS_TIME else 0
-        return row[WINDOW] | (LAST_IS_TIME if is_time else 0) | before | BEGUN | (latest << LATEST_SHIFT)
+        previous = BEFORE_IS_TIME if not mode & BEGUN or mode & LAST_IS_TIME else 0
+        return row[WINDOW] | (LAST_IS_TIME if is_time else 0) | previous | BEGUN | (latest << LATEST_SHIFT)
 
     def next_modes(self, modes: Tensor, rows: Tensor) -> Tensor:
         """`next_mode` of many texts, without leaving the device.  # [sequence], [sequence, 2] → [sequence]"""
@@ -299,7 +300,7 @@ class WhisperWriter:
         return rows[:, WINDOW] | flags | (latest << LATEST_SHIFT)
 
     def ends(self, row: Row) -> bool:
-        """`<|endoftext|>`."""
+        """Whether the row's token is `<|endoftext|>`."""
         return row[TOKEN] == self.tokens.endoftext
 
     def _mask(self, ids: Sequence[int]) -> Tensor:
@@ -309,10 +310,10 @@ class WhisperWriter:
 
 
 class PagedTexts:
-    """Attention of the rows of an engine step, whatever mixture they are.  # queries [row, head, head_dim]"""
+    """Attention of the rows of an engine step: prompts, single tokens, drafts.  # queries [row, head, head_dim]"""
 
-    def __init__(self, batch: RowBatch, look: Look) -> None:
-        self.batch, self.look = batch, look
+    def __init__(self, batch: RowBatch, cross_attend: CrossAttend) -> None:
+        self.batch, self.cross_attend = batch, cross_attend
 
     def to_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write keys and values to the pages, and attend to each row's text."""
@@ -321,15 +322,15 @@ class PagedTexts:
 
     def to_window(self, layer: int, query: Tensor) -> Tensor:
         """Attend to the window of each row."""
-        return self.look(query, layer)
+        return self.cross_attend(query, layer)
 
 
 def runs_of(windows: Tensor) -> list[tuple[int, int]]:
-    """Neighbouring rows of one window: which, and how many.  # [row]"""
+    """(window, number of rows) of each run of neighbouring rows of one window.  # [row]"""
     return [(window, len(list(run))) for window, run in groupby(windows.tolist())]
 
 
-def masked_once(batch: RowBatch, like: Tensor) -> RowBatch:
+def with_additive_masks(batch: RowBatch, like: Tensor) -> RowBatch:
     """The rows with their masks as additive biases, computed once for all layers."""
     pieces = []
     for piece in batch.pieces:
@@ -369,12 +370,12 @@ class WindowHeads:
         self._layer = len(writer.model.decoder.stack) - 1
 
     def __call__(self, hidden: Tensor, newest: Tensor) -> Tensor:
-        """# [sequence, d_model], [sequence, 2] → [sequence, place, d_model]"""
+        """# [sequence, d_model], [sequence, 2] → [sequence, next position, d_model]"""
         windows = (newest[:, WINDOW] // 2).repeat_interleave(self.heads.places)
         embedded = self.writer.model.decoder.embed_tokens(newest[:, TOKEN])
-        looked = self.writer.looking(windows)
+        attend = self.writer.cross_attention(windows)
 
-        def look(query: Tensor) -> Tensor:
-            return looked(query.flatten(0, 1), self._layer).view_as(query)
+        def cross_attend(query: Tensor) -> Tensor:
+            return attend(query.flatten(0, 1), self._layer).view_as(query)
 
-        return self.heads(hidden, embedded, look)
+        return self.heads(hidden, embedded, cross_attend)

@@ -24,7 +24,7 @@ from vivavoce.nn.streaming import Extension, StreamCache, extend
 
 
 class PackedProjection(nn.Module):
-    """Query, key and value projection as one matrix, which the published three are views of. Not in checkpoints."""
+    """Query, key and value projection as one matrix, of which the published three are views. Not in checkpoints."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class WhisperAttention(nn.Module):
         return self.q_proj, self.k_proj, self.v_proj
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        """All positions at once; `mask` is True (or 0.0) where a query may look, [.., query, key]."""
+        """All positions in one pass; `mask` is True (or 0.0) where a query may attend, [.., query, key]."""
         query, key, value = self._project(x)
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
         return self._output(mixed)
@@ -76,7 +76,7 @@ class WhisperAttention(nn.Module):
         return query, key, value
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`project` with time behind the heads.  # [batch, time, d_model] → [batch, head, time, head_dim] each"""
+        """`project` with time after the heads.  # [batch, time, d_model] → [batch, head, time, head_dim] each"""
         query, key, value = (part.transpose(1, 2) for part in self.project(x))
         return query, key, value
 
@@ -102,12 +102,12 @@ class WhisperLayer(nn.Module):
         return StreamCache.empty(layers, attention.heads, attention.head_dim, batch, attention.k_proj.weight)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        """All positions at once.  # [batch, time, d_model] → the same; give `mask` or `causal`, not both"""
+        """All positions in one pass; pass `mask` or `causal`, not both.  # [batch, time, d_model] → the same"""
         x = x + self.self_attn(self.self_attn_layer_norm(x), mask, causal)
         return self._feed_forward(x)
 
     def step(self, state: StreamCache, x: Tensor) -> tuple[Tensor, StreamCache]:
-        """The next positions of a stream through this layer alone.  # [batch, time, d_model]"""
+        """The next positions of a stream through this single layer.  # [batch, time, d_model]"""
         streams = extend([state], x.shape[1])
         return self.step_in_stack(streams, 0, x), streams.after[0]
 
@@ -145,7 +145,7 @@ class WindowMemory:
 
 @dataclass(frozen=True)
 class DecoderState:
-    """Texts that are decoded in step: the self-attention cache of each and the memory of its window.
+    """Texts decoded as one batch: the self-attention cache of each and the memory of its window.
 
     Rows are ordered by window: with three rows per window, rows 0…2 are of window 0.
     """
@@ -174,8 +174,8 @@ class CrossAttention(WhisperAttention):
 
 
 class DecoderAttention(Protocol):
-    """Where the queries of decoder layers look. The rest of a layer is the same for whole texts, for texts that are
-    continued, and for rows over the engine's pages.
+    """Self- and cross-attention of decoder layers. All else in a layer is the same for whole texts, for continued
+    texts, and for rows over the engine's pages.
     """
 
     def to_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class WholeTexts:
 
 
 class ContinuedTexts(WholeTexts):
-    """Attention of the next tokens of texts to what a `StreamCache` holds of them."""
+    """Attention of the next tokens of texts whose previous tokens are in a `StreamCache`."""
 
     def __init__(self, streams: Extension, memory: WindowMemory) -> None:
         super().__init__(memory)
@@ -291,7 +291,7 @@ class WhisperDecoder(nn.Module):
 
     @property
     def stack(self) -> Sequence[WhisperDecoderLayer]:
-        """The layers with their type."""
+        """`layers`, typed."""
         return cast(Sequence[WhisperDecoderLayer], self.layers)
 
     def cross_kv(self, states: Tensor) -> WindowMemory:

@@ -1,5 +1,9 @@
-"""Recordings of any length to text, window by window as in openai-whisper: a text that cannot be trusted is decoded
-again at higher temperatures, and the next window begins where the last complete segment ended.
+"""Transcription of recordings of any length, window by window as in openai-whisper: a text that cannot be trusted is
+decoded again at higher temperatures, and the next window starts where the last complete segment ended.
+
+`WhisperTranscriber.transcription_steps` is a generator: it yields requests to encode a window, to detect its language
+and to decode texts, is sent the results, and yields segments. Serial transcription, many recordings batched in one
+engine, and CTranslate2 share it.
 """
 
 import zlib
@@ -27,7 +31,7 @@ from vivavoce.models.whisper.decoding import (
     beam_search,
     cut_segments,
     decode,
-    language_chances,
+    language_probabilities,
 )
 from vivavoce.models.whisper.model import Whisper, WindowMemory
 
@@ -36,12 +40,12 @@ Padding = Literal["full", "trim"]
 
 @dataclass(frozen=True)
 class TranscriptionOptions:
-    """What a caller asks for; the model decides what is None."""
+    """Options of a transcription; None leaves the choice to the model's settings."""
 
     language: str | None = None
     task: Task = "transcribe"
     prompt: str | None = None
-    """Text that is taken to precede the recording: names, spellings, style."""
+    """Text that precedes the recording as context: names, spellings, style."""
     prefix: str | None = None
     """Text that the first window begins with."""
     hotwords: tuple[str, ...] = ()
@@ -59,7 +63,7 @@ class TranscriptionOptions:
 
 @dataclass(frozen=True)
 class TranscriptSegment:
-    """Text with its times in seconds and what it can be trusted by."""
+    """Text with its times in seconds and its quality measures."""
 
     start: float
     end: float
@@ -75,14 +79,14 @@ class TranscriptSegment:
 
 @dataclass(frozen=True)
 class EncodeWindow:
-    """A window to be encoded.  # mel [1, mel, frame]"""
+    """Request to encode a window.  # mel [1, mel, frame]"""
 
     mel: Tensor
 
 
 @dataclass(frozen=True)
 class WriteText:
-    """A text to be decoded of a window."""
+    """Request to decode a text of a window."""
 
     memory: WindowMemory
     prompt: tuple[int, ...]
@@ -91,7 +95,7 @@ class WriteText:
     best_of: int
     max_tokens: int
     is_started: bool = False
-    """Whether the prompt ends within the text, so that the first token is not the first of it."""
+    """Whether the prompt ends inside the text, so that the first sampled token does not start it."""
 
     @property
     def beams(self) -> int:
@@ -100,13 +104,13 @@ class WriteText:
 
 
 @dataclass(frozen=True)
-class LanguageDetector:
-    """A window whose language is to be detected."""
+class DetectLanguage:
+    """Request to detect the language of a window."""
 
     memory: WindowMemory
 
 
-Question = EncodeWindow | LanguageDetector | WriteText
+Question = EncodeWindow | DetectLanguage | WriteText
 
 
 Answer = WindowMemory | str | Text | None
@@ -115,23 +119,23 @@ Answer = WindowMemory | str | Text | None
 TranscriptionSteps = Generator[Question | TranscriptSegment, Answer, None]
 
 
-def answered(steps: TranscriptionSteps, answer: Callable[[Question], Answer]) -> Iterator[TranscriptSegment]:
-    """The segments of a recording, with every question answered at once."""
-    given: Answer = None
+def run_steps(steps: TranscriptionSteps, answer: Callable[[Question], Answer]) -> Iterator[TranscriptSegment]:
+    """The segments of a recording, with every request answered by `answer` on the calling thread."""
+    sent: Answer = None
     while True:
         try:
-            item = steps.send(given)
+            item = steps.send(sent)
         except StopIteration:
             return
-        given = None
+        sent = None
         if isinstance(item, TranscriptSegment):
             yield item
         else:
-            given = answer(item)
+            sent = answer(item)
 
 
 MEL_BLOCK_SECONDS = 60
-FADING_SAMPLES = 800  # of silence behind a recording; later frames have nothing else in them
+FADING_SAMPLES = 800  # of silence after a recording; later frames hold only silence
 SILENCE_LOG_MEL = -10.0  # the minimum
 TRIM_FRAMES = 8  # trimmed windows end on a multiple of these
 BF16_TRIM_FRAMES = 32  # sixteen positions, the block of bfloat16 products
@@ -166,17 +170,17 @@ class WhisperTranscriber:
         return self.model.decoder.embed_tokens.weight.device
 
     def language(self, samples: Tensor) -> dict[str, float]:
-        """How likely each language is in the first window, likeliest first.  # [time]"""
+        """The probability of each language in the first window, likeliest first.  # [time]"""
         mel = self.log_mel(samples)
-        (chances,) = language_chances(self.model, self.tokens, self.encode(self.window(mel, 0, "full")))
-        return dict(sorted(chances.items(), key=lambda item: -item[1]))
+        (probabilities,) = language_probabilities(self.model, self.tokens, self.encode(self.window(mel, 0, "full")))
+        return dict(sorted(probabilities.items(), key=lambda item: -item[1]))
 
     def own_language(self, samples: Tensor) -> str:
-        """The language that is written where none is asked for: the model's own, or the detected one.  # [time]"""
-        return self.usual_language or next(iter(self.language(samples)))
+        """The language used if the options have none: the model's default, or the detected one.  # [time]"""
+        return self.default_language or next(iter(self.language(samples)))
 
     @property
-    def usual_language(self) -> str | None:
+    def default_language(self) -> str | None:
         """The only language of the model, or the default of its settings; None: it is detected."""
         if not self.tokens.is_multilingual:
             return "en"
@@ -185,22 +189,22 @@ class WhisperTranscriber:
 
     def likeliest_language(self, memory: WindowMemory) -> str:
         """The language of one encoded window."""
-        (chances,) = language_chances(self.model, self.tokens, memory)
-        return max(chances, key=lambda language: chances[language])
+        (probabilities,) = language_probabilities(self.model, self.tokens, memory)
+        return max(probabilities, key=lambda language: probabilities[language])
 
     def segments(self, samples: Tensor, options: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
-        """Segments as they become final.  # [time] at 16 kHz"""
-        return answered(self.hear(samples, options), self._answer)
+        """Yield segments as soon as they are final.  # [time] at 16 kHz"""
+        return run_steps(self.transcription_steps(samples, options), self._answer)
 
-    def _answer(self, asked: Question) -> Answer:
-        if isinstance(asked, LanguageDetector):
-            return self.likeliest_language(asked.memory)
-        return self.encode(asked.mel) if isinstance(asked, EncodeWindow) else self.answer(asked)
+    def _answer(self, question: Question) -> Answer:
+        if isinstance(question, DetectLanguage):
+            return self.likeliest_language(question.memory)
+        return self.encode(question.mel) if isinstance(question, EncodeWindow) else self.answer(question)
 
-    def hear(self, samples: Tensor, options: TranscriptionOptions | None = None) -> TranscriptionSteps:
-        """Transcribe with the device's work left to the caller, so that many recordings can be batched.  # [time]
+    def transcription_steps(self, samples: Tensor, options: TranscriptionOptions | None = None) -> TranscriptionSteps:
+        """Transcribe with all model calls left to the caller, so that many recordings can be batched.  # [time]
 
-        Yields segments, and questions: `EncodeWindow` (send its `WindowMemory`), `LanguageDetector` (send the language)
+        Yields segments, and requests: `EncodeWindow` (send its `WindowMemory`), `DetectLanguage` (send the language)
         and `WriteText` (send a `Text`). Without a language in the options, that of the first window is detected.
         """
         if samples.ndim != 1:
@@ -215,20 +219,20 @@ class WhisperTranscriber:
             memory = yield EncodeWindow(self.window(mel, seek, options.padding, size))
             assert isinstance(memory, WindowMemory)
             if options.language is None:
-                options = replace(options, language=str((yield LanguageDetector(memory))))
-            segments, frames, trusted = yield from self._hear_window(memory, seek, size, options, earlier)
+                options = replace(options, language=str((yield DetectLanguage(memory))))
+            segments, frames, trusted = yield from self._transcribe_window(memory, seek, size, options, earlier)
             for segment in segments:
-                if not is_imagined(segment, spoken_until, options.max_silence):
+                if not is_hallucination(segment, spoken_until, options.max_silence):
                     spoken_until = segment.words[-1].end if segment.words else segment.end
                     yield replace(segment, language=options.language)
             follows = options.follow_earlier and trusted
             earlier = [*earlier, *(id_ for segment in segments for id_ in segment.tokens)] if follows else []
             seek += max(1, frames)
 
-    def _hear_window(
+    def _transcribe_window(
         self, memory: WindowMemory, seek: int, size: int, options: TranscriptionOptions, earlier: list[int]
     ) -> Generator[Question, Answer, tuple[list[TranscriptSegment], int, bool]]:
-        """The segments of a window, how many frames to go on by, and whether they may prompt the next window."""
+        """The segments of a window, the frames by which to advance, and whether they may prompt the next window."""
         text, temperature = yield from self._write(memory, options, earlier, is_first=seek == 0)
         if self.is_silence(text):
             return [], size, True
@@ -245,28 +249,27 @@ class WhisperTranscriber:
 
     @torch.inference_mode()
     def log_mel(self, samples: Tensor) -> Tensor:
-        """The normalised log-mel of a recording and a window of silence behind it.  # [time] → [mel, frame]"""
+        """The normalised log-mel of a recording followed by a window of silence.  # [time] → [mel, frame]"""
         window = int(self.model.config.window_seconds * WhisperMel.RATE)
         total = (len(samples) + window) // WhisperMel.HOP
         log_mel = torch.full((self.model.config.num_mel_bins, total), SILENCE_LOG_MEL, device=self.device)
         state, end = self.mel.initial_state(), 0
         fading = samples.new_zeros(min(window, FADING_SAMPLES))
         *blocks, last = samples.split(MEL_BLOCK_SECONDS * WhisperMel.RATE)
-        for block in (*blocks, torch.cat([last, fading])):  # the frame that reaches past the end has silence there
+        for block in (*blocks, torch.cat([last, fading])):  # the last frames overlap the silence after the recording
             frames, state = self.mel.step(state, block[None].to(self.device))
             begin, end = end, min(end + frames.shape[-1], total)
             log_mel[:, begin:end] = frames[0, :, : end - begin]
-        peak = log_mel[:, : end + 1].amax()  # what follows is the same silence
+        peak = log_mel[:, : end + 1].amax()  # all later frames are equal
         log_mel[:, end:] = whisper_normalise(log_mel[None, :, -1:], peak)[0]
-        for piece in log_mel[:, :end].split(
-            MEL_BLOCK_SECONDS * MEL_FRAMES_PER_SECOND, dim=1
-        ):  # no second copy of hours
+        block_frames = MEL_BLOCK_SECONDS * MEL_FRAMES_PER_SECOND
+        for piece in log_mel[:, :end].split(block_frames, dim=1):  # in place: a second copy of hours is large
             piece.copy_(whisper_normalise(piece[None], peak)[0])
         return log_mel
 
     def _with_defaults(self, options: TranscriptionOptions, seconds: float) -> TranscriptionOptions:
         """The options with the model's defaults filled in; the language stays None where it has to be detected."""
-        language = options.language or self.usual_language
+        language = options.language or self.default_language
         if language is not None:
             self.tokens.prompt(language)  # raises for an unknown language
         timestamps = options.timestamps
@@ -275,7 +278,7 @@ class WhisperTranscriber:
         return replace(options, language=language, timestamps=timestamps)
 
     def window(self, mel: Tensor, seek: int, padding: Padding, size: int | None = None) -> Tensor:
-        """The frames of a window, `size` of them sound; trimmed, few more than those.  # [1, mel, frame]"""
+        """The frames of a window, `size` of them sound; with "trim", rounded up to a few more.  # [1, mel, frame]"""
         frames = self.model.config.window_frames
         if padding == "trim" and size is not None:
             min_frames = round(self.settings.min_window_seconds * MEL_FRAMES_PER_SECOND)
@@ -293,12 +296,12 @@ class WhisperTranscriber:
     def _write(
         self, memory: WindowMemory, options: TranscriptionOptions, earlier: list[int], is_first: bool
     ) -> Generator[Question, Answer, tuple[Text, float]]:
-        """The first text that can be trusted, from the lowest temperature up; else the last."""
+        """The text of the first temperature at which it is trusted; else that of the last."""
         half = self.model.config.max_target_positions // 2
         prompt = self.tokens.prompt(options.language, options.task, bool(options.timestamps), earlier[-(half - 1) :])
         prefix = self.tokenizer.encode(f" {options.prefix.strip()}") if options.prefix and is_first else []
         if len(prompt) + len(prefix) + 8 > self.model.config.max_target_positions:
-            raise InputError(f"the prefix is {len(prefix)} tokens long, which leaves the model no room to write")
+            raise InputError(f"the prefix has {len(prefix)} tokens, which leaves no room for a transcript")
         temperatures = self.settings.temperatures if options.temperatures is None else options.temperatures
         for temperature in temperatures:
             best_of = self.settings.best_of if temperature > 0 else 1
@@ -308,22 +311,22 @@ class WhisperTranscriber:
                 return replace(text, tokens=[*prefix, *text.tokens]), temperature
         raise InputError("no temperature was given to decode at; 0.0 alone is greedy")
 
-    def answer(self, asked: WriteText) -> Text:
+    def answer(self, question: WriteText) -> Text:
         """Decode a text on this thread."""
-        rules, options = self.rules(asked.options, asked.is_started), asked.options
-        if asked.beams > 1:
+        rules, options = self.rules(question.options, question.is_started), question.options
+        if question.beams > 1:
             return beam_search(
-                self.model, self.tokens, asked.memory, asked.prompt, rules, asked.beams, asked.max_tokens
+                self.model, self.tokens, question.memory, question.prompt, rules, question.beams, question.max_tokens
             )
         (text,) = decode(
             self.model,
             self.tokens,
-            asked.memory,
-            [asked.prompt],
+            question.memory,
+            [question.prompt],
             rules,
-            asked.temperature,
-            asked.best_of,
-            asked.max_tokens,
+            question.temperature,
+            question.best_of,
+            question.max_tokens,
             options.seed,
         )
         return text
@@ -344,12 +347,12 @@ class WhisperTranscriber:
         return rules
 
     def is_trusted(self, text: Text) -> bool:
-        """Whether a text is neither repetitive nor unlikely; silence needs no second try."""
+        """Whether a text is neither repetitive nor unlikely, or is silence."""
         if self.is_silence(text):
             return True
-        min_frames, highest = self.settings.min_logprob, self.settings.max_compression
-        is_loop = highest is not None and compression(self.spell(text.tokens)) > highest
-        return not is_loop and (min_frames is None or text.average_logprob >= min_frames)
+        min_logprob, max_compression = self.settings.min_logprob, self.settings.max_compression
+        is_loop = max_compression is not None and compression(self.text_of(text.tokens)) > max_compression
+        return not is_loop and (min_logprob is None or text.average_logprob >= min_logprob)
 
     def is_silence(self, text: Text) -> bool:
         """Whether the model detects no speech and the text is not likely enough to contradict it."""
@@ -360,14 +363,14 @@ class WhisperTranscriber:
             return True
         return text.average_logprob <= settings.min_logprob
 
-    def spell(self, tokens: Sequence[int]) -> str:
+    def text_of(self, tokens: Sequence[int]) -> str:
         """The text of tokens without special tokens and timestamps."""
         return self.tokenizer.decode([token for token in tokens if token < self.tokens.endoftext])
 
     def _segment(
         self, tokens: Sequence[int], start: float, end: float, text: Text, temperature: float
     ) -> TranscriptSegment:
-        spelled = self.spell(tokens)
+        spelled = self.text_of(tokens)
         return TranscriptSegment(
             start, end, spelled, tuple(tokens), temperature, text.average_logprob, compression(spelled), text.no_speech
         )
@@ -388,16 +391,16 @@ class WhisperTranscriber:
             memory,
             [segment.tokens for segment in segments],
             self.settings.alignment_heads,
-            self.spell,
+            self.text_of,
             options.language,
             positions=max(1, frames // CONV_STRIDE),
         )
         return [
             replace(
                 segment,
-                words=tuple(replace(word, start=word.start + offset, end=word.end + offset) for word in mine),
+                words=tuple(replace(word, start=word.start + offset, end=word.end + offset) for word in timed),
             )
-            for segment, mine in zip(segments, words, strict=True)
+            for segment, timed in zip(segments, words, strict=True)
         ]
 
 
@@ -407,7 +410,7 @@ def compression(text: str) -> float:
     return len(raw) / len(zlib.compress(raw)) if raw else 0.0
 
 
-def is_imagined(segment: TranscriptSegment, spoken_until: float, max_silence: float | None) -> bool:
+def is_hallucination(segment: TranscriptSegment, spoken_until: float, max_silence: float | None) -> bool:
     """Whether a segment is a hallucination: unlikely, too short or too long words after a silence."""
     if max_silence is None or not segment.words:
         return False

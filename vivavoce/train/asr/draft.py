@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vivavoce.cpu_speed import is_bfloat16_fast
 from vivavoce.hub import resolve
 from vivavoce.models.whisper.drafts import (
-    BLANK,
+    CTC_BLANK,
     PLACES,
     DraftLayers,
     PieceGuesser,
@@ -263,7 +263,7 @@ class PiecesStudent:
         probabilities = self.guesser(teacher.states).float().log_softmax(-1)
         counts = batch["piece_counts"]
         frames = torch.full_like(counts, probabilities.shape[1])
-        losses = ctc_loss(probabilities, batch["pieces"] + BLANK + 1, frames, counts)
+        losses = ctc_loss(probabilities, batch["pieces"] + CTC_BLANK + 1, frames, counts)
         return {"loss": (losses / counts.clamp(min=MIN_PIECES)).mean()}
 
     def save(self, folder: Path) -> None:
@@ -281,7 +281,7 @@ class HeadsStudent:
 
     def __init__(self, model: Whisper, places: int = PLACES, initial: WhisperHeads | None = None) -> None:
         self.model = model
-        self.module = self.heads = initial or WhisperHeads.beside(model.decoder, places)
+        self.module = self.heads = initial or WhisperHeads.for_decoder(model.decoder, places)
 
     def loss(self, teacher: DraftBatch, batch: Batch) -> dict[str, Tensor]:
         """KL divergence from the model at every position ahead, and how often the greedy tokens agree."""
@@ -304,7 +304,7 @@ class HeadsStudent:
 
     def save(self, folder: Path) -> None:
         """Write the heads in float16."""
-        half = WhisperHeads.beside(self.model.decoder, self.heads.places)
+        half = WhisperHeads.for_decoder(self.model.decoder, self.heads.places)
         half.load_state_dict(self.heads.state_dict())
         half.half().save(folder, self.model.config)
 
