@@ -184,19 +184,19 @@ class BigVGAN(nn.Module):
 
     def step(self, state: BigVGANState, mel: Tensor, final: bool = False) -> tuple[Tensor, BigVGANState]:
         """Sound completed by these frames; with `final` all that remains.  # [batch, mel, frame] → [batch, time]"""
-        (pcm,), (after,) = self.step_batch([state], [mel], [final])
-        return pcm, after
+        (pcm,), (new_state,) = self.step_batch([state], [mel], [final])
+        return pcm, new_state
 
     def step_batch(
         self, states: Sequence[BigVGANState], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[BigVGANState]]:
         """Step several streams; those with equally long windows run as one batch."""
-        sounds, afters = [], []
+        sounds, new_states = [], []
         windows = [self._window(state, mel) for state, mel in zip(states, mels, strict=True)]
-        held_back = [0 if last else state.look_ahead for state, last in zip(states, final, strict=True)]
+        delays = [0 if last else state.look_ahead for state, last in zip(states, final, strict=True)]
         ready = [
-            max(0, window.shape[-1] - state.rendered - held)
-            for state, window, held in zip(states, windows, held_back, strict=True)
+            max(0, window.shape[-1] - state.rendered - delay)
+            for state, window, delay in zip(states, windows, delays, strict=True)
         ]
         rendered = self._rendered({index: windows[index] for index, frames in enumerate(ready) if frames})
         for index, (state, window, frames) in enumerate(zip(states, windows, ready, strict=True)):
@@ -204,8 +204,8 @@ class BigVGAN(nn.Module):
             wave = rendered.get(index, window.new_empty(window.shape[0], 0))
             sounds.append(self.bounded(wave[:, state.rendered * self.config.hop : end * self.config.hop]))
             context = min(end, self.left_context)
-            afters.append(BigVGANState(window[..., end - context :], context, state.look_ahead))
-        return sounds, afters
+            new_states.append(BigVGANState(window[..., end - context :], context, state.look_ahead))
+        return sounds, new_states
 
     def _rendered(self, windows: dict[int, Tensor]) -> dict[int, Tensor]:
         """Unbounded sound of each window; windows of equal length run as one batch."""
@@ -224,5 +224,5 @@ class BigVGAN(nn.Module):
         if mel.ndim != 3 or mel.shape[:2] != (batch, bands):
             raise InputError(f"the mel is {list(mel.shape)}; this stream takes [{batch}, {bands}, frames]")
         if not torch.isfinite(mel).all():
-            raise InputError("the mel holds NaN or infinity")
+            raise InputError("the mel has NaN or infinite values")
         return torch.cat([state.mel, mel.to(state.mel)], dim=-1)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from vivavoce import kernels
 from vivavoce.errors import InputError
 from vivavoce.models.flow.estimator import GUIDANCE_ROWS, FlowMatching, cosine_times, fixed_noise
-from vivavoce.models.flow.model import LookaheadLayer, silent_after_the_end
+from vivavoce.models.flow.model import LookaheadLayer, pad_lookahead
 from vivavoce.models.flow.state import FlowPass
 from vivavoce.models.flow.stream import FlowSizes, StreamingFlow, load_flow
 from vivavoce.nn.attention import rotate_pairs
@@ -341,18 +341,18 @@ class CosyVoice3Flow(StreamingFlow):
         estimator.tabulate(cosine_times(self.config.euler_steps, self.device)[:-1])
 
     @torch.no_grad()
-    def decode(self, given: FlowPass) -> Tensor:
+    def decode(self, flow_pass: FlowPass) -> Tensor:
         """The whole model: embed, look ahead, solve the flow.  # → float32 [stream, frame, band]"""
-        config, span, pasts = self.config, given.span, given.pasts
+        config, span, pasts = self.config, flow_pass.span, flow_pass.pasts
         positions = span.scaled(config.ratio).query_positions()  # [stream, frame]
-        embedded = silent_after_the_end(self.input_embedding(given.codes.to(self.device)), span, config.lookahead)
+        embedded = pad_lookahead(self.input_embedding(flow_pass.codes.to(self.device)), span, config.lookahead)
         features = self.pre_lookahead_layer(embedded, pasts.codes).repeat_interleave(config.ratio, dim=1)
-        bias = given.bias(config.ratio, features.dtype)
+        bias = flow_pass.bias(config.ratio, features.dtype)
         cos, sin = rotary_angles(positions.repeat_interleave(GUIDANCE_ROWS, dim=0), config.estimator.head_dim)
 
         def rotated_past_at(step: int) -> Past:
             return RotatedPast(pasts.mel_at(step), cos, sin)
 
         noise = fixed_noise(config.mel_bands, self.device)[positions]
-        mel: Tensor = self.decoder(noise, features, given.speaker, given.prompt_mel, bias, rotated_past_at)
+        mel: Tensor = self.decoder(noise, features, flow_pass.speaker, flow_pass.prompt_mel, bias, rotated_past_at)
         return mel

@@ -1,8 +1,8 @@
-"""CPU implementation of the flow decoder: fewer and larger calls.
+"""CPU implementation of the flow decoder, on the weights of a `FlowDecoder`; tests hold the two equal up to rounding.
 
-Convolutions are one matrix product over strided views, Mish is computed from fast primitives, and what depends only on
-the time is precomputed. It runs on the weights of a `FlowDecoder` and equals it but for rounding. On CPUs with bfloat16
-tiles the estimator computes in bfloat16, which halves its cache; the mel stays in float32.
+What changes: TorchScript runs the estimator, convolutions are one matrix product over strided views, Mish is computed
+from fast primitives, and the time conditions are precomputed. On CPUs with bfloat16 tiles the estimator computes in
+bfloat16, which halves its cache; the mel stays in float32.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ from vivavoce.nn.streaming import Past, StreamPast
 from vivavoce.nn.vocoder import CausalConv1d
 
 MAX_EXPONENT = 30.0  # mish(x) = x beyond it
-ROWS = 40  # of a chunk of five codes, conditional and unconditional
+ROWS = 40  # a chunk of five codes (20 frames), conditional and unconditional
 
 
 class PaddedRowsLinear(MkldnnLinear):
@@ -45,10 +45,10 @@ class PaddedRowsLinear(MkldnnLinear):
     def forward(self, x: Tensor) -> Tensor:
         """# [.., input] bfloat16 → [.., output]"""
         rows = x.numel() // x.size(-1)
-        given = x.reshape(rows, x.size(-1))
+        matrix = x.reshape(rows, x.size(-1))
         if rows % self.rows:
-            given = functional.pad(given, (0, 0, 0, self.rows - rows % self.rows))
-        out = torch.ops.mkldnn._linear_pointwise(given, self.mkldnn_weight, self.bias, "none", [], "")
+            matrix = functional.pad(matrix, (0, 0, 0, self.rows - rows % self.rows))
+        out = torch.ops.mkldnn._linear_pointwise(matrix, self.mkldnn_weight, self.bias, "none", [], "")
         return out[:rows].unflatten(0, x.size()[:-1])
 
 
@@ -115,8 +115,7 @@ class CpuCausalBlock(nn.Module):
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """# [row, time, channel]
 
-        Mish is x · tanh(softplus(x)) = x · n / (n + 2) with n = eˣ(eˣ + 2): the library's own is three times
-        slower.
+        Mish is x · tanh(softplus(x)) = x · n / (n + 2) with n = eˣ(eˣ + 2), which is three times as fast as PyTorch's.
         """
         y: Tensor = self.norm(self.conv(x, context).float())
         power = y.clamp(max=self.max_exponent).exp_()
@@ -146,8 +145,8 @@ class CpuEstimatorTransformer(nn.Module):
         new = projected[1:].unflatten(1, [window.size(1), window.size(2)])
         joined = torch.cat([prefix, window, new], dim=-2)
         next_window.copy_(joined[..., joined.size(-2) - next_window.size(-2) :, :])
-        seen = joined.flatten(1, 2)
-        mixed = functional.scaled_dot_product_attention(projected[0], seen[0], seen[1], attn_mask=bias)
+        attended = joined.flatten(1, 2)
+        mixed = functional.scaled_dot_product_attention(projected[0], attended[0], attended[1], attn_mask=bias)
         x = self.out(mixed.transpose(1, 2).flatten(2)).add_(x)
         out: Tensor = self.down(functional.gelu(self.up(self.norm2(x)))).add_(x)
         return out
@@ -269,8 +268,8 @@ class CpuFlow(FlowDecoder):
         windows, contexts = (tensor.to(self._dtype) for tensor in (voice.cache.mel_windows, voice.cache.mel_contexts))
         return replace(voice, cache=replace(voice.cache, mel_windows=windows, mel_contexts=contexts))
 
-    def _pasts(self, voices: Sequence[FlowVoice], cache: FlowCache, after: FlowCache) -> Pasts:
-        pasts = super()._pasts(voices, cache, after)
+    def _pasts(self, voices: Sequence[FlowVoice], cache: FlowCache, next_cache: FlowCache) -> Pasts:
+        pasts = super()._pasts(voices, cache, next_cache)
         return Pasts(
             self._cpu_past(pasts.codes), self._cpu_past(pasts.frames), lambda step: self._cpu_past(pasts.mel_at(step))
         )

@@ -1,4 +1,4 @@
-"""Hops of a flow decoder replayed as CUDA graphs, with equal values.
+"""Hops of a flow decoder replayed as CUDA graphs; tests hold the mel equal to that of the plain decoder.
 
 Batches are padded to the next bucket and prefixes to a multiple of `prefix_step`, so that few graphs serve all batches.
 The streams' windows stay in place: a graph reads their addresses. Hops of many frames, of many streams, or without a
@@ -28,9 +28,9 @@ from vivavoce.nn.cuda_graphs import Graphed, bucket_for
 from vivavoce.nn.vocoder import CausalConv1d
 
 BUCKETS = (1, 2, 4, 8, 16, 32)
-MAX_CHUNKS = 4  # in one captured hop
+MAX_CHUNKS = 4  # of one captured hop
 PREFIX_STEP = 25  # codes
-NUMBERS = 3 + 3 * len(WINDOWS)  # before the codes of a stream: start, end, sink; addresses of voice, past and next
+NUMBERS = 3 + 3 * len(WINDOWS)  # per stream, before its codes: start, end, sink; addresses of voice, past and next
 
 
 class FlowHop(NamedTuple):
@@ -60,12 +60,12 @@ class WindowPool:
         except (KeyError, IndexError):
             return None
 
-    def release(self, cache: FlowCache, after: FlowCache) -> None:
-        """Return the windows of a state that was stepped from, unless the next state shares them.
+    def release(self, cache: FlowCache, next_cache: FlowCache) -> None:
+        """Return the windows of a used state, unless the next state shares them.
 
-        The device must be done with them.
+        The device must have finished reading them.
         """
-        pairs = [(getattr(cache, name), getattr(after, name)) for name in WINDOWS]
+        pairs = [(getattr(cache, name), getattr(next_cache, name)) for name in WINDOWS]
         if all(_owns_storage(old) and old.data_ptr() != new.data_ptr() for old, new in pairs):
             self._caches.setdefault(cache.code_slots, []).append(cache)
 
@@ -109,9 +109,9 @@ class GraphedFlow(StreamingFlow):
         tail = voice.codes[voice.sink :]
         return FlowState(voice, left_chunks, replace(reused, **windows, **contexts), tail, voice.sink, voice.sink)
 
-    def decode(self, given: FlowPass) -> Tensor:
+    def decode(self, flow_pass: FlowPass) -> Tensor:
         """One pass of the wrapped decoder."""
-        return self.flow.decode(given)
+        return self.flow.decode(flow_pass)
 
     @torch.no_grad()
     def step_batch(
@@ -119,8 +119,8 @@ class GraphedFlow(StreamingFlow):
     ) -> tuple[list[Tensor], list[FlowState]]:
         """As in the base class, in as many captured hops as needed."""
         finals = [final] * len(states) if isinstance(final, bool) else list(final)
-        pieces_by_stream = [self._split_into_hops(*given) for given in zip(states, codes, finals, strict=True)]
-        mels, after = super().step_batch(
+        pieces_by_stream = [self._split_into_hops(*stream) for stream in zip(states, codes, finals, strict=True)]
+        mels, new_states = super().step_batch(
             states,
             [pieces[0] for pieces in pieces_by_stream],
             [last and len(members) == 1 for last, members in zip(finals, pieces_by_stream, strict=True)],
@@ -129,11 +129,11 @@ class GraphedFlow(StreamingFlow):
             members = [index for index, pieces in enumerate(pieces_by_stream) if number < len(pieces)]
             lasts = [finals[index] and number == len(pieces_by_stream[index]) - 1 for index in members]
             new_mels, advanced = super().step_batch(
-                [after[index] for index in members], [pieces_by_stream[index][number] for index in members], lasts
+                [new_states[index] for index in members], [pieces_by_stream[index][number] for index in members], lasts
             )
             for index, mel, state in zip(members, new_mels, advanced, strict=True):
-                mels[index], after[index] = torch.cat([mels[index], mel], dim=1), state
-        return mels, after
+                mels[index], new_states[index] = torch.cat([mels[index], mel], dim=1), state
+        return mels, new_states
 
     def _split_into_hops(self, state: FlowState, codes: Tensor, final: bool) -> list[Tensor]:
         """The codes in pieces, each of which completes a captured hop."""
@@ -171,15 +171,15 @@ class GraphedFlow(StreamingFlow):
             return super()._step_group(states, final)
         self.capture(*hop)
         caches = [_contiguous(state.cache) for state in states if state.cache is not None]
-        after = [self.pool.acquire(cache.code_slots) or cache.empty_like_this() for cache in caches]
-        mels, *contexts = self._graphs(hop, self._graph_inputs(states, caches, after, hop, final))
-        # One split for all streams: a call per stream takes the host longer than the device computes.
-        own = [each.split(1, axis) for each, axis in zip(contexts, FlowCache.CONTEXT_AXES.values(), strict=True)]
+        next_caches = [self.pool.acquire(cache.code_slots) or cache.empty_like_this() for cache in caches]
+        mels, *contexts = self._graphs(hop, self._graph_inputs(states, caches, next_caches, hop, final))
+        # One split for all streams: calls per stream would take the host longer than the device computes.
+        by_stream = [each.split(1, axis) for each, axis in zip(contexts, FlowCache.CONTEXT_AXES.values(), strict=True)]
         mels = mels.transpose(1, 2).contiguous()
         results = []
-        for index, (state, cache) in enumerate(zip(states, after, strict=True)):
+        for index, (state, cache) in enumerate(zip(states, next_caches, strict=True)):
             contexts_of_stream: dict[str, Any] = {
-                name: each[index] for name, each in zip(FlowCache.CONTEXT_AXES, own, strict=True)
+                name: each[index] for name, each in zip(FlowCache.CONTEXT_AXES, by_stream, strict=True)
             }
             until = self._decodable_end(state, final)
             first_new = max(state.position, len(state.voice.codes))
@@ -211,7 +211,7 @@ class GraphedFlow(StreamingFlow):
         self,
         states: Sequence[FlowState],
         caches: Sequence[FlowCache],
-        after: Sequence[FlowCache],
+        next_caches: Sequence[FlowCache],
         hop: FlowHop,
         final: bool,
     ) -> list[Tensor]:
@@ -219,7 +219,7 @@ class GraphedFlow(StreamingFlow):
         config, length = self.config, hop.time + self.config.lookahead
         packed = []
         prompt_mel = self._blank.mel_contexts.new_zeros(hop.streams, hop.time * config.ratio, config.mel_bands)
-        for row, (state, *pasts) in enumerate(zip(states, caches, after, strict=True)):
+        for row, (state, *pasts) in enumerate(zip(states, caches, next_caches, strict=True)):
             start = state.position
             codes = state.codes[start - state.first :][:length].tolist()
             addresses = [getattr(cache, name).data_ptr() for cache in (state.voice.cache, *pasts) for name in WINDOWS]
@@ -247,14 +247,14 @@ class GraphedFlow(StreamingFlow):
         prefixes, windows, next_windows = torch.stack(addresses).unflatten(0, (3, len(WINDOWS)))
         slots = hop.left_chunks * self.config.chunk
         past = FlowAddresses(sinks, prefixes, windows, next_windows, hop.prefix_slots, slots)
-        given: dict[str, Any] = dict(zip(FlowCache.CONTEXT_AXES, contexts, strict=True))
-        before = replace(self._blank, **given)
-        after = before.empty_like_this()
-        pasts = addressed_pasts(self.config.estimator, past, before, after)
+        named: dict[str, Any] = dict(zip(FlowCache.CONTEXT_AXES, contexts, strict=True))
+        cache = replace(self._blank, **named)
+        next_cache = cache.empty_like_this()
+        pasts = addressed_pasts(self.config.estimator, past, cache, next_cache)
         span = KeySpan(starts, hop.time, sinks, hop.prefix_slots, slots, ends)
         codes, chunk = packed[:, NUMBERS:], self.config.chunk
         mel = self.decode(FlowPass(codes, speaker, prompt_mel, span, pasts, chunk, hop.left_chunks))
-        return mel, *_contexts(after)
+        return mel, *_contexts(next_cache)
 
 
 def _contiguous(cache: FlowCache) -> FlowCache:
@@ -262,7 +262,7 @@ def _contiguous(cache: FlowCache) -> FlowCache:
 
 
 def _owns_storage(window: Tensor) -> bool:
-    """Whether it is contiguous and the only tensor of its storage."""
+    """Whether a tensor is contiguous and the only one in its storage."""
     return window.is_contiguous() and window.untyped_storage().nbytes() == window.nbytes
 
 

@@ -204,7 +204,7 @@ class FlowEstimator(nn.Module):
         self.final_proj = nn.Conv1d(channels, config.out_channels, 1)
 
     def time_conditions(self, times: Tensor) -> Tensor:
-        """What each stage adds at each time, independent of the frames.  # [step] → [step, stage, channel]"""
+        """The vectors that the stages add at each time, equal for all frames.  # [step] → [step, stage, channel]"""
         embedding = self.time_mlp(times)
         stages = [*self.down_blocks, *self.mid_blocks, *self.up_blocks]
         return torch.stack([stage[0].mlp(embedding) for stage in stages], dim=1)

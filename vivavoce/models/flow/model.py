@@ -37,7 +37,7 @@ class FlowEncoderConfig:
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """How many past inputs each causal convolution needs, in forward order."""
+        """Past inputs of each causal convolution, in forward order."""
         return 2, 2 * self.ratio
 
 
@@ -64,13 +64,13 @@ class LookaheadLayer(nn.Module):
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         """The look-ahead codes give no output.  # [row, time + lookahead, dim] → [row, time, dim]"""
-        ahead = functional.leaky_relu(self.conv1(x.transpose(1, 2))).transpose(1, 2)
-        y = past.convolve(self.conv2, ahead)
+        convolved = functional.leaky_relu(self.conv1(x.transpose(1, 2))).transpose(1, 2)
+        y = past.convolve(self.conv2, convolved)
         return y + x[:, : y.shape[1]]
 
 
-def silent_after_the_end(x: Tensor, span: KeySpan, lookahead: int) -> Tensor:
-    """Embedded codes, zero-padded where look-ahead is missing, and zero behind the end of each reply.
+def pad_lookahead(x: Tensor, span: KeySpan, lookahead: int) -> Tensor:
+    """Embedded codes, zero-padded where look-ahead is missing, and zero after the end of each reply.
 
     # [row, time (+ lookahead), dim] → [row, time + lookahead, dim]
     """
@@ -151,7 +151,7 @@ class FlowEncoder(nn.Module):
 
         # → [row, time × ratio, dim]
         """
-        x = self.pre_lookahead_layer(silent_after_the_end(self.embed(codes), span, self.config.lookahead), code_past)
+        x = self.pre_lookahead_layer(pad_lookahead(self.embed(codes), span, self.config.lookahead), code_past)
         encodings = self._encodings(span, x.dtype)
         for layer in self.encoders:
             x = layer(x, encodings, code_bias, code_past)
@@ -213,22 +213,22 @@ class FlowDecoder(StreamingFlow):
         return load_flow(lambda: cls(config), source, device, dtype)
 
     @torch.no_grad()
-    def decode(self, given: FlowPass) -> Tensor:
+    def decode(self, flow_pass: FlowPass) -> Tensor:
         """The whole model: embed, encode, solve the flow.  # → float32 [stream, frame, band]"""
-        ratio, pasts = self.config.ratio, given.pasts
-        embedded = self.input_embedding(given.codes.to(self.device))
-        code_bias, frame_bias = (given.bias(positions, embedded.dtype) for positions in (1, ratio))
-        encoded = self.encoder(embedded, given.span, code_bias, frame_bias, pasts.codes, pasts.frames)
+        ratio, pasts = self.config.ratio, flow_pass.pasts
+        embedded = self.input_embedding(flow_pass.codes.to(self.device))
+        code_bias, frame_bias = (flow_pass.bias(positions, embedded.dtype) for positions in (1, ratio))
+        encoded = self.encoder(embedded, flow_pass.span, code_bias, frame_bias, pasts.codes, pasts.frames)
         features = self.encoder_proj(encoded)
-        noise = fixed_noise(self.config.mel_bands, self.device)[given.span.scaled(ratio).query_positions()]
-        mel: Tensor = self.decoder(noise, features, given.speaker, given.prompt_mel, frame_bias, pasts.mel_at)
+        noise = fixed_noise(self.config.mel_bands, self.device)[flow_pass.span.scaled(ratio).query_positions()]
+        mel: Tensor = self.decoder(noise, features, flow_pass.speaker, flow_pass.prompt_mel, frame_bias, pasts.mel_at)
         return mel
 
 
-Held = TypeVar("Held")
+VocoderState = TypeVar("VocoderState")
 
 
-class StreamingVocoder(Protocol[Held]):
+class StreamingVocoder(Protocol[VocoderState]):
     """A streaming vocoder: mel → sound in pieces of any size."""
 
     @property
@@ -236,26 +236,26 @@ class StreamingVocoder(Protocol[Held]):
         """Mel frames of delay."""
         ...
 
-    def initial_state(self, seed: int | None = 0, batch: int = 1) -> Held:
+    def initial_state(self, seed: int | None = 0, batch: int = 1) -> VocoderState:
         """The state before the first frame; `seed` draws the excitation's noise, None omits it."""
         ...
 
     def step_batch(
-        self, states: Sequence[Held], mels: Sequence[Tensor], final: Sequence[bool]
-    ) -> tuple[list[Tensor], list[Held]]:
+        self, states: Sequence[VocoderState], mels: Sequence[Tensor], final: Sequence[bool]
+    ) -> tuple[list[Tensor], list[VocoderState]]:
         """Step several streams.  # mels [1, mel, frame] → [1, sample]"""
         ...
 
 
 @dataclass(frozen=True)
 class SpokenState:
-    """State of a reply. Stepping it alone reuses its memory: keep a `copy()` to step from it again."""
+    """State of a reply. A step of a single state reuses its memory: make a `copy()` to step from it again."""
 
     flow: FlowState
-    vocoder: Any  # the vocoder's own state type
+    vocoder: Any  # the state type of the vocoder
 
     def copy(self) -> "SpokenState":
-        """A copy in its own memory; the voice is shared."""
+        """A deep copy of the flow's state that shares the voice."""
         return SpokenState(self.flow.copy(), self.vocoder)
 
     @property
@@ -276,25 +276,25 @@ class FlowSpeech:
 
     def step(self, state: SpokenState, codes: Tensor, final: bool = False) -> tuple[Tensor, SpokenState]:
         """Sound completed by these codes.  # [code] → [sample]"""
-        (sound,), (after,) = self.step_batch([state], [codes], [final])
-        return sound, after
+        (sound,), (new_state,) = self.step_batch([state], [codes], [final])
+        return sound, new_state
 
     @torch.no_grad()
     def step_batch(
         self, states: Sequence[SpokenState], codes: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[SpokenState]]:
-        """Step several replies, those of equal size as one batch. If there are several, their states stay valid."""
+        """Step several replies, those of equal size as one batch; if there are several, the input states stay valid."""
         mels, flows = self.flow.step_batch([state.flow for state in states], codes, final)
         sounds = [mel.new_zeros(0) for mel in mels]
         vocoders = [state.vocoder for state in states]
         # Streams without new frames are skipped, unless they end.
         active = [index for index, mel in enumerate(mels) if mel.shape[1] or final[index]]
         if active:
-            rendered, after = self.vocoder.step_batch(
+            rendered, next_states = self.vocoder.step_batch(
                 [vocoders[index] for index in active],
                 [mels[index][None] for index in active],
                 [final[index] for index in active],
             )
-            for index, sound, vocoder in zip(active, rendered, after, strict=True):
+            for index, sound, vocoder in zip(active, rendered, next_states, strict=True):
                 sounds[index], vocoders[index] = sound[0], vocoder
         return sounds, [SpokenState(flow, vocoder) for flow, vocoder in zip(flows, vocoders, strict=True)]

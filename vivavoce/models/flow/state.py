@@ -40,7 +40,7 @@ class EncoderSizes(Protocol):
 
     @property
     def heads(self) -> int:
-        """Of attention."""
+        """Attention heads."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class EstimatorSizes(Protocol):
 
     @property
     def heads(self) -> int:
-        """Of attention."""
+        """Attention heads."""
         ...
 
     @property
@@ -92,8 +92,8 @@ class EstimatorSizes(Protocol):
 class FlowCache:
     """Keys, values and convolution contexts of a batch of streams after a pass.
 
-    Windows hold the newest positions last. Their number of slots is fixed under a left window; with all left context
-    it grows with each pass. Axes of 2 are keys and values, then the guided and the unguided row.
+    The newest positions are last in a window. Its number of slots is fixed under a left window; without one it grows
+    with each pass. Axes of 2 are keys and values, then the guided and the unguided row.
     """
 
     ratio: int  # frames per code
@@ -125,7 +125,7 @@ class FlowCache:
 
     @property
     def code_slots(self) -> int:
-        """Past codes that the windows hold."""
+        """Past codes in the windows."""
         return self.code_windows.shape[SLOT_AXIS]
 
     @property
@@ -139,7 +139,7 @@ class FlowCache:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def copy(self) -> "FlowCache":
-        """A copy in its own memory."""
+        """A deep copy."""
         tensors = {name: getattr(self, name).clone() for name in self.WINDOW_AXES | self.CONTEXT_AXES}
         return replace(self, **tensors)
 
@@ -219,7 +219,7 @@ class FlowPass:
     chunk: int | None
     """Codes that attend to one another; None: no mask."""
     left_chunks: int | None = None
-    """Chunks before its own that a code attends to; None: all."""
+    """Previous chunks that a code attends to; None: all."""
 
     def bias(self, ratio: int, dtype: torch.dtype) -> Tensor | None:
         """The attention mask at `ratio` positions per code.  # [stream, 1, time, key]"""
@@ -230,7 +230,7 @@ class FlowPass:
 
 @dataclass
 class VoicePrompt:
-    """A recording of the voice to speak with."""
+    """A recording of the voice that a reply imitates: its codes, mel and speaker vector."""
 
     codes: Tensor  # [code]
     mel: Tensor  # [frame, band]
@@ -254,7 +254,7 @@ class FlowVoice:
 
 @dataclass(frozen=True)
 class FlowState:
-    """State of a reply. A step reuses its memory: keep a `copy()` to step from it again."""
+    """State of a reply. A step reuses its memory: make a `copy()` to step from it again."""
 
     voice: FlowVoice
     left_chunks: int | None
@@ -265,11 +265,11 @@ class FlowState:
     finished: bool = False
 
     def copy(self) -> "FlowState":
-        """A copy in its own memory; the voice is shared."""
+        """A deep copy that shares the voice."""
         return replace(self, cache=None if self.cache is None else self.cache.copy())
 
     def fork(self) -> "FlowState":
-        """A copy of only what steps write in place, so that stepping it leaves this state valid."""
+        """A copy of the tensors that steps write in place, so that stepping it leaves this state valid."""
         if self.cache is None or self.left_chunks is not None:
             return self.copy()
         contexts = {name: getattr(self.cache, name).clone() for name in FlowCache.CONTEXT_AXES}
@@ -281,7 +281,7 @@ WINDOWS = tuple(FlowCache.WINDOW_AXES)  # at code rate, at mel rate in the encod
 
 @dataclass(frozen=True)
 class FlowAddresses:
-    """Per stream, device addresses of its voice's windows and its own, in the order of `WINDOWS`."""
+    """Per stream, device addresses of the windows of its voice and of its reply, in the order of `WINDOWS`."""
 
     sinks: Tensor  # int64 [stream]: codes of the voice
     prefixes: Tensor  # int64 [3, stream]
@@ -289,10 +289,10 @@ class FlowAddresses:
     next_windows: Tensor  # int64 [3, stream]
     prefix_slots: int  # codes
     slots: int  # codes
-    side_by_side: int = 1  # streams in the tensors that hold the windows
+    side_by_side: int = 1  # streams in the tensors of the windows
 
     @classmethod
-    def of(cls, voices: Sequence[FlowVoice], cache: FlowCache, after: FlowCache) -> "FlowAddresses":
+    def of(cls, voices: Sequence[FlowVoice], cache: FlowCache, next_cache: FlowCache) -> "FlowAddresses":
         """Addresses of voices, of a batch's cache and of its next cache."""
         unique = {id(voice): voice for voice in voices}
         order = [list(unique).index(id(voice)) for voice in voices]
@@ -301,7 +301,7 @@ class FlowAddresses:
         of_unique = torch.stack([*prefixes, torch.stack(lengths)])
         of_streams = torch.cat([of_unique[:, index : index + 1] for index in order], dim=1)
         max_sink = max(voice.sink for voice in voices)
-        windows = _window_addresses(cache), _window_addresses(after)
+        windows = _window_addresses(cache), _window_addresses(next_cache)
         return cls(of_streams[3], of_streams[:3], *windows, max_sink, cache.code_slots, side_by_side=len(voices))
 
 
@@ -351,8 +351,8 @@ def addressed_pasts(
 
     def mel_at(step: int) -> AddressedPast:
         both = [each.mel_contexts[step] for each in (contexts, next_contexts)]
-        before, after = (each.view(-1, *each.shape[-2:]).split(channels, dim=-1) for each in both)
-        return AddressedPast(layouts[2], mel_layers, before, after, arrived)
+        old, new = (each.view(-1, *each.shape[-2:]).split(channels, dim=-1) for each in both)
+        return AddressedPast(layouts[2], mel_layers, old, new, arrived)
 
     return Pasts(
         AddressedPast(layouts[0], count(), [contexts.lookahead_context], [next_contexts.lookahead_context], arrived),

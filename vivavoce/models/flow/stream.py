@@ -1,9 +1,9 @@
 """Streaming for flow decoders: voices, states, steps, batches and the left attention window.
 
-Offline a decoder attends everywhere, or under the chunk mask of its streaming weights. A stream decodes a chunk as soon
-as its look-ahead codes are there and caches keys, values and convolution contexts per Euler step, guidance row and
-layer, so that the cost of a step does not grow with the reply. A stream equals `forward(…, streaming=True)` with the
-same left window.
+Offline, a decoder attends to all positions, or under the chunk mask of its streaming weights. A stream decodes a chunk
+as soon as its look-ahead codes have arrived and caches keys, values and convolution contexts per Euler step, guidance
+row and layer, so that the cost of a step does not grow with the reply. A stream equals `forward(…, streaming=True)`
+with the same left window.
 """
 
 from abc import abstractmethod
@@ -88,11 +88,11 @@ class StreamingFlow(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.spk_embed_affine_layer.weight.device
 
     @abstractmethod
-    def decode(self, given: FlowPass) -> Tensor:
+    def decode(self, flow_pass: FlowPass) -> Tensor:
         """The whole model over one pass.  # → float32 [stream, frame, band]"""
 
     @torch.no_grad()
@@ -124,9 +124,9 @@ class StreamingFlow(nn.Module):
 
     @torch.no_grad()
     def voice(self, prompt: VoicePrompt, cache: FlowCache | None = None) -> FlowVoice:
-        """A voice with its prompt's cache precomputed; make it once and share it.
+        """A voice with its prompt's cache precomputed; it can be shared by any number of replies.
 
-        `cache` is one computed earlier from the same prompt and weights.
+        `cache` is one that was computed earlier from the same prompt and weights.
         """
         blank = self._blank_voice(prompt)
         sink = self._sink(len(blank.codes))
@@ -142,7 +142,7 @@ class StreamingFlow(nn.Module):
     def aligned(self, prompt: VoicePrompt, first_hop: int) -> VoicePrompt:
         """The prompt with leading codes removed so that the reply's first chunk ends after `first_hop` codes.
 
-        Chunks are counted from the prompt's beginning, so its length sets how many codes the first sound needs.
+        Chunks are counted from the start of the prompt, so its length determines how many codes the first sound needs.
         """
         config = self.config
         if not 1 <= first_hop <= config.chunk:
@@ -179,8 +179,8 @@ class StreamingFlow(nn.Module):
     def step(self, state: FlowState, codes: Tensor, final: bool = False) -> tuple[Tensor, FlowState]:
         """The mel of every chunk completed by these codes.  # [code] → float32 [band, frame]
 
-        Any number of codes may be given; the mel is empty until a chunk and its look-ahead are there. The `final` step
-        decodes all remaining codes.
+        Any number of codes is accepted; the mel is empty until a chunk and its look-ahead are complete. The `final`
+        step decodes all remaining codes.
         """
         mels, states = self.step_batch([state], [codes], final)
         return mels[0], states[0]
@@ -191,11 +191,11 @@ class StreamingFlow(nn.Module):
     ) -> tuple[list[Tensor], list[FlowState]]:
         """`step` for several replies; those with equally many codes to decode run as one batch.
 
-        If there are several, the states given stay valid, so that each can be stepped alone if the batch fails. A
-        single state's memory is reused.
+        If there are several, the input states stay valid, so that each can be stepped separately if the batch fails.
+        The memory of a single state is reused.
         """
         finals = [final] * len(states) if isinstance(final, bool) else list(final)
-        extended = [self._append_codes(*given) for given in zip(states, codes, finals, strict=True)]
+        extended = [self._append_codes(*stream) for stream in zip(states, codes, finals, strict=True)]
         groups: dict[tuple[object, ...], list[int]] = {}
         for index, (state, last) in enumerate(zip(extended, finals, strict=True)):
             until = self._decodable_end(state, last)
@@ -230,11 +230,11 @@ class StreamingFlow(nn.Module):
 
     def _advance_state(self, state: FlowState, position: int, cache: FlowCache, index: int) -> FlowState:
         """The state once everything before `position` is decoded, without codes that are no longer needed."""
-        own = None
+        stream_cache = None
         if state.cache is not None:
             past = position - state.voice.sink
-            own = cache.stream(index, past if state.left_chunks is None else cache.code_slots)
-        advanced = replace(state, position=position, cache=own)
+            stream_cache = cache.stream(index, past if state.left_chunks is None else cache.code_slots)
+        advanced = replace(state, position=position, cache=stream_cache)
         first = self._start(advanced)
         return replace(advanced, codes=state.codes[first - state.first :], first=first)
 
@@ -250,23 +250,25 @@ class StreamingFlow(nn.Module):
         """The mel of the next codes of a batch of streams, and the next cache.  # → float32 [stream, frame, band]
 
         Under a left window all shapes are fixed and nothing synchronises with the device, so a hop can be captured in a
-        CUDA graph. With the Triton kernels the next cache is new memory; otherwise the given one is overwritten.
+        CUDA graph. With the Triton kernels the next cache is new memory; otherwise `cache` is overwritten.
         """
         if left_chunks is not None and addressable(voices, cache, span.time * self.config.ratio):
-            after = cache.empty_like_this()
-            pasts = addressed_pasts(self.config.estimator, FlowAddresses.of(voices, cache, after), cache, after)
+            next_cache = cache.empty_like_this()
+            pasts = addressed_pasts(
+                self.config.estimator, FlowAddresses.of(voices, cache, next_cache), cache, next_cache
+            )
         else:
-            after = cache.resize_windows(cache.code_slots + span.time) if left_chunks is None else cache
-            pasts = self._pasts(voices, cache, after)
+            next_cache = cache.resize_windows(cache.code_slots + span.time) if left_chunks is None else cache
+            pasts = self._pasts(voices, cache, next_cache)
         conditions, chunk = self._conditions(voices, span), self.config.chunk
-        return self.decode(FlowPass(codes, *conditions, span, pasts, chunk, left_chunks)), after
+        return self.decode(FlowPass(codes, *conditions, span, pasts, chunk, left_chunks)), next_cache
 
     def span(self, voices: Sequence[FlowVoice], starts: Sequence[int], time: int, cache: FlowCache) -> KeySpan:
         """Positions of the next `time` codes of a batch of streams."""
         sinks = [voice.sink for voice in voices]
         return KeySpan(self._indices(starts), time, self._indices(sinks), max(sinks), cache.code_slots)
 
-    def _pasts(self, voices: Sequence[FlowVoice], cache: FlowCache, after: FlowCache) -> Pasts:
+    def _pasts(self, voices: Sequence[FlowVoice], cache: FlowCache, next_cache: FlowCache) -> Pasts:
         shared = all(voice is voices[0] for voice in voices)
         prefixes = [voice.cache for voice in (voices[:1] if shared else voices)]
         channels = self.config.estimator.context_channels
@@ -277,7 +279,7 @@ class StreamingFlow(nn.Module):
                 [prefix.mel_windows[step, :, :, 0] for prefix in prefixes],
                 cache.mel_windows[step],
                 contexts.view(-1, *contexts.shape[-2:]).split(channels, dim=-1),
-                after.mel_windows[step],
+                next_cache.mel_windows[step],
             )
 
         return Pasts(
@@ -285,13 +287,13 @@ class StreamingFlow(nn.Module):
                 [prefix.code_windows[:, :, 0] for prefix in prefixes],
                 cache.code_windows,
                 [cache.lookahead_context],
-                after.code_windows,
+                next_cache.code_windows,
             ),
             StreamPast(
                 [prefix.frame_windows[:, :, 0] for prefix in prefixes],
                 cache.frame_windows,
                 [cache.upsample_context],
-                after.frame_windows,
+                next_cache.frame_windows,
             ),
             mel_at,
         )
@@ -358,7 +360,7 @@ class StreamingFlow(nn.Module):
             )
         frames = (already + len(codes)) * config.ratio
         if frames > MAX_FRAMES:
-            raise CapacityError(f"prompt and reply come to {frames} mel frames; the flow can decode {MAX_FRAMES}")
+            raise CapacityError(f"prompt and reply have {frames} mel frames; the flow can decode {MAX_FRAMES}")
 
     def _indices(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, device=self.device)

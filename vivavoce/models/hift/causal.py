@@ -1,9 +1,9 @@
-"""CosyVoice 3's vocoder: HiFT with causal convolutions, so that sound follows the mel with little delay.
+"""CosyVoice 3's vocoder: HiFT with causal convolutions, so that the sound lags the mel by only 4 frames.
 
 Three layers look ahead, in parallel: f0 by 3 mel frames, the first convolution by 4, and the excitation's spectrum by
 an eighth of a frame. So a sample needs at most 4 mel frames and 4 samples beyond its own.
 
-There is one implementation: a whole mel is a stream of one final hop. A stream keeps the last inputs of each
+There is one implementation: a whole mel is a stream of one final hop. The state of a stream is the last inputs of each
 convolution, the phase of the excitation and unused spectra, so nothing is computed twice and the sound does not depend
 on the hop sizes.
 """
@@ -34,7 +34,7 @@ class CausalHiFTConfig(HiFTConfig):
 
 @dataclass(frozen=True)
 class CausalHiFTState:
-    """State of a stream; an immutable value of constant size after five frames."""
+    """State of a stream; immutable, and of constant size after five frames."""
 
     frames: int  # mel frames so far, counted to `look_right + 1`: from there on all hops are equal
     mel: Tensor  # [batch, mel, ≤ look_right]: the newest frames
@@ -62,8 +62,8 @@ class Contexts:
         size = conv.in_channels * conv.context
         context = self._values[:, self._read : self._read + size].unflatten(1, (conv.in_channels, conv.context))
         self._read += size
-        y, after = conv.step(context, x)
-        self._updated.append(after.flatten(1))
+        y, context = conv.step(context, x)
+        self._updated.append(context.flatten(1))
         return y
 
     def updated(self) -> Tensor:
@@ -81,10 +81,10 @@ class SteppedSource(SineSource):
 
     noise_at = staticmethod(uniform_at)
 
-    def _phase(self, f0: Tensor, before: Tensor | None) -> Tensor:
+    def _phase(self, f0: Tensor, start_cycles: Tensor | None) -> Tensor:
         sums = self._cycles_per_frame(f0).double().cumsum(-1)
-        if before is not None:
-            sums = sums + before[..., None]
+        if start_cycles is not None:
+            sums = sums + start_cycles[..., None]
         return sums.frac().to(f0.dtype).repeat_interleave(self.hop, dim=-1)
 
 
@@ -163,9 +163,9 @@ class CausalHiFT(nn.Module):
         # [batch, mel, frame], [batch, frame · 480] → [batch, sample]
         """
         check_mel(mel, self.config.mels)
-        wanted = [mel.shape[0], mel.shape[-1] * self.config.hop]
-        if list(source.shape) != wanted:
-            raise InputError(f"the excitation is {list(source.shape)}; a mel {list(mel.shape)} needs {wanted}")
+        needed = [mel.shape[0], mel.shape[-1] * self.config.hop]
+        if list(source.shape) != needed:
+            raise InputError(f"the excitation is {list(source.shape)}; a mel {list(mel.shape)} needs {needed}")
         return self._sound(self.initial_state(batch=mel.shape[0]), mel, source, final)[0]
 
     def initial_state(self, seed: int | None = 0, batch: int = 1) -> CausalHiFTState:
@@ -194,8 +194,8 @@ class CausalHiFT(nn.Module):
 
         # [batch, mel, frame] → [batch, sample]
         """
-        (sound,), (after,) = self.step_batch([state], [mel], [final])
-        return sound, after
+        (sound,), (new_state,) = self.step_batch([state], [mel], [final])
+        return sound, new_state
 
     def step_batch(
         self, states: Sequence[CausalHiFTState], mels: Sequence[Tensor], final: Sequence[bool]
@@ -213,15 +213,15 @@ class CausalHiFT(nn.Module):
             self._check(state, mel, end)
             groups.setdefault((state.frames, state.start.seed is None, mel.shape[-1], end), []).append(index)
         sounds: dict[int, Tensor] = {}
-        after: dict[int, CausalHiFTState] = {}
+        new_states: dict[int, CausalHiFTState] = {}
         for members in groups.values():
-            together = stack_states([states[index] for index in members])
-            mel = torch.cat([mels[index].to(together.mel) for index in members])
-            sound, together = advance(together, mel, final[members[0]])
+            batch = stack_states([states[index] for index in members])
+            mel = torch.cat([mels[index].to(batch.mel) for index in members])
+            sound, batch = advance(batch, mel, final[members[0]])
             sizes = [mels[index].shape[0] for index in members]
-            for index, rows, part in zip(members, sound.split(sizes), split_states(together, sizes), strict=True):
-                sounds[index], after[index] = rows, part
-        return [sounds[index] for index in range(len(states))], [after[index] for index in range(len(states))]
+            for index, rows, part in zip(members, sound.split(sizes), split_states(batch, sizes), strict=True):
+                sounds[index], new_states[index] = rows, part
+        return [sounds[index] for index in range(len(states))], [new_states[index] for index in range(len(states))]
 
     def advance(self, state: CausalHiFTState, mel: Tensor, final: bool) -> tuple[Tensor, CausalHiFTState]:
         """One hop of streams with equal `frames`."""
@@ -232,19 +232,19 @@ class CausalHiFT(nn.Module):
         source = mel.new_zeros(mel.shape[0], 0)
         if f0.shape[1]:
             source, start = self.m_source(f0, start), self.m_source.advance(f0, start)
-        sound, after = self._sound(state, mel, source, final)
+        sound, new_state = self._sound(state, mel, source, final)
         sound = sound.clamp(-self.config.audio_limit, self.config.audio_limit)
         if final:
             initial = self.initial_state(batch=mel.shape[0])
             return sound, replace(initial, start=SourceStart(None, torch.zeros_like(start.frame), start.seed))
-        return sound, replace(after, f0_contexts=f0_contexts, start=start)
+        return sound, replace(new_state, f0_contexts=f0_contexts, start=start)
 
     def _f0(self, state: CausalHiFTState, mel: Tensor, final: bool) -> tuple[Tensor, Tensor]:
         """f0 of the frames that are now complete, and the next contexts."""
-        ahead = self.config.f0_look_right
-        available = torch.cat([state.mel[..., -ahead:], mel], dim=-1).to(state.f0_contexts.dtype)
-        available = functional.pad(available, (0, ahead if final else 0))
-        if available.shape[-1] <= ahead:
+        lookahead = self.config.f0_look_right
+        available = torch.cat([state.mel[..., -lookahead:], mel], dim=-1).to(state.f0_contexts.dtype)
+        available = functional.pad(available, (0, lookahead if final else 0))
+        if available.shape[-1] <= lookahead:
             return available.new_zeros(available.shape[0], 0), state.f0_contexts
         contexts = Contexts(state.f0_contexts)
         return self.f0_predictor(available, contexts), contexts.updated()
@@ -253,31 +253,31 @@ class CausalHiFT(nn.Module):
         self, state: CausalHiFTState, mel: Tensor, source: Tensor, final: bool
     ) -> tuple[Tensor, CausalHiFTState]:
         """The samples completed by the next frames and their excitation."""
-        ahead = self.config.look_right
+        lookahead = self.config.look_right
         excitation, rest = self._analyse_source(state.source, source, final)
-        excitations = tuple(torch.cat([held, excitation], dim=-1) for held in state.excitations)
+        excitations = tuple(torch.cat([cached, excitation], dim=-1) for cached in state.excitations)
         available = torch.cat([state.mel, mel], dim=-1)
-        after = replace(
+        new_state = replace(
             state,
-            frames=min(state.frames + mel.shape[-1], ahead + 1),
-            mel=available[..., -ahead:],
+            frames=min(state.frames + mel.shape[-1], lookahead + 1),
+            mel=available[..., -lookahead:],
             source=rest,
             excitations=excitations,
         )
-        available = functional.pad(available, (0, ahead if final else 0))
-        if available.shape[-1] <= ahead:
-            return source[:, :0], after
+        available = functional.pad(available, (0, lookahead if final else 0))
+        if available.shape[-1] <= lookahead:
+            return source[:, :0], new_state
         contexts = Contexts(state.contexts)
-        begins = state.frames <= ahead
-        spectrum, excitations = self._spectrum(self.conv_pre(available), excitations, contexts, begins)
+        is_first = state.frames <= lookahead
+        spectrum, excitations = self._spectrum(self.conv_pre(available), excitations, contexts, is_first)
         sound, spectrum = self._synthesise(state.spectrum, spectrum, final)
-        return sound, replace(after, excitations=excitations, contexts=contexts.updated(), spectrum=spectrum)
+        return sound, replace(new_state, excitations=excitations, contexts=contexts.updated(), spectrum=spectrum)
 
-    def _analyse_source(self, held: Tensor, source: Tensor, final: bool) -> tuple[Tensor, Tensor]:
+    def _analyse_source(self, cached: Tensor, source: Tensor, final: bool) -> tuple[Tensor, Tensor]:
         """The excitation's spectrum of all full windows, and the remaining samples; the edges are reflected."""
         half, hop = self.config.n_fft // 2, self.config.fft_hop
-        signal = torch.cat([held, source], dim=1)
-        if not held.shape[1] and source.shape[1]:
+        signal = torch.cat([cached, source], dim=1)
+        if not cached.shape[1] and source.shape[1]:
             signal = torch.cat([source[:, 1 : half + 1].flip(1), signal], dim=1)
         if final:
             signal = torch.cat([signal, source[:, -half - 1 : -1].flip(1)], dim=1)
@@ -287,31 +287,31 @@ class CausalHiFT(nn.Module):
         return spectrum, signal[:, spectrum.shape[-1] * hop :]
 
     def _spectrum(
-        self, x: Tensor, excitations: tuple[Tensor, ...], contexts: Contexts, begins: bool
+        self, x: Tensor, excitations: tuple[Tensor, ...], contexts: Contexts, is_first: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The next frames of the final spectrum, and the unused spectrum of the excitation."""
         blocks = list(cast(Iterable[ResBlock], self.resblocks))
-        per_stage, last, left = len(self.config.resblock_kernels), len(self.ups) - 1, []
+        per_stage, last, unused = len(self.config.resblock_kernels), len(self.ups) - 1, []
         for stage, (factor, excitation) in enumerate(zip(self.config.upsample_rates, excitations, strict=True)):
             repeated = functional.leaky_relu(x, self.config.slope).repeat_interleave(factor, dim=-1)
             x = contexts.convolve(self.ups[stage], repeated)
-            if stage == last and begins:
+            if stage == last and is_first:
                 x = functional.pad(x, (1, 0), mode="reflect")
             down = self.source_downs[stage]
             assert isinstance(down, nn.Conv1d)
             used = x.shape[-1] * down.stride[0]
             excited = down(excitation[..., : used - down.stride[0] + down.kernel_size[0]])
-            left.append(excitation[..., used:])
+            unused.append(excitation[..., used:])
             x = x + _res_block(cast(ResBlock, self.source_resblocks[stage]), excited, contexts)
             mixed = [_res_block(block, x, contexts) for block in blocks[stage * per_stage : (stage + 1) * per_stage]]
             x = torch.stack(mixed).mean(0)
-        return contexts.convolve(self.conv_post, functional.leaky_relu(x)), tuple(left)
+        return contexts.convolve(self.conv_post, functional.leaky_relu(x)), tuple(unused)
 
-    def _synthesise(self, held: Tensor, spectrum: Tensor, final: bool) -> tuple[Tensor, Tensor]:
+    def _synthesise(self, cached: Tensor, spectrum: Tensor, final: bool) -> tuple[Tensor, Tensor]:
         """The samples whose overlapping frames are complete, and the frames that the next samples need."""
-        frames = torch.cat([held, polar_to_rectangular(spectrum)], dim=-1)
+        frames = torch.cat([cached, polar_to_rectangular(spectrum)], dim=-1)
         hop, n_fft = self.config.fft_hop, self.config.n_fft
-        first = held.shape[-1] * hop if held.shape[-1] else n_fft // 2
+        first = cached.shape[-1] * hop if cached.shape[-1] else n_fft // 2
         stop = frames.shape[-1] * hop + (n_fft // 2 - hop if final else 0)
         return self.fourier.inverse(frames)[:, first:stop], frames[..., 1 - n_fft // hop :]
 

@@ -1,10 +1,9 @@
-"""CPU implementation of HiFT: fewer passes over memory.
+"""CPU implementation of HiFT, on the weights of a `HiFT`; tests hold the two equal up to rounding.
 
-The scale of a Snake activation is folded into the convolutions around it, so that it costs a sine and one more pass;
-memory is channels-last, as oneDNN prefers; the excitation's sines and noise come from lookup tables. Streams are
-decoded one by one in short stretches, so that activations stay in the CPU cache. The last stretch is padded to one of
-few lengths, because oneDNN prepares a primitive for every new shape. It runs on the weights of a `HiFT` and equals it
-but for rounding, which is coarse where convolutions multiply in bfloat16; residuals stay in float32.
+What changes: the scale of a Snake activation is folded into the convolutions around it, memory is channels-last, as
+oneDNN prefers, and the excitation's sines and noise come from lookup tables. Streams are decoded one by one in short
+stretches, so that activations stay in the CPU cache; the last stretch is padded to one of few lengths, because oneDNN
+prepares a primitive for every new shape. Convolutions may multiply in bfloat16; residuals stay in float32.
 """
 
 import math
@@ -24,7 +23,7 @@ from vivavoce.nn.vq import normal_at
 
 NOISE_BLOCK = 24_000  # samples of one table
 SINE_TABLE_SIZE = 1 << 16  # entries per cycle, linearly interpolated
-STRETCH = 80  # mel frames decoded together
+STRETCH = 80  # mel frames of one stretch
 STRETCH_MULTIPLE = 20  # mel frames; the last stretch is padded to a multiple
 MIN_ALPHA = 1e-3  # of a Snake; dividing by less would cost precision
 OUTER_SLOPE = 0.01
@@ -66,8 +65,8 @@ class MatmulConv:
         padded = functional.pad(x, (0, 0, self.padding, self.padding)) if self.padding else x.contiguous()
         time, channels = padded.shape
         positions = (time - self.taps) // self.stride + 1
-        seen = padded.as_strided((positions, self.taps * channels), (self.stride * channels, 1))
-        return functional.linear(seen, self.weight, self.bias)
+        patches = padded.as_strided((positions, self.taps * channels), (self.stride * channels, 1))
+        return functional.linear(patches, self.weight, self.bias)
 
 
 class MatmulUpsample:
@@ -75,11 +74,11 @@ class MatmulUpsample:
 
     def __init__(self, conv: nn.ConvTranspose1d) -> None:
         factor, kernel, padding = conv.stride[0], conv.kernel_size[0], int(conv.padding[0])
-        self.before, self.after = (kernel - 1 - padding) // factor, (factor - 1 + padding) // factor
-        seen = range(-self.before, self.after + 1)
-        weight = conv.weight.new_zeros(factor, conv.out_channels, len(seen), conv.in_channels)
+        self.left, self.right = (kernel - 1 - padding) // factor, (factor - 1 + padding) // factor
+        offsets = range(-self.left, self.right + 1)
+        weight = conv.weight.new_zeros(factor, conv.out_channels, len(offsets), conv.in_channels)
         for position in range(factor):
-            for index, offset in enumerate(seen):
+            for index, offset in enumerate(offsets):
                 tap = position + padding - offset * factor
                 if 0 <= tap < kernel:
                     weight[position, :, index] = conv.weight[:, :, tap].T
@@ -89,7 +88,7 @@ class MatmulUpsample:
 
     def __call__(self, x: Tensor) -> Tensor:
         """# [time, channel] → [time · stride, channel]"""
-        return self.product(functional.pad(x, (0, 0, self.before, self.after))).view(-1, self.channels)
+        return self.product(functional.pad(x, (0, 0, self.left, self.right))).view(-1, self.channels)
 
 
 class CpuF0Predictor(F0Predictor):
@@ -200,8 +199,8 @@ class CpuSineSource(SineSource):
         if float(f0.max()) * self.harmonics >= self.rate:  # above Nyquist the table does not apply
             sines = self._phase(f0, start.cycles).mul_(2 * math.pi).sin_()
             return torch.matmul(self.l_linear.weight * self.sine_amplitude, sines)[:, 0]
-        before = None if start.cycles is None else start.cycles[:, :1]
-        position = self._fundamental._phase(f0.double(), before)[:, 0].mul_(SINE_TABLE_SIZE)
+        start_cycles = None if start.cycles is None else start.cycles[:, :1]
+        position = self._fundamental._phase(f0.double(), start_cycles)[:, 0].mul_(SINE_TABLE_SIZE)
         below = position.long()
         return torch.lerp(self._sine_table[below], self._sine_table[below + 1], (position - below).float())
 
@@ -275,7 +274,7 @@ class CpuHiFT(HiFT):
     """CPU implementation of `HiFT` on its weights; most convolutions multiply in `dtype`.
 
     In bfloat16 its error on one mel is 50 dB below the sound with trained weights and 30 to 34 dB with random ones.
-    Every stage contributes about equally: any one of them in float32 gains 1 to 2 dB.
+    Every stage contributes about equally: computing one of them in float32 gains 1 to 2 dB.
     """
 
     def __init__(self, hift: HiFT, dtype: torch.dtype = torch.float32) -> None:
@@ -301,7 +300,7 @@ class CpuHiFT(HiFT):
 
     @staticmethod
     def suits(hift: HiFT) -> bool:
-        """Whether it is on a CPU and every Snake's alpha can be divided by."""
+        """Whether the weights are on a CPU and every Snake's alpha is large enough to divide by."""
         snakes = [module for module in hift.modules() if isinstance(module, Snake)]
         steep = all(float(snake.alpha.abs().min()) >= MIN_ALPHA for snake in snakes)
         return hift.conv_pre.weight.device.type == "cpu" and steep
@@ -323,27 +322,27 @@ class CpuHiFT(HiFT):
         return self._waves(self._spectrum(mel, excitation, plan, frames), plan, emit)
 
     def _spectrum(self, mel: Tensor, excitation: Tensor, plan: DecodePlan, frames: int | None = None) -> Tensor:
-        """The spectrum of `frames` mel frames; those behind them are padding."""
+        """The spectrum of `frames` mel frames; later ones are padding."""
         frames = mel.shape[-1] if frames is None else frames
         x = self._pre(mel[0].T)  # [frame, channel]
         x[frames:] = 0
         excitation = excitation[0].squeeze(1).T  # [frame, 2 · bins]
-        held = SampleSpan(0, len(x))
+        span = SampleSpan(0, len(x))
         last = len(plan.stages) - 1
-        for stage, (taken, source, mixed) in enumerate(plan.stages):
+        for stage, (inputs, source, mixed) in enumerate(plan.stages):
             end = frames * self.config.rates[stage] + (stage == last)
-            up = self._ups[stage](functional.leaky_relu(x[taken.inside(held)], self.config.slope))
+            up = self._ups[stage](functional.leaky_relu(x[inputs.inside(span)], self.config.slope))
             if stage == last:
                 up = torch.cat([up[1:2], up])  # reflected
-            upsampled = SampleSpan(taken.start * self.config.upsample_rates[stage], 0)
+            upsampled = SampleSpan(inputs.start * self.config.upsample_rates[stage], 0)
             excited = self._excite(stage, excitation, source, end)
             mixture = up[mixed.inside(upsampled)] + excited[mixed.inside(source)]
             mixture[max(0, end - mixed.start) :] = 0
             x = _as_rows(self._block_means[stage](_as_image(mixture), max(0, end - mixed.start)))
-            held = mixed
-        wanted = plan.spectrum.widened(self.config.outer_kernel // 2).within(held.stop)
-        spectrum = self._post(_as_image(functional.leaky_relu(x[wanted.inside(held)], OUTER_SLOPE))).squeeze(2)
-        return spectrum[..., plan.spectrum.within(frames * self._spectrum_rate + 1).inside(wanted)]
+            span = mixed
+        needed = plan.spectrum.widened(self.config.outer_kernel // 2).within(span.stop)
+        spectrum = self._post(_as_image(functional.leaky_relu(x[needed.inside(span)], OUTER_SLOPE))).squeeze(2)
+        return spectrum[..., plan.spectrum.within(frames * self._spectrum_rate + 1).inside(needed)]
 
     def _excite(
         self, stage: int, excitation: Tensor, span: SampleSpan, end: int | None = None

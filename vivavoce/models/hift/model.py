@@ -94,14 +94,14 @@ class SampleSpan(NamedTuple):
         return SampleSpan(max(0, self.start), min(length, self.stop))
 
     def inside(self, other: "SampleSpan") -> slice:
-        """This span as a slice of an array that holds `other`."""
+        """This span as a slice of an array that covers `other`."""
         return slice(self.start - other.start, self.stop - other.start)
 
 
 class StagePlan(NamedTuple):
-    """What one upsampling stage computes."""
+    """The spans that one upsampling stage computes."""
 
-    taken: SampleSpan  # input, of the stage before
+    inputs: SampleSpan  # of the previous stage
     source: SampleSpan  # of the excitation; its first and last value are edge effects
     mixed: SampleSpan  # of this stage, input of the residual blocks
 
@@ -114,7 +114,7 @@ class DecodePlan(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Receptive field of a frame of sound in mel frames, besides its own."""
+    """Receptive field of a frame of sound: mel frames before and after it."""
 
     left: int
     right: int
@@ -129,24 +129,24 @@ def decode_plan(config: HiFTConfig, emit: SampleSpan, frames: int) -> DecodePlan
         -((around - emit.start * config.hop) // config.fft_hop),
         (emit.stop * config.hop - 1 + around) // config.fft_hop + 1,
     ).within(frames * config.rates[-1] + 1)
-    wanted = spectrum.widened(config.outer_kernel // 2)
+    needed = spectrum.widened(config.outer_kernel // 2)
     stages: list[StagePlan] = []
     for stage in range(last, -1, -1):
         shift = 1 if stage == last else 0  # the last stage repeats one value in front
         length = frames * config.rates[stage] + shift
-        mixed = wanted.within(length).widened(config.block_reach(max(config.resblock_kernels))).within(length)
+        mixed = needed.within(length).widened(config.block_reach(max(config.resblock_kernels))).within(length)
         source = mixed.widened(config.block_reach(config.source_resblock_kernels[stage]) + 1).within(length)
-        wanted = _upsampled_from(config, stage, SampleSpan(mixed.start - shift, mixed.stop - shift))
-        wanted = wanted.within(length // config.upsample_rates[stage])
-        stages.append(StagePlan(wanted, source, mixed))
+        needed = _upsampled_from(config, stage, SampleSpan(mixed.start - shift, mixed.stop - shift))
+        needed = needed.within(length // config.upsample_rates[stage])
+        stages.append(StagePlan(needed, source, mixed))
     return DecodePlan(tuple(reversed(stages)), spectrum)
 
 
-def _upsampled_from(config: HiFTConfig, stage: int, wanted: SampleSpan) -> SampleSpan:
+def _upsampled_from(config: HiFTConfig, stage: int, needed: SampleSpan) -> SampleSpan:
     factor, kernel = config.upsample_rates[stage], config.upsample_kernels[stage]
     padding = (kernel - factor) // 2
-    first = -((kernel - 1 - padding - wanted.start) // factor)
-    return SampleSpan(first, (wanted.stop - 1 + padding) // factor + 1)
+    first = -((kernel - 1 - padding - needed.start) // factor)
+    return SampleSpan(first, (needed.stop - 1 + padding) // factor + 1)
 
 
 @lru_cache(maxsize=16)
@@ -155,8 +155,8 @@ def reach(config: HiFTConfig) -> Reach:
     frame = 1000
     plan = decode_plan(config, SampleSpan(frame, frame + 1), 2 * frame)
     around_mel = config.outer_kernel // 2
-    lefts = [plan.stages[0].taken.start - around_mel, frame - config.f0_reach]
-    rights = [plan.stages[0].taken.stop - 1 + around_mel]
+    lefts = [plan.stages[0].inputs.start - around_mel, frame - config.f0_reach]
+    rights = [plan.stages[0].inputs.stop - 1 + around_mel]
     for stage, (_, source, _) in enumerate(plan.stages):
         stride, kernel = config.source_stride(stage), config.source_kernel(stage)
         first = config.fft_hop * (source.start * stride - stride // 2) - config.n_fft // 2
@@ -248,7 +248,7 @@ def load_vocoder(make: Callable[[], Vocoder], file: str | Path, device: torch.de
 
 
 def polar_to_rectangular(spectrum: Tensor, plain: bool = False) -> Tensor:
-    """Log magnitudes and angles to real and imaginary parts; `plain` ones are already.  # [batch, 2 · bin, frame]"""
+    """Log magnitudes and angles to real and imaginary parts, unless `plain`.  # [batch, 2 · bin, frame]"""
     if plain:
         return spectrum
     magnitude, angle = spectrum.chunk(2, dim=1)
@@ -319,21 +319,21 @@ class HiFT(nn.Module):
 
     def _spectrum(self, mel: Tensor, excitation: Tensor, plan: DecodePlan) -> Tensor:
         x: Tensor = self.conv_pre(mel)
-        held = SampleSpan(0, x.shape[-1])
+        span = SampleSpan(0, x.shape[-1])
         blocks = list(cast(Iterable[ResBlock], self.resblocks))
         per_stage, last = len(self.config.resblock_kernels), len(plan.stages) - 1
-        for stage, (taken, source, mixed) in enumerate(plan.stages):
-            x = self.ups[stage](functional.leaky_relu(x[..., taken.inside(held)], self.config.slope))
+        for stage, (inputs, source, mixed) in enumerate(plan.stages):
+            x = self.ups[stage](functional.leaky_relu(x[..., inputs.inside(span)], self.config.slope))
             if stage == last:
                 x = functional.pad(x, (1, 0), mode="reflect")
-            upsampled = SampleSpan(taken.start * self.config.upsample_rates[stage], 0)
+            upsampled = SampleSpan(inputs.start * self.config.upsample_rates[stage], 0)
             x = x[..., mixed.inside(upsampled)]
             x = x + self._excite(stage, excitation, source)[..., mixed.inside(source)]
             x = torch.stack([block(x) for block in blocks[stage * per_stage : (stage + 1) * per_stage]]).mean(0)
-            held = mixed
-        wanted = plan.spectrum.widened(self.config.outer_kernel // 2).within(held.stop)
-        x = self.conv_post(functional.leaky_relu(x[..., wanted.inside(held)]))
-        return x[..., plan.spectrum.inside(wanted)]
+            span = mixed
+        needed = plan.spectrum.widened(self.config.outer_kernel // 2).within(span.stop)
+        x = self.conv_post(functional.leaky_relu(x[..., needed.inside(span)]))
+        return x[..., plan.spectrum.inside(needed)]
 
     def _excite(self, stage: int, excitation: Tensor, span: SampleSpan) -> Tensor:
         stride, kernel = self.config.source_stride(stage), self.config.source_kernel(stage)
@@ -356,4 +356,4 @@ def check_mel(mel: Tensor, bins: int) -> None:
     if mel.shape[-1] == 0:
         raise InputError("the mel has no frames; give at least one")
     if not torch.isfinite(mel).all():
-        raise InputError("the mel holds NaN or infinite values; check the model that produced it")
+        raise InputError("the mel has NaN or infinite values; check the model that produced it")

@@ -1,11 +1,13 @@
 """Streaming HiFT: sound hop by hop at constant cost, eager or replayed as CUDA graphs.
 
-`HiFTStream` keeps the mel in the receptive field of the next sound, its f0, and the phase of the excitation. It delays
-`look_right` mel frames. With the whole receptive field (20) the stream equals the offline sound; with fewer it answers
-sooner and extrapolates missing frames by repeating the last one. From 5 on f0 is exact. `PublishedHiFTStream` is
-CosyVoice 2's own protocol: hops overlap by 8 frames and are cross-faded; the phase restarts in every hop.
+The state of `HiFTStream` is the mel in the receptive field of the next sound, its f0, and the phase of the excitation.
+The sound is delayed by `look_right` mel frames. With the whole receptive field (20) the stream equals the offline
+sound; with fewer frames the delay is shorter and missing frames repeat the last one. From 5 on f0 is exact.
+`PublishedHiFTStream` is the protocol of CosyVoice 2: hops overlap by 8 frames and are cross-faded; the phase restarts
+in every hop.
 
-`GraphedVocoder` and `GraphedCausalHiFT` pad batches to the next bucket and replay hops as CUDA graphs.
+`GraphedVocoder` and `GraphedCausalHiFT` pad batches to the next bucket and replay hops as CUDA graphs; tests hold the
+sound equal.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +26,7 @@ from vivavoce.nn.cuda_graphs import Graphed
 from vivavoce.nn.vocoder import SourceStart, stacked_starts
 
 PUBLISHED_OVERLAP = 8  # mel frames
-MAX_SHAPES = 64  # hops of odd sizes have a shape each
+MAX_SHAPES = 64  # captured shapes; every hop size is one
 MAX_CAUSAL_SHAPES = 48
 FIXED = ("mel", "f0_contexts", "source", "contexts", "spectrum")
 
@@ -74,8 +76,8 @@ class HiFTStream:
 
         # [batch, mel, frame] → [batch, sample]
         """
-        (sound,), (after,) = self.step_batch([state], [mel], [final])
-        return sound, after
+        (sound,), (new_state,) = self.step_batch([state], [mel], [final])
+        return sound, new_state
 
     def step_batch(
         self, states: Sequence[HiFTState], mels: Sequence[Tensor], final: Sequence[bool]
@@ -87,7 +89,7 @@ class HiFTStream:
         for index, (state, mel, end) in enumerate(zip(states, joined, final, strict=True)):
             groups.setdefault(self._shape(state, mel, end), []).append(index)
         sounds: dict[int, Tensor] = {}
-        after: dict[int, HiFTState] = {}
+        new_states: dict[int, HiFTState] = {}
         for shape, members in groups.items():
             group = _stack([replace(states[index], mel=joined[index]) for index in members])
             sound, group = self._advance(group, shape)
@@ -95,9 +97,9 @@ class HiFTStream:
             for index in members:
                 rows = slice(first, first + joined[index].shape[0])
                 sounds[index] = sound[rows]
-                after[index] = self._reset(_select(group, rows)) if final[index] else _select(group, rows)
+                new_states[index] = self._reset(_select(group, rows)) if final[index] else _select(group, rows)
                 first = rows.stop
-        return [sounds[index] for index in range(len(states))], [after[index] for index in range(len(states))]
+        return [sounds[index] for index in range(len(states))], [new_states[index] for index in range(len(states))]
 
     def _check_mels(self, mels: Sequence[Tensor], final: Sequence[bool]) -> None:
         """Raise `InputError` unless all are finite mels."""
@@ -139,9 +141,9 @@ class HiFTStream:
         source = self.hift.m_source(f0, start)
         sound = self.hift.limit(self.hift.decode(mel, source, shape.emit))
         dropped = self._dropped(shape)
-        after = self.hift.m_source.advance(f0[:, :dropped], start).cycles if dropped else None
+        cycles = self.hift.m_source.advance(f0[:, :dropped], start).cycles if dropped else None
         remaining = f0[:, dropped : shape.emit.stop]
-        return (sound, remaining) if after is None else (sound, remaining, after)
+        return (sound, remaining) if cycles is None else (sound, remaining, cycles)
 
     def _reset(self, state: HiFTState) -> HiFTState:
         start = SourceStart(None, torch.zeros_like(state.start.frame), state.start.seed)
@@ -187,7 +189,7 @@ class PublishedHiFTState:
 
 
 class PublishedHiFTStream:
-    """CosyVoice 2's protocol: a delay of 8 frames, cross-faded; it never equals the offline sound."""
+    """CosyVoice 2's protocol: a delay of 8 frames and cross-fades, so that the sound differs from the offline one."""
 
     delay_frames = PUBLISHED_OVERLAP
 
@@ -223,10 +225,10 @@ class PublishedHiFTStream:
             return sound, PublishedHiFTState(joined[..., :0], source[:, :0], sound[:, :0], start)
         complete = frames - PUBLISHED_OVERLAP
         start = SourceStart(None, state.start.frame + complete, state.start.seed)
-        after = PublishedHiFTState(
+        new_state = PublishedHiFTState(
             joined[..., complete:], source[:, complete * hop :], sound[:, complete * hop :], start
         )
-        return sound[:, : complete * hop], after
+        return sound[:, : complete * hop], new_state
 
     def _cross_fade(self, state: PublishedHiFTState, mel: Tensor) -> tuple[Tensor, Tensor]:
         rendered = self.hift.m_source(self.hift.f0_predictor(mel), state.start)
@@ -247,9 +249,9 @@ class GraphedVocoder(HiFTStream):
         self.eager = stream
         self.buckets: Sequence[int] = BUCKETS
         self.checks_mels = True
-        """Whether to check mels for NaN, which synchronises with the flow; else the reader of the sound checks."""
+        """Whether to check mels for NaN, which synchronises with the flow; otherwise the caller checks the sound."""
         self.shapes: set[HopShape] = set()
-        """Shapes of the hops captured ahead of use; other hops are cut or padded to these."""
+        """Shapes of the hops captured during warm-up; other hops are cut or padded to these."""
         self._is_recording = False
 
     def with_own_graphs(self) -> "GraphedVocoder":
@@ -266,7 +268,7 @@ class GraphedVocoder(HiFTStream):
 
     @contextmanager
     def recording_shapes(self) -> Iterator[None]:
-        """Record the shapes of hops made in this context; later hops are made of these."""
+        """Record the shapes of the hops in this context; later hops are composed of these."""
         self.shapes, self._is_recording = set(), True
         try:
             yield
@@ -279,27 +281,29 @@ class GraphedVocoder(HiFTStream):
         """Step several streams, in as many captured hops as needed."""
         if self._is_recording or not self.shapes:
             return super().step_batch(states, mels, final)
-        given = list(zip(states, mels, final, strict=True))
-        if not any(last or self._next_hop(state, mel.shape[-1], last) != mel.shape[-1] for state, mel, last in given):
+        streams = list(zip(states, mels, final, strict=True))
+        if not any(last or self._next_hop(state, mel.shape[-1], last) != mel.shape[-1] for state, mel, last in streams):
             return super().step_batch(states, mels, final)
-        after, left = list(states), list(mels)
+        new_states, unread = list(states), list(mels)
         sounds = [[state.f0.new_empty(state.f0.shape[0], 0)] for state in states]
-        frames = [state.mel.shape[-1] - state.f0.shape[1] + mel.shape[-1] for state, mel, _ in given]
-        for index, (state, mel, is_last) in enumerate(given):
+        frames = [state.mel.shape[-1] - state.f0.shape[1] + mel.shape[-1] for state, mel, _ in streams]
+        for index, (state, mel, is_last) in enumerate(streams):
             if is_last and frames[index]:
-                left[index] = self._extend_end(state, mel)
-        while pending := [index for index, mel in enumerate(left) if mel.shape[-1]]:
-            hops = [self._next_hop(after[index], left[index].shape[-1], final[index]) for index in pending]
-            pieces = [_pad_or_cut(left[index], hop) for index, hop in zip(pending, hops, strict=True)]
-            rendered, advanced = super().step_batch([after[index] for index in pending], pieces, [False] * len(pending))
+                unread[index] = self._extend_end(state, mel)
+        while pending := [index for index, mel in enumerate(unread) if mel.shape[-1]]:
+            hops = [self._next_hop(new_states[index], unread[index].shape[-1], final[index]) for index in pending]
+            pieces = [_pad_or_cut(unread[index], hop) for index, hop in zip(pending, hops, strict=True)]
+            rendered, advanced = super().step_batch(
+                [new_states[index] for index in pending], pieces, [False] * len(pending)
+            )
             for index, hop, sound, state in zip(pending, hops, rendered, advanced, strict=True):
                 sounds[index].append(sound)
-                after[index], left[index] = state, left[index][..., hop:]
+                new_states[index], unread[index] = state, unread[index][..., hop:]
         for index, is_last in enumerate(final):
             if is_last:
-                after[index] = self._reset(after[index])
+                new_states[index] = self._reset(new_states[index])
         ends = [count * self.hift.config.hop if last else None for count, last in zip(frames, final, strict=True)]
-        return [torch.cat(parts, dim=1)[:, :end] for parts, end in zip(sounds, ends, strict=True)], after
+        return [torch.cat(parts, dim=1)[:, :end] for parts, end in zip(sounds, ends, strict=True)], new_states
 
     def _extend_end(self, state: HiFTState, mel: Tensor) -> Tensor:
         """The last mel of a reply with its last frame repeated `delay_frames` times."""
@@ -307,7 +311,7 @@ class GraphedVocoder(HiFTStream):
         return torch.cat([mel, last.to(mel).expand(-1, -1, self.delay_frames)], dim=-1)
 
     def _next_hop(self, state: HiFTState, frames: int, is_last: bool) -> int:
-        """Frames of the next captured hop; at the end of a reply possibly more than there are."""
+        """Frames of the next captured hop; at the end of a reply it may exceed the available frames."""
         held, start = state.mel.shape[-1], state.start
         key = (state.f0.shape[1], start.cycles is None, start.seed is not None)
         hops = sorted(
@@ -331,8 +335,8 @@ class GraphedVocoder(HiFTStream):
         if not self._may_capture((shape, bucket)):
             return self.eager._advance(state, shape)
         missing = bucket - rows
-        sound, after = super()._advance(_stack([state, *[_select(state, slice(1))] * missing]), shape)
-        return sound[:rows], _select(after, slice(rows))
+        sound, new_state = super()._advance(_stack([state, *[_select(state, slice(1))] * missing]), shape)
+        return sound[:rows], _select(new_state, slice(rows))
 
     def _may_capture(self, key: tuple[HopShape, int]) -> bool:
         assert self._replay is not None
@@ -376,8 +380,8 @@ class GraphedCausalHiFT:
 
     def step(self, state: CausalHiFTState, mel: Tensor, final: bool = False) -> tuple[Tensor, CausalHiFTState]:
         """As `CausalHiFT.step`.  # [batch, mel, frame] → [batch, sample]"""
-        (sound,), (after,) = self.step_batch([state], [mel], [final])
-        return sound, after
+        (sound,), (new_state,) = self.step_batch([state], [mel], [final])
+        return sound, new_state
 
     def step_batch(
         self, states: Sequence[CausalHiFTState], mels: Sequence[Tensor], final: Sequence[bool]
@@ -395,13 +399,13 @@ class GraphedCausalHiFT:
         mel = torch.cat([mel, *[mel[:1]] * missing])
         sound, *tensors = self._graphs(hop, [mel, *_tensors(filled)])
         frames = min(hop.known + hop.frames, self.hift.config.look_right + 1)
-        after = _state(filled, tensors, has_phase=True, frames=frames)
-        return sound[:rows], split_states(after, [rows, missing])[0]
+        new_state = _state(filled, tensors, has_phase=True, frames=frames)
+        return sound[:rows], split_states(new_state, [rows, missing])[0]
 
     def _next_hop(self, state: CausalHiFTState, mel: Tensor, final: bool) -> CausalHiFTHop | None:
         """The graph key of such a hop; None: run it eagerly."""
-        rows, frames, ahead = mel.shape[0], mel.shape[-1], self.hift.config.look_right
-        recurs = state.frames > ahead or (state.frames == 0 and frames > ahead)
+        rows, frames, lookahead = mel.shape[0], mel.shape[-1], self.hift.config.look_right
+        recurs = state.frames > lookahead or (state.frames == 0 and frames > lookahead)
         if final or not recurs or rows > BUCKETS[-1]:
             return None
         hop = CausalHiFTHop(bucket_of(rows), state.frames, frames, state.start.seed is not None)
@@ -411,8 +415,8 @@ class GraphedCausalHiFT:
         mel, *held = tensors
         blank = self.initial_state(0 if hop.has_noise else None)
         state = _state(blank, held, has_phase=hop.known > 0, frames=hop.known)
-        sound, after = self.hift.advance(state, mel, False)
-        return sound, *_tensors(after)
+        sound, new_state = self.hift.advance(state, mel, False)
+        return sound, *_tensors(new_state)
 
 
 def _tensors(state: CausalHiFTState) -> list[Tensor]:
