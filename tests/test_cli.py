@@ -130,7 +130,7 @@ def test_wrong_usage_is_exit_code_2(arguments):
         (["demo", "--model", "mini-asr"], "describes a 'whisper' model"),
         (["demo", "--chat", "smollm2"], "ask for it with --cascade"),
         (["demo", "--cascade", "--model", "mini-speech"], "leave out --model"),
-        (["encode", "a.wav", "--out", "codes.json", "--codec", "mini-tts"], "holds a 'moss_tts_nano' model"),
+        (["encode", "a.wav", "--out", "codes.json", "--codec", "mini-tts"], "has a 'moss_tts_nano' model"),
         (["transcribe", "a.wav", "--model", __file__], "is a file"),
         (["quantize", "mini-asr", "--verify"], "no folder that `viva quantize` wrote"),
         (["bench", "cosyvoice", "--tiny", "--only", "hops,nobody"], "no part 'nobody'"),

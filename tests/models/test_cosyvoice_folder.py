@@ -68,10 +68,10 @@ def test_without_sizes_a_folder_is_of_the_published_ones(tmp_path):
 
 def test_what_is_wrong_with_a_folder_is_told(tmp_path):
     folder = write_folder(tmp_path / "model", 3)
-    with pytest.raises(CheckpointError, match=r"no CosyVoice 2 or 3"):
+    with pytest.raises(CheckpointError, match=r"not a CosyVoice 2 or 3"):
         load_cosyvoice(tmp_path)
     (folder / "sizes.json").write_text('{"lm": {}}')
-    with pytest.raises(CheckpointError, match="does not give the sizes"):
+    with pytest.raises(CheckpointError, match="does not have the sizes"):
         load_cosyvoice(folder)
     sizes(3).write(folder)
     (folder / "campplus.onnx").write_bytes(b"\x00" * 30)

@@ -89,7 +89,7 @@ class TestTokens:
             load_tokenizer(tmp_path, 3)
         write_tokenizer(tmp_path / "CosyVoice-BlankEN")
         (tmp_path / "CosyVoice-BlankEN" / "vocab.json").write_text("[]")
-        with pytest.raises(CheckpointError, match="does not hold Qwen2's tokenizer"):
+        with pytest.raises(CheckpointError, match="does not have Qwen2's tokenizer"):
             load_tokenizer(tmp_path, 3)
 
 
@@ -163,7 +163,7 @@ class TestInterleave:
         rounds, sequence, made = Interleave(CONFIGS[version], before), [], []
 
         def ask_for_all_there_is():
-            while (ask := rounds.ask()) is not None:
+            while (ask := rounds.next_request()) is not None:
                 assert ask.codes is None or 1 <= ask.codes <= SPEECH_CODES
                 new = list(range(1000 + len(made), 1000 + len(made) + (last if ask.codes is None else ask.codes)))
                 made.extend(new)
@@ -171,7 +171,7 @@ class TestInterleave:
 
         given = iter(text)
         for size in sizes:
-            rounds.give([next(given) for _ in range(size)])
+            rounds.add_text([next(given) for _ in range(size)])
             ask_for_all_there_is()
         rounds.end()
         ask_for_all_there_is()
@@ -179,18 +179,18 @@ class TestInterleave:
 
     def test_speech_begins_after_five_tokens(self):
         rounds = Interleave(CONFIGS[3], PromptPrefix((END_OF_PROMPT,)))
-        rounds.give([1, 2, 3, 4])
-        assert rounds.ask() is None
-        rounds.give([5])
-        assert rounds.ask().codes == SPEECH_CODES
+        rounds.add_text([1, 2, 3, 4])
+        assert rounds.next_request() is None
+        rounds.add_text([5])
+        assert rounds.next_request().codes == SPEECH_CODES
 
     def test_text_that_is_none_is_refused(self):
         rounds = Interleave(CONFIGS[3], PromptPrefix((END_OF_PROMPT,)))
         with pytest.raises(InputError, match="no text to say"):
             rounds.end()
         with pytest.raises(InputError, match="text ids go from"):
-            rounds.give([151_936])
-        rounds.give([4])
+            rounds.add_text([151_936])
+        rounds.add_text([4])
         rounds.end()
         with pytest.raises(InputError, match="has ended"):
-            rounds.give([4])
+            rounds.add_text([4])

@@ -130,7 +130,7 @@ def test_damaged_and_foreign_files_are_refused(peer, tmp_path):
         with pytest.raises(CheckpointError, match="fetch it again"):
             Llama.load(tmp_path / "cut.gguf")
     (tmp_path / "other.gguf").write_bytes(b"PK\x03\x04" + content[4:])
-    with pytest.raises(CheckpointError, match="does not begin with GGUF"):
+    with pytest.raises(CheckpointError, match="does not start with GGUF"):
         Llama.load(tmp_path / "other.gguf")
     with pytest.raises(CheckpointError, match="Llama-type"):
         Llama.load(tmp_path)

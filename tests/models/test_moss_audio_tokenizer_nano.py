@@ -324,7 +324,7 @@ BREAKAGES = {
     "gated": (lambda f: rewrite(f, 1, gating="silu"), "only 'none'"),
     "another stage": (lambda f: rewrite(f, 1, module_type="LSTM"), "'LSTM' stage"),
     "frames do not add up": (lambda f: rewrite(f, 0, patch_size=20), "do not make frames"),
-    "no sizes": (lambda f: rewrite(f, quantizer_kwargs={}), "does not give the sizes"),
+    "no sizes": (lambda f: rewrite(f, quantizer_kwargs={}), "does not have the sizes"),
     "wrong size": (lambda f: rewrite(f, 1, d_model=32), "misshapen: encoder.1"),
     "no weights": (lambda f: (f / "model-00001-of-00001.safetensors").unlink(), "fetch the model again"),
 }

@@ -255,7 +255,7 @@ def break_extra(folder: Path) -> None:
 
 
 BREAKAGES = {
-    "not a model folder": (break_nothing_there, "holds no config.json"),
+    "not a model folder": (break_nothing_there, "has no config.json"),
     "truncated shard": (break_truncate, r"model-00002-of-00003.safetensors cannot be read .* fetch it again"),
     "missing shard": (break_missing_shard, "lacks model-00002-of-00003.safetensors"),
     "wrong dtype": (break_integer_weights, "torch.int8, which is not a float weight"),
@@ -285,7 +285,7 @@ def test_a_bad_folder_gets_one_line_that_says_what_to_do(checkpoint_folder, name
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="nowhere"):
         MossSpeech.load(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="holds no weights"):
+    with pytest.raises(CheckpointError, match="has no weights"):
         Checkpoint(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Published weights into modules: read memory-mapped, checked by name and shape, copied once.
+"""Loading of published weights: files are memory-mapped, tensors checked by name and shape, and copied once.
 
 A checkpoint is a folder with sharded or single safetensors, or one `.safetensors`, `.bin`, `.pt` or `.ckpt` file.
 Pickled files are read with `weights_only=True`, so nothing in them is executed.
@@ -42,7 +42,7 @@ class PacksParameters(Protocol):
     """A module that stores several published tensors in one (fused QKV, gate and up)."""
 
     def published_tensors(self) -> Mapping[str, Tensor]:
-        """Name relative to the module's parent → the view of the packed tensor that holds it."""
+        """Name relative to the module's parent → its view of the packed tensor."""
         ...
 
 
@@ -142,7 +142,7 @@ class Checkpoint:
             if isinstance(content, dict) and isinstance(content.get(container), dict):
                 content = content[container]
         if not isinstance(content, dict):
-            raise CheckpointError(f"{file} holds a {type(content).__name__}, not named tensors")
+            raise CheckpointError(f"{file} has a {type(content).__name__}, not named tensors")
         for name, value in content.items():
             if isinstance(value, Tensor):
                 self._add(name, tuple(value.shape), value.detach, file)
@@ -171,7 +171,7 @@ def is_pickled(file: Path) -> bool:
 
 
 def weight_files(source: Path) -> list[Path]:
-    """The files that hold the weights of a folder, or the file itself."""
+    """The weight files of a folder, or the file itself."""
     if source.is_file():
         return [source]
     if source.suffix in PICKLED and source.with_suffix(".safetensors").is_file():
@@ -188,7 +188,7 @@ def weight_files(source: Path) -> list[Path]:
     for name in (SINGLE_NAME, "pytorch_model.bin"):
         if (source / name).is_file():
             return [source / name]
-    raise CheckpointError(f"{source} holds no weights: neither {INDEX_NAME}, {SINGLE_NAME} nor pytorch_model.bin")
+    raise CheckpointError(f"{source} has no weights: neither {INDEX_NAME}, {SINGLE_NAME} nor pytorch_model.bin")
 
 
 def _indexed_files(index: Path) -> list[str]:
@@ -200,7 +200,7 @@ def _indexed_files(index: Path) -> list[str]:
 
 
 def published_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Every published tensor name of a module → the (view of a) parameter or buffer that holds it."""
+    """Every published tensor name of a module → its parameter or buffer, or its view of a packed one."""
     return dict(_walk(module, ""))
 
 
@@ -224,7 +224,7 @@ def check_names(expected: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint,
     missing = [name for name in expected if name not in checkpoint.shapes]
     extra = [] if allow_extra else [name for name in checkpoint.shapes if name not in expected]
     misshapen = [
-        f"{name} is {list(checkpoint.shapes[name])}, config asks {list(shape)}"
+        f"{name} is {list(checkpoint.shapes[name])}, not {list(shape)}"
         for name, shape in expected.items()
         if name in checkpoint.shapes and checkpoint.shapes[name] != tuple(shape)
     ]

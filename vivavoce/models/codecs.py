@@ -1,4 +1,4 @@
-"""Open any codec by its folder: encode, decode, and both at once; the JSON file format of codes."""
+"""One interface for all codecs, opened by their folder: encode, decode, resynthesise; and the JSON format of codes."""
 
 import json
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from vivavoce.models.xy_tokenizer.model import XYTokenizer
 from vivavoce.models.xy_tokenizer.windows import XYCodec
 
 FRAME_RATE = 12.5
-VOICE_SECONDS = 8.0  # of the sound itself as the voice prompt: enough for similarity, short enough to be quick
+VOICE_SECONDS = 8.0  # of the sound as the voice prompt: enough for similarity, short enough to be fast
 
-NO_CODES = "BigVGAN makes sound of mels and has no codes; `viva resynthesise` shows what it does"
+NO_CODES = "BigVGAN renders mels and has no codes; `viva resynthesise` renders the mel of a recording"
 
 
 class Codec(Protocol):
-    """The common interface."""
+    """The interface of all codecs."""
 
     name: str
 
@@ -60,12 +60,12 @@ class MossSpeechFolderCodec:
         """# [1, frame]"""
         names = self.codec.voices()
         if voice is None and not names:
-            raise InputError("MOSS-Speech's codes are spoken by a voice: give a recording of one")
+            raise InputError("decoding MOSS-Speech's codes needs a voice: give a recording of one")
         speaker = self.codec.named_voice(names[0]) if voice is None else self.codec.voice(voice)
         return _sound(self.codec.speak(_codes(codes, 1)[0], speaker), DECODER_RATE)
 
     def resynthesise(self, sound: Sound, voice: Sound | None = None) -> Sound:
-        """The same words in the given voice, else in the sound's own if the codec has a speaker network."""
+        """Encode and decode, in `voice` or, if the codec has a speaker network, in that of the sound."""
         if voice is None and self.codec.speaker is not None:
             voice = _beginning(sound, VOICE_SECONDS)
         return self.decode(self.encode(sound), voice)
@@ -86,7 +86,7 @@ class XYFolderCodec:
     def decode(self, codes: Tensor, voice: Sound | None = None) -> Sound:
         """# [1…8, frame]"""
         if voice is not None:
-            raise InputError("XY-Tokenizer's codes carry their own voice; leave the voice out")
+            raise InputError("XY-Tokenizer's codes include the voice; leave the voice out")
         return _sound(self.codec.decode(codes), self.codec.config.output_rate)
 
     def resynthesise(self, sound: Sound, voice: Sound | None = None) -> Sound:
@@ -149,7 +149,7 @@ def open_codec(folder: str | Path, device: torch.device | str = "cpu") -> Codec:
     settings = read_config(config, "codec") if config.is_file() else {}
     if "model_type" in settings:
         raise CheckpointError(
-            f"{folder} holds a {settings['model_type']!r} model; give MOSS-Speech-Codec, XY-Tokenizer or BigVGAN"
+            f"{folder} has a {settings['model_type']!r} model; give MOSS-Speech-Codec, XY-Tokenizer or BigVGAN"
         )
     return load_xy_tokenizer(folder, device)
 
@@ -175,7 +175,7 @@ class CodeFile:
         except OSError as error:
             raise InputError(f"cannot read {file}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{file} holds no codes as `viva encode` writes them ({error})") from error
+            raise InputError(f"{file} has no codes in the format of `viva encode` ({error})") from error
 
 
 def _codes(codes: Tensor, codebooks: int | None) -> Tensor:

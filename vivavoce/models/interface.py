@@ -25,7 +25,7 @@ class Draw(Protocol):
 
     @property
     def shared_mode(self) -> int | None:
-        """The mode of all sequences, if it is known in advance and listed in the model's `lone_modes`."""
+        """The mode of all sequences, if they share one that is listed in the model's `lone_modes`."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class Draw(Protocol):
         ...
 
     def sample(self, channel: int, logits: Tensor) -> Tensor:
-        """Draw one id per sequence by its own settings and seed.  # [sequence, vocabulary] → [sequence]
+        """Draw one id per sequence by the settings and seed of the sequence.  # [sequence, vocabulary] → [sequence]
 
         Logits shorter than the vocabulary exclude its last ids.
         """
@@ -76,7 +76,7 @@ class GenerativeModel(Protocol):
         ...
 
     def start_mode(self, last: Row) -> int:
-        """The mode in which a reply that follows this row begins."""
+        """The mode of a reply that follows this row."""
         ...
 
     def next_mode(self, mode: int, row: Row) -> int:

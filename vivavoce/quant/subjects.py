@@ -201,7 +201,7 @@ class CosyVoiceSubject:
         engine, examples = _engine(model), []
         for item in items:
             ids = [byte % model.config.vocab_size for byte in item.text.encode()]
-            rows = model.prompt(ids, before=[model.config.end_of_prompt])
+            rows = model.prompt(ids, prefix=[model.config.end_of_prompt])
             examples.append(_complete(engine, rows, 0))
         return examples
 

@@ -51,7 +51,7 @@ from vivavoce.tts.style import STYLES, DirectedStyle, directed
 from vivavoce.tts.voices import StoredVoice, VoiceStore
 
 PUBLISHED = Sampling(temperature=1.0, top_k=25, top_p=0.8)
-RATE = CosyVoiceSpeechTokenizer.rates.spoken
+RATE = CosyVoiceSpeechTokenizer.rates.output
 CODES_A_SECOND = 25
 AT_ONCE = (1, 2, 4, 8, 16)  # texts whose hops are captured before anybody speaks
 

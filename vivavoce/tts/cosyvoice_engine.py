@@ -334,7 +334,7 @@ class CosyVoiceSynthesizer:
         """Let the language model speak the text there is; False: there is too little of it."""
         assert text.interleave is not None
         assert text.receiver is not None
-        ask = text.interleave.ask()
+        ask = text.interleave.next_request()
         if ask is None:
             return False
         self.engine.append(text.receiver.sequence, ask.rows)
@@ -350,7 +350,7 @@ class CosyVoiceSynthesizer:
         if piece is None:
             text.interleave.end()
         else:
-            text.interleave.give(piece)
+            text.interleave.add_text(piece)
         try:
             text.lacks_text = not self._go_on(text)
         except Exception as error:

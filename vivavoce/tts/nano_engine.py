@@ -72,7 +72,7 @@ class CpuFrameGenerator:
 
     def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
         """The frames of a text in a voice."""
-        rows = self.prompt.speech(text) + self.prompt.said(said)
+        rows = self.prompt.speech(text) + self.prompt.spoken(said)
         with self._lock:
             if reference not in self._voices:
                 self._voices[reference] = self.decoder.read(self.prompt.before_text(reference))
@@ -115,7 +115,7 @@ class EngineFrameGenerator:
 
     def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
         """The frames of a text in a voice."""
-        rows = self.prompt.speech(text) + self.prompt.said(said)
+        rows = self.prompt.speech(text) + self.prompt.spoken(said)
         started: Future[Frames] = Future()
 
         def start(prefill: "Future[Sequence]") -> None:

@@ -207,7 +207,7 @@ class OnnxTTS(FrameTTS):
         return codes
 
     def _speak(self, text: str, before: SpokenPrefix, seed: int, greedy: bool) -> Generator[Frame, None, None]:
-        rows = self.prompt.speech(before.words + text) + self.prompt.said(before.said)
+        rows = self.prompt.speech(before.words + text) + self.prompt.spoken(before.said)
         hidden, past = self._read(before.reference, np.array(rows))
         stepwise = greedy or self.exact
         draw = SequenceDraw(

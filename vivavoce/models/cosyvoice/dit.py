@@ -270,10 +270,10 @@ class DiT(nn.Module):
         # rows [row, time, (noisy, features, speaker, prompt) · band], time_conditions [condition, dim]
         """
         stream = Residual(self.input_embed(rows, past))
-        *of_blocks, of_last = time_conditions.split(BLOCK_CONDITIONS)
-        for block, conditions in zip(self.transformer_blocks, of_blocks, strict=True):
+        *block_conditions, last_conditions = time_conditions.split(BLOCK_CONDITIONS)
+        for block, conditions in zip(self.transformer_blocks, block_conditions, strict=True):
             stream = block(stream, conditions, bias, past)
-        scale, shift = of_last
+        scale, shift = last_conditions
         return self.proj_out(stream.normed(scale, shift)[1])
 
 

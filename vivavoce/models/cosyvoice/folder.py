@@ -1,4 +1,4 @@
-"""CosyVoice 2 and 3 from their published folders: networks for reference recordings, text tokenizer, sizes, loading.
+"""CosyVoice 2 and 3 in their published folders: networks for reference recordings, text tokenizer, sizes, loading.
 
 `graphed` replays flow and vocoder as CUDA graphs.
 """
@@ -38,18 +38,18 @@ class OnnxFile:
     """An ONNX network on the CPU."""
 
     def __init__(self, file: str | Path, what: str) -> None:
-        """`what` needs it, for the error message."""
+        """`what` names the feature that needs the network, for error messages."""
         try:
             import onnxruntime
         except ImportError as error:
             raise MissingDependencyError(f"{what} needs onnxruntime: pip install 'vivavoce[onnx]'") from error
         if not Path(file).is_file():
-            raise CheckpointError(f"{file} does not exist; the codec's folder must hold it")
+            raise CheckpointError(f"{file} does not exist; the codec's folder must have it")
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         try:
             self._session: Any = onnxruntime.InferenceSession(str(file), options, ["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's own exceptions share no base class
+        except Exception as error:  # the exceptions of onnxruntime share no base class
             reason = str(error).strip().split("\n", maxsplit=1)[0][:200]
             raise CheckpointError(f"{file} cannot be read as ONNX ({reason}); fetch it again") from error
         self._inputs = [each.name for each in self._session.get_inputs()]
@@ -88,8 +88,8 @@ SILENCE_DBFS = -60.0
 class Rates(NamedTuple):
     """Sample rates of input and output."""
 
-    heard: int = 16_000
-    spoken: int = 24_000
+    input: int = 16_000
+    output: int = 24_000
 
 
 class CosyVoiceSpeechTokenizer:
@@ -107,7 +107,7 @@ class CosyVoiceSpeechTokenizer:
         """Speech codes of a recording of at most 30 s, 25 per second.  # int64 [code]"""
         if sound.seconds > MAX_REFERENCE_SECONDS:
             raise InputError(f"the recording has {sound.seconds:.1f} s; give at most {MAX_REFERENCE_SECONDS:.0f}")
-        log_mel = self._log_mel(mono_samples(sound, self.rates.heard)[None])  # [1, 128, frame]
+        log_mel = self._log_mel(mono_samples(sound, self.rates.input)[None])  # [1, 128, frame]
         codes = self._tokenizer.run(log_mel.numpy(), np.array([log_mel.shape[-1]], dtype=np.int32))
         return torch.from_numpy(codes.astype(np.int64)).flatten()
 
@@ -115,9 +115,9 @@ class CosyVoiceSpeechTokenizer:
         """The voice prompt of a recording; codes and mel have equal length."""
         check_reference(sound)
         codes = self.codes(sound)
-        mel = self._mel(mono_samples(sound, self.rates.spoken)[None])[0].T  # [frame, band]
+        mel = self._mel(mono_samples(sound, self.rates.output)[None])[0].T  # [frame, band]
         length = min(len(codes), len(mel) // FRAMES_PER_CODE)
-        speaker = self._speaker.embed(mono_samples(sound, self.rates.heard))
+        speaker = self._speaker.embed(mono_samples(sound, self.rates.input))
         return VoicePrompt(codes[:length], mel[: length * FRAMES_PER_CODE].contiguous(), speaker)
 
 
@@ -184,7 +184,7 @@ def load_tokenizer(folder: str | Path, version: int) -> TextTokenizer:
         own = json.loads(files[2].read_text(encoding="utf8"))["added_tokens_decoder"]
         own_tokens = [own[number]["content"] for number in sorted(own, key=int)]
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{folder} does not hold Qwen2's tokenizer ({error}); fetch the model again") from error
+        raise CheckpointError(f"{folder} does not have Qwen2's tokenizer ({error}); fetch the model again") from error
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -230,11 +230,11 @@ class CosyVoiceSizes:
         if not file.is_file():
             return cls.published(version)
         try:
-            given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
-            flow, vocoder = given["flow"], given["vocoder"]
+            values: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
+            flow, vocoder = values["flow"], values["vocoder"]
             lists = {name: tuple(value) for name, value in vocoder.items() if isinstance(value, list)}
             encoder, estimator = flow.pop("encoder"), flow.pop("estimator")
-            lm = CosyVoiceLMConfig(**given["lm"])
+            lm = CosyVoiceLMConfig(**values["lm"])
             if version == 2:
                 return cls(
                     lm,
@@ -249,7 +249,7 @@ class CosyVoiceSizes:
                 CausalHiFTConfig(**(vocoder | lists)),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{file} does not give the sizes of a CosyVoice ({error})") from error
+            raise CheckpointError(f"{file} does not have the sizes of a CosyVoice ({error})") from error
 
     def write(self, folder: Path) -> None:
         """Write the sizes file for `of_folder`."""
@@ -287,7 +287,8 @@ def load_cosyvoice(
     folder = Path(folder)
     version = version_of(folder)
     if version is None:
-        raise CheckpointError(f"{folder} has neither {' nor '.join(VERSION_FILES.values())}; it is no CosyVoice 2 or 3")
+        files = " nor ".join(VERSION_FILES.values())
+        raise CheckpointError(f"{folder} has neither {files}; it is not a CosyVoice 2 or 3")
     lm_file = language_model(folder, reinforced)
     absent = [file.name for file in (lm_file, folder / FLOW, folder / VOCODER) if not _exists(file)]
     if absent:
@@ -336,7 +337,7 @@ def graphed(speech: FlowSpeech) -> FlowSpeech:
 
 
 def warm_up(speech: FlowSpeech, voice: FlowVoice, batches: Sequence[int], left_chunks: int | None) -> None:
-    """Capture first and recurring hops ahead of use."""
+    """Capture first and recurring hops before the first reply."""
     config, first = speech.flow.config, speech.flow.first_hop(voice)
     for streams in sorted(batches, reverse=True):  # the largest first: the smaller ones reuse its memory
         states = [speech.start(voice, left_chunks, seed) for seed in range(streams)]

@@ -1,10 +1,10 @@
 """The language model of CosyVoice 2 and 3 and its prompts: Qwen2-0.5B from text to 25 speech codes per second.
 
 A row has a text id and a speech id, of which one is used: where the text id is `speech_mark`, the row is speech. The
-prompt is start, text, task, and the codes of a reference if there is one. Version 2 embeds start and task by a table of
-their own, whose ids here follow the text's; version 3 has them among the speech ids.
+prompt is start, text, task, and the codes of a reference if there is one. Version 2 embeds start and task by a separate
+table, whose ids here follow the text ids; version 3 has them among the speech ids.
 
-`CosyVoicePrompt` builds prompts from texts, `Interleave` from a text that arrives piece by piece.
+`CosyVoicePrompt` builds prompts from whole texts, `Interleave` from a text that arrives in pieces.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -106,7 +106,7 @@ class CosyVoiceLMConfig:
 
 
 class Wrapper(nn.Module):
-    """A level of the published names."""
+    """One level of the published tensor names."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -170,10 +170,10 @@ class CosyVoiceLM(nn.Module):
         """The decoder, nested in the published names."""
         return cast(DecoderTrunk, cast(Wrapper, self.llm.model).model)
 
-    def prompt(self, text: Sequence[int], before: Sequence[int] = (), codes: Sequence[int] = ()) -> list[Row]:
+    def prompt(self, text: Sequence[int], prefix: Sequence[int] = (), codes: Sequence[int] = ()) -> list[Row]:
         """The prompt rows: transcript or instruction, the text to say, and the reference's codes."""
         config = self.config
-        ids = [*before, *text]
+        ids = [*prefix, *text]
         if not text:
             raise InputError("there is no text to say; give at least one token")
         if any(not 0 <= token < config.vocab_size for token in ids):
@@ -237,7 +237,7 @@ class CosyVoiceLM(nn.Module):
         return mode
 
     def ends(self, row: Row) -> bool:
-        """Any speech id beyond the codes."""
+        """Whether the speech id is beyond the codes."""
         return row[SPEECH] >= self.config.speech_codes
 
     def spoken_codes(self, rows: Iterable[Row]) -> list[int]:
@@ -264,7 +264,7 @@ SYSTEM = "You are a helpful assistant."  # of version 3
 
 @dataclass(frozen=True)
 class PromptPrefix:
-    """Text ids before the text, and their speech codes."""
+    """Text ids before the text to say, and their speech codes."""
 
     text: tuple[int, ...] = ()
     codes: tuple[int, ...] = ()
@@ -297,9 +297,9 @@ class CosyVoicePrompt:
         """The ids of a text to say."""
         return self.tokenizer.encode(text)
 
-    def rows(self, before: PromptPrefix, text: Sequence[int]) -> list[Row]:
+    def rows(self, prefix: PromptPrefix, text: Sequence[int]) -> list[Row]:
         """The prompt rows of a whole text."""
-        return self.lm.prompt(text, before.text, before.codes)
+        return self.lm.prompt(text, prefix.text, prefix.codes)
 
     def _opening(self, instruction: str = "") -> tuple[int, ...]:
         """The beginning of a prompt: in version 3 a system prompt, in version 2 an instruction or nothing."""
@@ -318,7 +318,7 @@ def check_transcript(transcript: str, tokens: int, codes: int) -> None:
         length = "short" if codes < MIN_CODES_PER_TOKEN * tokens else "long"
         raise InputError(
             f"the reference has {codes / 25:.1f} s, too {length} for the {tokens} tokens of "
-            f"{shown(transcript)}; give the words that are said in it, all of them"
+            f"{shown(transcript)}; give a transcript of the whole recording"
         )
 
 
@@ -327,7 +327,7 @@ TEXT_TOKENS, SPEECH_CODES = 5, 15  # of one round
 
 @dataclass(frozen=True)
 class InterleaveRequest:
-    """The next rows to read, and how many codes to generate then; None: until the model ends, at most `max_codes`."""
+    """Rows to prefill, then the number of codes to generate; None: until the model ends, at most `max_codes`."""
 
     rows: tuple[Row, ...]
     codes: int | None
@@ -335,21 +335,21 @@ class InterleaveRequest:
 
 
 class Interleave:
-    """Interleaves text and speech of one reply: text is added as it arrives, `ask` returns the next request."""
+    """Interleaves text and speech of one reply: `add_text` as text arrives, `next_request` for the next generation."""
 
-    def __init__(self, config: CosyVoiceLMConfig, before: PromptPrefix) -> None:
+    def __init__(self, config: CosyVoiceLMConfig, prefix: PromptPrefix) -> None:
         self._config = config
         opening = 0
-        if config.version == 3:  # the system prompt is read at once
-            opening = len(before.text) - tuple(reversed(before.text)).index(config.end_of_prompt)
-        self._rows: list[Row] = [config.start, *self._text_rows(before.text[:opening])]
-        self._text = list(before.text[opening:])
-        self._reference = list(before.codes)
-        self._codes_due = -len(before.codes) % SPEECH_CODES  # codes missing in the reference's last round
+        if config.version == 3:  # the system prompt is not interleaved
+            opening = len(prefix.text) - tuple(reversed(prefix.text)).index(config.end_of_prompt)
+        self._rows: list[Row] = [config.start, *self._text_rows(prefix.text[:opening])]
+        self._text = list(prefix.text[opening:])
+        self._reference = list(prefix.codes)
+        self._codes_due = -len(prefix.codes) % SPEECH_CODES  # codes missing in the reference's last round
         self._text_count = self._requested = 0
         self._is_ended = self._is_over = False
 
-    def give(self, text: Sequence[int]) -> None:
+    def add_text(self, text: Sequence[int]) -> None:
         """Add text ids."""
         if self._is_ended:
             raise InputError("the text has ended; start a new one")
@@ -366,7 +366,7 @@ class Interleave:
             raise InputError("there is no text to say; give at least one token")
         self._is_ended = True
 
-    def ask(self) -> InterleaveRequest | None:
+    def next_request(self) -> InterleaveRequest | None:
         """The next request; None if more text is needed or everything was requested."""
         if self._is_over:
             return None

@@ -102,32 +102,32 @@ class MossAudioTokenizerConfig:
     def read(cls, folder: str | Path) -> "MossAudioTokenizerConfig":
         """The configuration of a checkpoint folder."""
         file = Path(folder) / "config.json"
-        given = read_config(file, "MOSS-Audio-Tokenizer-Nano")
-        kind = given.get("model_type")
+        values = read_config(file, "MOSS-Audio-Tokenizer-Nano")
+        kind = values.get("model_type")
         if kind != MODEL_TYPE:
             raise CheckpointError(f"{file} describes a {kind!r} model, not {MODEL_TYPE!r}")
         try:
-            quantizer = {name: given["quantizer_kwargs"][name] for name in asdict(QuantizerConfig())}
+            quantizer = {name: values["quantizer_kwargs"][name] for name in asdict(QuantizerConfig())}
             config = cls(
-                given["sampling_rate"],
-                given["number_channels"],
-                tuple(_part(part, file) for part in given["encoder_kwargs"]),
-                tuple(_part(part, file) for part in given["decoder_kwargs"]),
+                values["sampling_rate"],
+                values["number_channels"],
+                tuple(_part(part, file) for part in values["encoder_kwargs"]),
+                tuple(_part(part, file) for part in values["decoder_kwargs"]),
                 QuantizerConfig(**quantizer),
             )
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"{file} does not give the sizes of a codec ({error})") from error
-        config.check(given, file)
+            raise CheckpointError(f"{file} does not have the sizes of a codec ({error})") from error
+        config.check(values, file)
         return config
 
-    def check(self, given: dict[str, Any], file: Path) -> None:
+    def check(self, values: dict[str, Any], file: Path) -> None:
         """Raise `CheckpointError` for variants that this implementation does not support."""
-        kind = given.get("quantizer_type", "rlfq")
+        kind = values.get("quantizer_type", "rlfq")
         if kind != "rlfq":
-            raise CheckpointError(f"{file} asks for the quantizer {kind!r}; only 'rlfq' is supported")
-        if self.channels > 1 and not given.get("enable_channel_interleave"):
-            raise CheckpointError(f"{file} has {self.channels} channels that are not interleaved: not supported")
-        frame = given.get("downsample_rate", self.frame_samples)
+            raise CheckpointError(f"{file} has the quantizer {kind!r}; only 'rlfq' is supported")
+        if self.channels > 1 and not values.get("enable_channel_interleave"):
+            raise CheckpointError(f"{file} has {self.channels} channels that are not interleaved, which is unsupported")
+        frame = values.get("downsample_rate", self.frame_samples)
         patches = [math.prod(part for part in chain if isinstance(part, int)) for chain in (self.encoder, self.decoder)]
         if patches != [frame * self.channels] * 2:
             raise CheckpointError(f"{file}: patches of {patches} samples do not make frames of {frame} per channel")
@@ -160,15 +160,15 @@ def reference_samples(sound: Sound, rate: int, channels: int) -> NDArray[np.floa
     return np.broadcast_to(samples, (channels, samples.shape[1]))
 
 
-def _part(given: dict[str, Any], file: Path) -> int | StageConfig:
-    if given["module_type"] == "PatchedPretransform":
-        return int(given["patch_size"])
-    if given["module_type"] != "Transformer":
-        raise CheckpointError(f"{file} asks for a {given['module_type']!r} stage, which is not supported")
+def _part(values: dict[str, Any], file: Path) -> int | StageConfig:
+    if values["module_type"] == "PatchedPretransform":
+        return int(values["patch_size"])
+    if values["module_type"] != "Transformer":
+        raise CheckpointError(f"{file} has a {values['module_type']!r} stage, which is not supported")
     for name, supported in SUPPORTED_STAGE.items():
-        if given.get(name, supported) != supported:
-            raise CheckpointError(f"{file} asks for {name} {given[name]!r}; only {supported!r} is supported")
-    return StageConfig(**{name: given[name] for name in StageConfig.__dataclass_fields__})
+        if values.get(name, supported) != supported:
+            raise CheckpointError(f"{file} has {name} {values[name]!r}; only {supported!r} is supported")
+    return StageConfig(**{name: values[name] for name in StageConfig.__dataclass_fields__})
 
 
 def _published(part: int | StageConfig) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """MOSS-Audio-Tokenizer-Nano's decoder for many streams on a GPU: KV ring buffers, steps replayed as CUDA graphs.
 
-Each stream owns a slot of ring buffers that hold every layer's window. The inputs of a step are slots, positions and
-codes, so one graph serves all batches of its size: batches are padded to the next bucket, frames to the next hop. What
-padding frames write behind a stream's last frame is overwritten by its next frames before it can be read.
+Tests hold the sound equal to that of `model.py`. Each stream has a slot in ring buffers for the windows of all layers.
+The inputs of a step are slots, positions and codes, so one graph serves all batches of its size: batches are padded to
+the next bucket, frames to the next hop. The keys and values of padding frames are overwritten by the next frames of
+the stream before they can be read.
 """
 
 import weakref
@@ -24,7 +25,7 @@ from vivavoce.nn.vq import ProjectedCodebook, ProjectedResidualVQ
 Samples = NDArray[np.float32]
 HOPS = (1, 2, 4, 8)  # frames
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-NUMBERS = 2  # before the codes of a stream: its slot and its frames so far
+NUMBERS = 2  # per stream, before its codes: slot, frames so far
 
 
 class CodecSlot:
@@ -57,7 +58,7 @@ class Ring:
     def __init__(self, stage: CodecStage, slots: int, positions_per_frame: int) -> None:
         config, like = stage.config, stage.input_proj.weight
         self.window, self.positions_per_frame = stage.window, positions_per_frame
-        # One hop larger than the window: new positions do not overwrite what the same step attends to.
+        # One hop larger than the window: new positions do not overwrite those that the same step attends to.
         self.size = -(-(stage.window + HOPS[-1] * positions_per_frame) // 8) * 8
         size = (config.num_layers, slots, config.num_heads, self.size, config.d_model // config.num_heads)
         self.keys, self.values = like.new_zeros(size), like.new_zeros(size)
@@ -78,9 +79,9 @@ class RingAttention:
         self.columns = self.positions % ring.size
         columns = torch.arange(ring.size, device=slots.device)
         last = self.positions[:, -1:]
-        held = last - (last - columns) % ring.size  # position in each column after this step
-        behind = self.positions[:, :, None] - held[:, None]
-        hidden = (held[:, None] < 0) | (behind < 0) | (behind >= ring.window)
+        stored = last - (last - columns) % ring.size  # position in each column after this step
+        distance = self.positions[:, :, None] - stored[:, None]
+        hidden = (stored[:, None] < 0) | (distance < 0) | (distance >= ring.window)
         self.bias = torch.zeros(hidden.shape, dtype=ring.keys.dtype, device=slots.device)
         self.bias = self.bias.masked_fill_(hidden, -torch.inf)[:, None]
 
@@ -119,7 +120,7 @@ class SlotDecoder:
 
     @torch.inference_mode()
     def warm_up(self, codebooks: int) -> None:
-        """Capture all graphs ahead of use."""
+        """Capture all graphs before the first stream."""
         for streams in sorted(BATCHES, reverse=True):  # the largest first: the smaller ones reuse its memory
             for frames in sorted(HOPS, reverse=True):
                 shape = SlotGraphKey(streams, codebooks, frames)
@@ -128,8 +129,8 @@ class SlotDecoder:
 
     def step(self, state: SlotState, codes: NDArray[np.int64]) -> tuple[Samples, SlotState]:
         """Sound of the next frames.  # [codebook, frame] → [channel, sample]"""
-        (sound,), (after,) = self.step_batch([state], [codes])
-        return sound, after
+        (sound,), (new_state,) = self.step_batch([state], [codes])
+        return sound, new_state
 
     @torch.inference_mode()
     def step_batch(
@@ -150,8 +151,8 @@ class SlotDecoder:
                 for index, sound, piece in zip(members, self._run(rows, shape), pieces, strict=True):
                     sounds[index].append(sound[:, : piece.shape[1] * self.codec.config.frame_samples])
                     done[index] += piece.shape[1]
-        after = [SlotState(state.slot, state.frames + frames) for state, frames in zip(states, done, strict=True)]
-        return [np.concatenate(parts, axis=1) for parts in sounds], after
+        new_states = [SlotState(state.slot, state.frames + frames) for state, frames in zip(states, done, strict=True)]
+        return [np.concatenate(parts, axis=1) for parts in sounds], new_states
 
     def _groups(self, codes: Sequence[NDArray[np.int64]], done: Sequence[int]) -> dict[SlotGraphKey, list[int]]:
         """The members of the next batches by graph key."""

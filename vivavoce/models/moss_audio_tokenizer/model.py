@@ -24,7 +24,7 @@ from vivavoce.nn.modules import allocating
 from vivavoce.nn.streaming import StreamCache, extend
 from vivavoce.nn.vq import ProjectedResidualVQ
 
-OFFLINE_FRAMES = 16  # a step this large keeps the attention scores of the fastest stage within the processor's cache
+OFFLINE_FRAMES = 16  # the attention scores of a step of this size fit the CPU cache
 Run = Callable[[Sequence["CodecState"], Tensor], tuple[Tensor, list["CodecState"]]]
 
 
@@ -87,7 +87,7 @@ class CodecLayer(nn.Module):
 
 
 class LayerStack(nn.Module):
-    """The layers of a stage; a level of the published names."""
+    """The layers of a stage; one level of the published tensor names."""
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class CodecStage(nn.Module):
         return self.advance(x, streams.positions, streams), streams.after
 
     def advance(self, x: Tensor, positions: Tensor, streams: Streams) -> Tensor:
-        """Step streams whose windows `streams` holds.  # positions [stream, time]"""
+        """Step a batch of streams over the windows of `streams`.  # positions [stream, time]"""
         head_dim = self.config.d_model // self.config.num_heads
         cos, sin = rotation(positions, head_dim, self.config.max_period)
         x = self.input_proj(x)
@@ -150,13 +150,13 @@ class Unpatch(Patch):
 
 @dataclass(frozen=True)
 class CodecState:
-    """State of one encoder or decoder stream; an immutable value that can be stepped from repeatedly."""
+    """State of one encoder or decoder stream; immutable, so a stream can be continued from it more than once."""
 
     caches: tuple[StreamCache, ...]
     frames: int = 0
 
     def copy(self) -> "CodecState":
-        """A copy in its own memory, no larger than its windows."""
+        """A deep copy, no larger than the windows."""
         return CodecState(tuple(cache.copy() for cache in self.caches), self.frames)
 
 
@@ -212,7 +212,7 @@ class MossAudioTokenizerNano(nn.Module):
         self._check_sound(sound)
         frames = sound.shape[-1] // self.config.frame_samples
         if frames == 0:
-            raise InputError(f"a frame has {self.config.frame_samples} samples, and only {sound.shape[-1]} were given")
+            raise InputError(f"a frame has {self.config.frame_samples} samples, but the sound has {sound.shape[-1]}")
         states = [self.encoder_state() for _ in sound]
         whole = sound[..., : frames * self.config.frame_samples].to(self.device)
         codes = []
@@ -244,13 +244,13 @@ class MossAudioTokenizerNano(nn.Module):
 
     def encode_step(self, state: CodecState, sound: Tensor) -> tuple[Tensor, CodecState]:
         """Codes of the next whole frames of a sound.  # [2, sample] → [codebook, frame]"""
-        (codes,), (after,) = self.encode_step_batch([state], [sound])
-        return codes, after
+        (codes,), (new_state,) = self.encode_step_batch([state], [sound])
+        return codes, new_state
 
     def decode_step(self, state: CodecState, codes: Tensor) -> tuple[Tensor, CodecState]:
         """Sound of the next frames.  # [codebook, frame] → [2, sample]"""
-        (sound,), (after,) = self.decode_step_batch([state], [codes])
-        return sound, after
+        (sound,), (new_state,) = self.decode_step_batch([state], [codes])
+        return sound, new_state
 
     @torch.inference_mode()
     def encode_step_batch(
@@ -287,27 +287,28 @@ class MossAudioTokenizerNano(nn.Module):
 
     def _encode(self, states: Sequence[CodecState], sounds: Tensor) -> tuple[Tensor, list[CodecState]]:
         interleaved = sounds.transpose(1, 2).flatten(1)[..., None].to(self.dtype)
-        hidden, after = _run(self.encoder, states, interleaved, sounds.shape[-1] // self.config.frame_samples)
-        return self.quantizer.encode(hidden), after
+        hidden, new_states = _run(self.encoder, states, interleaved, sounds.shape[-1] // self.config.frame_samples)
+        return self.quantizer.encode(hidden), new_states
 
     def _decode(self, states: Sequence[CodecState], codes: Tensor) -> tuple[Tensor, list[CodecState]]:
         hidden = self.quantizer.decode(codes).to(self.dtype)
-        interleaved, after = _run(self.decoder, states, hidden, codes.shape[-1])
-        return self.samples_of(interleaved), after
+        interleaved, new_states = _run(self.decoder, states, hidden, codes.shape[-1])
+        return self.samples_of(interleaved), new_states
 
     def _run_grouped(
-        self, run: Run, states: Sequence[CodecState], given: Sequence[Tensor]
+        self, run: Run, states: Sequence[CodecState], tensors: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[CodecState]]:
         """Run streams with inputs of equal shape as one batch."""
         groups: dict[torch.Size, list[int]] = {}
-        for index, each in enumerate(given):
+        for index, each in enumerate(tensors):
             groups.setdefault(each.shape, []).append(index)
         results: dict[int, tuple[Tensor, CodecState]] = {}
         for members in groups.values():
-            inputs = torch.stack([given[index] for index in members]).to(self.device)
-            outputs, after = run([states[index] for index in members], inputs)
-            results |= dict(zip(members, zip(outputs, after, strict=True), strict=True))
-        return [results[index][0] for index in range(len(given))], [results[index][1] for index in range(len(given))]
+            inputs = torch.stack([tensors[index] for index in members]).to(self.device)
+            outputs, new_states = run([states[index] for index in members], inputs)
+            results |= dict(zip(members, zip(outputs, new_states, strict=True), strict=True))
+        ordered = [results[index] for index in range(len(tensors))]
+        return [output for output, _ in ordered], [state for _, state in ordered]
 
     def _check_sound(self, sound: Tensor) -> None:
         if sound.ndim != 3 or sound.shape[1] != self.config.channels or not sound.is_floating_point():
@@ -316,7 +317,7 @@ class MossAudioTokenizerNano(nn.Module):
                 f"not {sound.dtype} of shape {list(sound.shape)}"
             )
         if not torch.isfinite(sound).all():
-            raise InputError("the sound holds NaN or infinite samples")
+            raise InputError("the sound has NaN or infinite samples")
 
     def check_codes(self, codes: Tensor) -> None:
         """Raise `InputError` for invalid codes.  # [stream, codebook, frame]"""
@@ -349,13 +350,13 @@ def _initial_state(chain: nn.ModuleList) -> CodecState:
 
 def _run(chain: nn.ModuleList, states: Sequence[CodecState], x: Tensor, frames: int) -> tuple[Tensor, list[CodecState]]:
     """Step several streams through a chain.  # [stream, time, channel]"""
-    before = zip(*(state.caches for state in states), strict=True)
-    after: list[list[StreamCache]] = []
+    caches_by_stage = zip(*(state.caches for state in states), strict=True)
+    new_caches: list[list[StreamCache]] = []
     for module in chain:
         if isinstance(module, CodecStage):
-            x, caches = module.step(next(before), x)
-            after.append(caches)
+            x, caches = module.step(next(caches_by_stage), x)
+            new_caches.append(caches)
         else:
             x = module(x)
-    by_stream = zip(*after, strict=True)
+    by_stream = zip(*new_caches, strict=True)
     return x, [CodecState(caches, state.frames + frames) for caches, state in zip(by_stream, states, strict=True)]

@@ -1,8 +1,9 @@
 """MOSS-TTS-Nano: text and a reference voice to sixteen codes of 48 kHz speech every 80 ms.
 
-A row is a text id and sixteen codes. A global transformer of twelve layers reads rows; for every next frame a local
-transformer of one layer first decides whether speech continues, then generates the frame's codes one after another. The
-local one starts from an empty past at each frame, so the state of a sequence is the global one's keys and values.
+A row is a text id and sixteen codes. A global transformer of twelve layers reads rows; for every frame a local
+transformer of one layer first predicts whether the speech continues, then generates the codes of the frame one after
+another. The local transformer has an empty cache at each frame, so the state of a sequence is the keys and values of
+the global one.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +30,7 @@ Attend = Callable[
 
 
 class NanoAttention(nn.Module):
-    """QKV and output projections; `attend` supplies attention and its past."""
+    """QKV and output projections; `attend` is the attention over the past."""
 
     def __init__(self, config: MossTTSNanoConfig) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class CodeTables(nn.Module):
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
 
     def published_tensors(self) -> dict[str, Tensor]:
-        """`audio_embeddings.0.weight` and so on; the tied heads are published too and not stored."""
+        """`audio_embeddings.0.weight` and so on; the tied heads are published as well, but not stored here."""
         return {f"audio_embeddings.{index}.weight": table for index, table in enumerate(self.weight)}
 
     def summed(self, codes: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ class LocalFrame:
         cached_keys[:, :, self.start :] = rotate(keys).transpose(1, 2)
         cached_values[:, :, self.start :] = values.transpose(1, 2)
         rotated = rotate(queries).transpose(1, 2)
-        causal = self.start == 0  # later positions come one at a time and attend to all
+        causal = self.start == 0  # later positions are single and attend to all
         mixed = functional.scaled_dot_product_attention(rotated, cached_keys, cached_values, is_causal=causal)
         return mixed.transpose(1, 2)
 
@@ -150,7 +151,7 @@ class MossTTSNano(nn.Module):
         super().__init__()
         codebooks = config.n_vq if codebooks is None else codebooks
         if not 1 <= codebooks <= config.n_vq:
-            raise InputError(f"this model writes 1 to {config.n_vq} codebooks, not {codebooks}")
+            raise InputError(f"this model generates 1 to {config.n_vq} codebooks, not {codebooks}")
         self.config = config
         self.codebooks = codebooks
         self.channels = 1 + config.n_vq
@@ -172,7 +173,7 @@ class MossTTSNano(nn.Module):
         codebooks: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> "MossTTSNano":
-        """A published checkpoint. Fewer `codebooks` than it has are faster and sound worse."""
+        """A published checkpoint. With fewer `codebooks` than it has, generation is faster and quality lower."""
         config = MossTTSNanoConfig.read(folder)
         with Checkpoint(folder) as checkpoint:
             with allocating(device, dtype):
@@ -222,8 +223,8 @@ class MossTTSNano(nn.Module):
         frame = LocalFrame(self.rotary, config, hidden.shape[0], hidden)
         slot = self.transformer.wte.weight[config.audio_assistant_slot_token_id]
         # The first code's state does not depend on the stop decision, so both positions are computed in one call.
-        before, state = self._local(frame, torch.stack([hidden, slot.expand_as(hidden)], dim=1)).unbind(1)
-        stops = draw.choose(TEXT, self._stop_logits(before, draw)) == 1
+        stop_state, state = self._local(frame, torch.stack([hidden, slot.expand_as(hidden)], dim=1)).unbind(1)
+        stops = draw.choose(TEXT, self._stop_logits(stop_state, draw)) == 1
         codes = [draw.sample(TEXT + 1, self.code_logits(0, state))]
         for codebook in range(1, self.codebooks):
             vector = self.audio_embeddings.embed(codebook - 1, codes[-1])
@@ -240,14 +241,14 @@ class MossTTSNano(nn.Module):
         """Logits of one codebook.  # [sequence, hidden] → [sequence, code], float32"""
         return _float32(self.audio_embeddings.logits(codebook, state))
 
-    def stop_logits(self, before: Tensor) -> Tensor:
+    def stop_logits(self, stop_state: Tensor) -> Tensor:
         """Logits of continuing (0) and stopping (1), the only two text ids allowed.  # [sequence, 2]"""
         vectors = self.transformer.wte.weight
         vectors_of_choices = [
             vectors[self.config.audio_assistant_slot_token_id],
             vectors[self.config.audio_end_token_id],
         ]
-        return _float32(functional.linear(before, torch.stack(vectors_of_choices)))
+        return _float32(functional.linear(stop_state, torch.stack(vectors_of_choices)))
 
     def start_mode(self, last: Row) -> int:
         return 0
@@ -269,8 +270,8 @@ class MossTTSNano(nn.Module):
         states: Tensor = self.local_transformer(x, frame.attend)
         return states
 
-    def _stop_logits(self, before: Tensor, draw: Draw) -> Tensor:
-        logits = self.stop_logits(before)
+    def _stop_logits(self, stop_state: Tensor, draw: Draw) -> Tensor:
+        logits = self.stop_logits(stop_state)
         logits[:, 1] = logits[:, 1].masked_fill(draw.generated < draw.min_rows, float("-inf"))
         return logits
 

@@ -1,8 +1,8 @@
 """MOSS-TTS-Nano's configuration, sampling defaults, prompt rows, and the split of long texts into chunks.
 
-A prompt is a template with the reference voice and the text to say in it; every piece is tokenised by itself, as
-published. The rows before the text depend only on the voice, so their cache can be forked for every text. In texts, a
-mark between two letters or digits (3.14, 12:30) is no place to cut. This module loads without torch.
+A prompt is a template with the reference voice and the text to say; every piece is tokenised separately, as published.
+The rows before the text depend only on the voice, so their cache can be forked for every text. Long texts are cut at
+punctuation, except between two letters or digits (3.14, 12:30). This module loads without torch.
 """
 
 from __future__ import annotations
@@ -86,29 +86,29 @@ class MossTTSNanoConfig:
     def read(cls, folder: str | Path) -> MossTTSNanoConfig:
         """The configuration of a checkpoint folder."""
         file = Path(folder) / "config.json"
-        given = read_config(file, "MOSS-TTS-Nano")
-        kind = given.get("model_type")
+        values = read_config(file, "MOSS-TTS-Nano")
+        kind = values.get("model_type")
         if kind != MODEL_TYPE:
             raise CheckpointError(f"{file} describes a {kind!r} model, not {MODEL_TYPE!r}")
-        trunk = given.get("gpt2_config") or {}
-        found: dict[str, Any] = {name: trunk.get(theirs) for name, theirs in TRUNK_KEYS.items()}
-        found |= {name: given.get(name) for name in OWN_KEYS}
-        absent = sorted(name for name, value in found.items() if value is None)
+        trunk = values.get("gpt2_config") or {}
+        fields: dict[str, Any] = {name: trunk.get(theirs) for name, theirs in TRUNK_KEYS.items()}
+        fields |= {name: values.get(name) for name in OWN_KEYS}
+        absent = sorted(name for name, value in fields.items() if value is None)
         if absent:
             raise CheckpointError(f"{file} lacks {', '.join(absent)}")
-        config = cls(**found)
-        config.check(given, trunk, file)
+        config = cls(**fields)
+        config.check(values, trunk, file)
         return config
 
-    def check(self, given: dict[str, Any], trunk: dict[str, Any], file: Path) -> None:
+    def check(self, values: dict[str, Any], trunk: dict[str, Any], file: Path) -> None:
         """Raise `CheckpointError` for variants that this implementation does not support."""
         for name, supported in SUPPORTED_TRUNK.items():
             if trunk.get(name, supported) != supported:
-                raise CheckpointError(f"{file} asks for {name} {trunk[name]!r}; only {supported!r} is supported")
-        architecture = given.get("model_architecture", "global_local_transformer")
+                raise CheckpointError(f"{file} has {name} {trunk[name]!r}; only {supported!r} is supported")
+        architecture = values.get("model_architecture", "global_local_transformer")
         if architecture != "global_local_transformer":
-            raise CheckpointError(f"{file} asks for the architecture {architecture!r}, which is not supported")
-        sizes = given.get("audio_codebook_sizes", [self.audio_vocab_size] * self.n_vq)
+            raise CheckpointError(f"{file} has the architecture {architecture!r}, which is not supported")
+        sizes = values.get("audio_codebook_sizes", [self.audio_vocab_size] * self.n_vq)
         if sizes != [self.audio_vocab_size] * self.n_vq or self.audio_pad_token_id < self.audio_vocab_size:
             raise CheckpointError(
                 f"{file}: {self.n_vq} codebooks of {self.audio_vocab_size} codes, and a pad id beyond them, "
@@ -128,7 +128,7 @@ class MossTTSNanoConfig:
 
 @dataclass(frozen=True)
 class NanoSampling:
-    """Sampling parameters of the published command line; the model's own defaults differ."""
+    """Sampling parameters of the published command line; the defaults in the model's code differ."""
 
     text_temperature: float = 1.0
     text_top_p: float = 1.0
@@ -137,7 +137,7 @@ class NanoSampling:
     audio_top_p: float = 0.95
     audio_top_k: int = 25
     audio_repetition_penalty: float = 1.2
-    """Over the reply's own codes of a codebook; those of the reference voice do not count."""
+    """Counts the codes of the reply in the same codebook, not those of the reference voice."""
     max_new_frames: int = 375
 
     def per_channel(self, codebooks: int) -> tuple[tuple[float, int, float, float], ...]:
@@ -169,7 +169,7 @@ class NanoTokenizerProtocol(Protocol):
 
 
 class MossTTSNanoPrompt:
-    """Builds rows: `voice` then `speech` for a cloned voice, `continuation` for the model's own or a prompt's."""
+    """Builds rows: `voice` then `speech` for a cloned voice, `continuation` for the default voice or a prompt's."""
 
     def __init__(self, config: MossTTSNanoConfig, tokenizer: NanoTokenizerProtocol) -> None:
         self.config = config
@@ -193,16 +193,16 @@ class MossTTSNanoPrompt:
         ]
 
     def before_text(self, reference: Frames) -> list[Row]:
-        """The rows before any text in a voice; without a reference, in the model's own voice."""
+        """The rows before any text in a voice; without a reference, in the model's default voice."""
         if len(reference):
             return self.voice(reference)
         rows = self.continuation("a")
         return rows[: len(rows) - len(self.speech("a"))]
 
     def speech(self, text: str) -> list[Row]:
-        """The text and the head of the reply, after which speech begins."""
+        """The text and the head of the reply, after which the codes follow."""
         config = self.config
-        ids = self.tokenizer.encode(text, symbols=False)  # else a text could end its own turn
+        ids = self.tokenizer.encode(text, symbols=False)  # with symbols, a text could end the turn
         if not ids:
             raise InputError("there is no text to say; give at least one letter")
         return [
@@ -226,10 +226,10 @@ class MossTTSNanoPrompt:
         if not text.strip():
             raise InputError("there is no text to say; give at least one letter")
         head = [*self._head(), *self._template(NO_REFERENCE), *self._template(OTHER_FIELDS)]
-        return head + self.speech(prompt_text + text) + self.said(prompt)
+        return head + self.speech(prompt_text + text) + self.spoken(prompt)
 
-    def said(self, frames: Frames) -> list[Row]:
-        """Frames as the beginning of the reply, which speech continues."""
+    def spoken(self, frames: Frames) -> list[Row]:
+        """Frames that start the reply; the model continues them."""
         return self._frames(self.config.audio_assistant_slot_token_id, frames)
 
     def _head(self) -> list[Row]:
@@ -264,14 +264,14 @@ class MossTTSNanoPrompt:
 SENTENCE_ENDS = frozenset(".!?。！？；;")
 CLAUSE_ENDS = frozenset(",，、；;：:")
 CLOSERS = frozenset("\"'”’)]}）】》」』")
-LOOK_BACK = 25  # characters in which a forced cut looks for a better place
+LOOK_BACK = 25  # characters before a forced cut in which a boundary is searched
 MAX_CHUNK_TOKENS = 75
 MAX_TEXT_CHARACTERS = 100_000  # characters; hours of speech
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a text synthesised at once, and the pause after it in seconds."""
+    """A part of a text that is synthesised in one piece, and the pause after it in seconds."""
 
     text: str
     pause: float
@@ -303,7 +303,7 @@ def _pause(text: str) -> float:
 
 
 def _prepared(text: str) -> str:
-    """A text to be cut: on one line, with a capital and a full stop."""
+    """The text on one line, with an initial capital and a final full stop, as it is cut."""
     text = " ".join(text.split())
     if has_cjk(text):
         return text if text[-1] in SENTENCE_ENDS else text + "。"
@@ -344,7 +344,7 @@ def _is_inside_word(text: str, index: int) -> bool:
 
 
 def _pieces(text: str, count_tokens: Callable[[str], int], max_tokens: int) -> Iterator[str]:
-    """A text cut to the budget, at a mark or a space if one is near."""
+    """A text cut to the budget, at punctuation or a space within the last `LOOK_BACK` characters if there is one."""
     while text:
         end = _max_prefix_within(text, count_tokens, max_tokens)
         if end < len(text):
@@ -379,15 +379,15 @@ def _is_boundary(character: str) -> bool:
 
 def _joined(parts: Iterator[str], count_tokens: Callable[[str], int], max_tokens: int) -> Iterator[str]:
     """Neighbours joined while they stay within the budget."""
-    current, held = "", 0
+    current, tokens_so_far = "", 0
     for part in parts:
         tokens = count_tokens(part)
         joined = current + part if has_cjk(current + part) or not current else f"{current} {part}"
-        if current and (held + tokens > max_tokens or count_tokens(joined) > max_tokens):
+        if current and (tokens_so_far + tokens > max_tokens or count_tokens(joined) > max_tokens):
             yield current
-            current, held = part, tokens
+            current, tokens_so_far = part, tokens
         else:
-            current, held = joined, count_tokens(joined)
+            current, tokens_so_far = joined, count_tokens(joined)
     if current:
         yield current
 

@@ -1,7 +1,7 @@
 """XY-Tokenizer: speech to 8 codes every 80 ms and back, with its Vocos decoder.
 
-Encode: log-mel at 100 Hz → a semantic encoder and an acoustic one, side by side at 50 Hz → adapter → four states in one
-at 12.5 Hz → residual quantiser. Decode: codes → adapter → ×4 → decoder → ×2 → Vocos → sound at 16, 24 or 32 kHz.
+Encode: log-mel at 100 Hz → a semantic and an acoustic encoder in parallel at 50 Hz → adapter → four states in one at
+12.5 Hz → residual quantiser. Decode: codes → adapter → ×4 → decoder → ×2 → Vocos → sound at 16, 24 or 32 kHz.
 
 Every transformer attends in both directions over at most 30 s of positions, so longer sound is processed in overlapping
 windows: see `xy_tokenizer/windows.py`. Vocos stays at the frame rate until one inverse Fourier transform at the end.
@@ -116,7 +116,7 @@ class AudioEncoder(XYTransformer):
         self.conv2 = nn.Conv1d(config.d_model, config.d_model, 3, stride=CONV_STRIDE, padding=1)
 
     def forward(self, mel: Tensor, states: int) -> Tensor:
-        """The first `states` states, which read one frame more.  # [batch, mel, frame] → [batch, states, d_model]"""
+        """The first `states` states, which see one frame more.  # [batch, mel, frame] → [batch, states, d_model]"""
         x = functional.gelu(self.conv2(functional.gelu(self.conv1(mel[..., : CONV_STRIDE * states + 1]))))
         return self.transform(x.transpose(1, 2)[:, :states])
 
@@ -375,7 +375,7 @@ def config_of(checkpoint: Checkpoint) -> XYTokenizerConfig:
             vocos_layers=count("vocos.backbone.convnext."),
         )
     except KeyError as error:
-        raise CheckpointError(f"{checkpoint.source} holds no XY-Tokenizer: it has no tensor {error}") from error
+        raise CheckpointError(f"{checkpoint.source} is not an XY-Tokenizer: it has no tensor {error}") from error
 
 
 def open_checkpoint(source: Path) -> Checkpoint:

@@ -36,7 +36,7 @@ LOW_LATENCY = Windows(left=50, hop=4, right=6)
 
 @dataclass(frozen=True)
 class EncodeState:
-    """Sound that the next windows need."""
+    """State of an encoding stream: the sound that the next windows need."""
 
     pcm: Tensor  # [batch, time]
     context: int  # leading codes that were already returned
@@ -44,11 +44,11 @@ class EncodeState:
 
 @dataclass(frozen=True)
 class DecodeState:
-    """Codes that the next windows need, and the end of the last window's sound."""
+    """State of a decoding stream: the codes that the next windows need, and the end of the last window's sound."""
 
     codes: Tensor  # [batch, codebook, code]
     context: int  # leading codes whose sound was already returned
-    tail: Tensor  # [batch, time]: the last window's version of the next sound, to be faded out
+    tail: Tensor  # [batch, time]: the last window's version of the next sound, for the cross-fade
 
 
 class XYCodec:
@@ -58,10 +58,10 @@ class XYCodec:
         self.tokenizer, self.config = tokenizer, tokenizer.config
         for windows in (encode_windows, decode_windows):
             if min(windows.left, windows.hop - 1, windows.right, windows.fade) < 0:
-                raise InputError(f"{windows} cannot be: hop must be at least 1, the rest at least 0")
+                raise InputError(f"{windows} is invalid: hop must be at least 1, the rest at least 0")
             if windows.length > self.config.window_codes:
                 max_codes = self.config.window_codes
-                raise InputError(f"{windows} spans {windows.length} codes; the model knows {max_codes} positions")
+                raise InputError(f"{windows} spans {windows.length} codes; the model has {max_codes} positions")
         self.encode_windows, self.decode_windows = encode_windows, decode_windows
 
     def encode(self, pcm: Tensor, rate: int = RATE) -> Tensor:
@@ -92,36 +92,36 @@ class XYCodec:
         """The state before the first code; the number of codebooks is fixed for a stream."""
         codebooks = self.config.codebooks if codebooks is None else codebooks
         if not 1 <= codebooks <= self.config.codebooks:
-            raise InputError(f"the model has {self.config.codebooks} codebooks; {codebooks} were given")
+            raise InputError(f"the model has {self.config.codebooks} codebooks, not {codebooks}")
         nothing = self._empty(batch)
         return DecodeState(nothing.new_empty(batch, codebooks, 0, dtype=torch.long), context=0, tail=nothing)
 
     def encode_step(self, state: EncodeState, pcm: Tensor, final: bool = False) -> tuple[Tensor, EncodeState]:
         """Codes completed by this sound; with `final` all remaining ones.  # [batch, time] → [batch, codebook, code]"""
-        held = torch.cat([state.pcm, self._checked_pcm(state, pcm)], dim=-1)
+        pending = torch.cat([state.pcm, self._checked_pcm(state, pcm)], dim=-1)
         windows, samples, context = self.encode_windows, self.config.samples_in, state.context
-        pieces = [torch.empty(held.shape[0], self.config.codebooks, 0, dtype=torch.long, device=held.device)]
-        while held.shape[-1] // samples - context >= (1 if final else windows.hop + windows.right):
-            window = held[:, : (context + windows.hop + windows.right) * samples]
+        pieces = [torch.empty(pending.shape[0], self.config.codebooks, 0, dtype=torch.long, device=pending.device)]
+        while pending.shape[-1] // samples - context >= (1 if final else windows.hop + windows.right):
+            window = pending[:, : (context + windows.hop + windows.right) * samples]
             pieces.append(self.tokenizer.encode_window(window)[..., context : context + windows.hop])
-            passed = max(0, context + pieces[-1].shape[-1] - windows.left)
-            context += pieces[-1].shape[-1] - passed
-            held = held[:, passed * samples :]
-        return torch.cat(pieces, dim=-1), EncodeState(held, context)
+            dropped = max(0, context + pieces[-1].shape[-1] - windows.left)
+            context += pieces[-1].shape[-1] - dropped
+            pending = pending[:, dropped * samples :]
+        return torch.cat(pieces, dim=-1), EncodeState(pending, context)
 
     def decode_step(self, state: DecodeState, codes: Tensor, final: bool = False) -> tuple[Tensor, DecodeState]:
         """Sound completed by these codes; with `final` all that remains.  # [batch, codebook, code] → [batch, time]"""
-        held = torch.cat([state.codes, self._checked_codes(state, codes)], dim=-1)
+        pending = torch.cat([state.codes, self._checked_codes(state, codes)], dim=-1)
         windows, samples, context, tail = self.decode_windows, self.config.samples_out, state.context, state.tail
-        pieces = [self._empty(held.shape[0])]
-        while held.shape[-1] - context >= (1 if final else windows.hop + windows.right):
-            sound = self.tokenizer.decode_window(held[..., : context + windows.hop + windows.right])
-            decoded_end = min(context + windows.hop, held.shape[-1])
+        pieces = [self._empty(pending.shape[0])]
+        while pending.shape[-1] - context >= (1 if final else windows.hop + windows.right):
+            sound = self.tokenizer.decode_window(pending[..., : context + windows.hop + windows.right])
+            decoded_end = min(context + windows.hop, pending.shape[-1])
             pieces.append(cross_faded(tail, sound[:, context * samples : decoded_end * samples]))
             tail = sound[:, decoded_end * samples : decoded_end * samples + self._fade_samples()]
-            passed = max(0, decoded_end - windows.left)
-            context, held = decoded_end - passed, held[..., passed:]
-        return torch.cat(pieces, dim=-1), DecodeState(held, context, tail)
+            dropped = max(0, decoded_end - windows.left)
+            context, pending = decoded_end - dropped, pending[..., dropped:]
+        return torch.cat(pieces, dim=-1), DecodeState(pending, context, tail)
 
     def _fade_samples(self) -> int:
         """Cross-fade length, bounded by the look-ahead and the hop."""
@@ -139,7 +139,7 @@ class XYCodec:
         if not pcm.is_floating_point():
             raise InputError(f"the sound is {pcm.dtype}; give float samples in [-1, 1] (int16 divided by 32768)")
         if not torch.isfinite(pcm).all():
-            raise InputError("the sound holds NaN or infinity; clean it first")
+            raise InputError("the sound has NaN or infinite samples")
         return pcm.to(state.pcm)
 
     def _checked_codes(self, state: DecodeState, codes: Tensor) -> Tensor:
