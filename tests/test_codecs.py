@@ -98,7 +98,7 @@ def test_what_a_codec_cannot_do_is_said(folders, recording, tmp_path):
         open_codec(folders / "bigvgan").decode(torch.zeros(1, 3, dtype=torch.long))
     with pytest.raises(InputError, match="needs a voice"):
         open_codec(folders / "moss-speech").decode(torch.zeros(1, 3, dtype=torch.long))
-    with pytest.raises(InputError, match="own voice"):
+    with pytest.raises(InputError, match="include the voice"):
         open_codec(folders / "xy-tokenizer").resynthesise(sound, sound)
     with pytest.raises(CheckpointError, match="does not exist"):
         open_codec(tmp_path / "nowhere")

@@ -134,10 +134,10 @@ class Checkpoint:
             content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError as error:
             if "mmap can only be used" not in str(error):
-                raise CheckpointError(f"{file} cannot be read as a torch file ({_first_line(error)})") from error
+                raise CheckpointError(f"{file} cannot be read as a torch file ({first_line(error)})") from error
             content = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
-            raise CheckpointError(f"{file} cannot be read as a torch weights file ({_first_line(error)})") from error
+            raise CheckpointError(f"{file} cannot be read as a torch weights file ({first_line(error)})") from error
         for container in ("state_dict", "generator", "model"):
             if isinstance(content, dict) and isinstance(content.get(container), dict):
                 content = content[container]
@@ -292,7 +292,8 @@ def _save_shard(tensors: Mapping[str, Tensor], file: Path) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error message, shortened."""
     return str(error).strip().split("\n", maxsplit=1)[0][:200]
 
 

@@ -4,7 +4,6 @@ As trained: rotary positions apply to the first head only, and the last norm's c
 the others are shift then scale.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch.nn import functional
 
 from vivavoce import kernels
 from vivavoce.errors import InputError
-from vivavoce.models.flow.estimator import GUIDANCE_ROWS, FlowMatching, cosine_times, fixed_noise
+from vivavoce.models.flow.estimator import GUIDANCE_ROWS, FlowMatching, cosine_times, fixed_noise, time_waves
 from vivavoce.models.flow.model import LookaheadLayer, pad_lookahead
 from vivavoce.models.flow.state import FlowPass
 from vivavoce.models.flow.stream import FlowSizes, StreamingFlow, load_flow
@@ -25,7 +24,6 @@ from vivavoce.nn.linear import Linear, PackedLinear, modulated_norm
 from vivavoce.nn.streaming import Past
 from vivavoce.nn.vocoder import CausalConv1d
 
-TIME_SCALE = 1000.0
 POSITION_CONVOLUTIONS = 2
 BLOCK_CONDITIONS = 6  # shift, scale and gate of the attention, then of the feed-forward
 FINAL_CONDITIONS = 2  # scale, shift
@@ -99,15 +97,13 @@ class DiTTimeEmbedding(nn.Module):
     def __init__(self, waves: int, dim: int) -> None:
         super().__init__()
         self.time_mlp = nn.Sequential(Linear(waves, dim, bias=True), nn.SiLU(), Linear(dim, dim, bias=True))
-        self.rates = waves // 2
+        self.waves = waves
 
     def forward(self, times: Tensor) -> Tensor:
         """# [step] → [step, dim]"""
-        rates = torch.exp(torch.arange(self.rates, device=times.device) * (-math.log(10_000) / (self.rates - 1)))
-        angles = TIME_SCALE * times.float()[:, None] * rates
         first = self.time_mlp[0]
         assert isinstance(first, Linear)
-        embedding: Tensor = self.time_mlp(torch.cat([angles.sin(), angles.cos()], dim=-1).to(first.weight.dtype))
+        embedding: Tensor = self.time_mlp(time_waves(times, self.waves).to(first.weight.dtype))
         return embedding
 
 

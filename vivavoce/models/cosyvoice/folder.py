@@ -19,6 +19,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.mel import COSYVOICE3_24KHZ, MATCHA_24KHZ, KaldiFbank, VocoderMel, WhisperMel
 from vivavoce.errors import CheckpointError, InputError, MissingDependencyError
+from vivavoce.models.checkpoint import first_line
 from vivavoce.models.cosyvoice.dit import CosyVoice3Flow, CosyVoice3FlowConfig, DiTConfig, LookaheadConfig
 from vivavoce.models.cosyvoice.lm import END_OF_PROMPT, CosyVoiceLM, CosyVoiceLMConfig
 from vivavoce.models.flow.cuda import GraphedFlow
@@ -50,8 +51,7 @@ class OnnxFile:
         try:
             self._session: Any = onnxruntime.InferenceSession(str(file), options, ["CPUExecutionProvider"])
         except Exception as error:  # the exceptions of onnxruntime share no base class
-            reason = str(error).strip().split("\n", maxsplit=1)[0][:200]
-            raise CheckpointError(f"{file} cannot be read as ONNX ({reason}); fetch it again") from error
+            raise CheckpointError(f"{file} cannot be read as ONNX ({first_line(error)}); fetch it again") from error
         self._inputs = [each.name for each in self._session.get_inputs()]
 
     def run(self, *arrays: NDArray[Any]) -> NDArray[Any]:

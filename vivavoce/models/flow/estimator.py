@@ -170,6 +170,14 @@ class EstimatorStage(nn.ModuleList):
         return past.convolve(conv, x)
 
 
+def time_waves(times: Tensor, waves: int) -> Tensor:
+    """Sines and cosines of the flow's time at geometric rates.  # [step] → [step, waves], float32"""
+    half = waves // 2
+    rates = torch.exp(torch.arange(half, device=times.device) * (-math.log(10_000) / (half - 1)))
+    angles = TIME_SCALE * times.float()[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
 class EstimatorTimeEmbedding(nn.Module):
     """Sinusoids of the flow's time through two linears."""
 
@@ -180,10 +188,7 @@ class EstimatorTimeEmbedding(nn.Module):
 
     def forward(self, times: Tensor) -> Tensor:
         """# [step] → [step, dim]"""
-        half = self.linear_1.in_features // 2
-        rates = torch.exp(torch.arange(half, device=times.device) * (-math.log(10_000) / (half - 1)))
-        angles = TIME_SCALE * times.float()[:, None] * rates
-        waves = torch.cat([angles.sin(), angles.cos()], dim=-1).to(self.linear_1.weight.dtype)
+        waves = time_waves(times, self.linear_1.in_features).to(self.linear_1.weight.dtype)
         embedding: Tensor = self.linear_2(functional.silu(self.linear_1(waves)))
         return embedding
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models import read_config
-from vivavoce.models.checkpoint import Checkpoint, is_pickled
+from vivavoce.models.checkpoint import Checkpoint, first_line, is_pickled
 from vivavoce.models.tokenizers import TextTokenizer
 
 CONV_STRIDE = 2  # mel frames per encoder position
@@ -133,8 +133,7 @@ class OpenAICheckpoint(Checkpoint):
         try:
             content: Any = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
-            first = str(error).strip().partition("\n")[0][:200]
-            raise CheckpointError(f"{file} cannot be read as a torch weights file ({first})") from error
+            raise CheckpointError(f"{file} cannot be read as a torch weights file ({first_line(error)})") from error
         if not isinstance(content, dict) or "dims" not in content or "model_state_dict" not in content:
             raise CheckpointError(f"{file} is not one of OpenAI's Whisper files: it lacks dims or model_state_dict")
         self.config = WhisperConfig.from_dims(content["dims"])

@@ -111,9 +111,9 @@ class CpuLinear(nn.Module):
         return functional.linear(x, self.weight.narrow(0, 0, bias.size(0))) + bias
 
 
-def packed_projection(layer: WhisperDecoderLayer) -> tuple[Tensor, Tensor]:
+def packed_projection(layer: WhisperLayer) -> tuple[Tensor, Tensor]:
     """Query, key and value projection of a layer's self-attention as one matrix, and its bias."""
-    return joined_weight((layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj))
+    return joined_weight(_query_key_value(layer))
 
 
 class CpuDecoderLayer(nn.Module):
@@ -243,7 +243,7 @@ class OptimisedEncoderLayer(nn.Module):
     def __init__(self, layer: WhisperLayer, products: Products) -> None:
         super().__init__()
         attention = layer.self_attn
-        self.packed = products.plain(*joined_weight(_query_key_value(layer)))
+        self.packed = products.plain(*packed_projection(layer))
         self.out = products.sum(attention.out_proj.weight, attention.out_proj.bias)
         self.inner = products.gelu(layer.fc1.weight, layer.fc1.bias)
         self.outer = products.sum(layer.fc2.weight, layer.fc2.bias)
