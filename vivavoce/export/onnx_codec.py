@@ -130,7 +130,7 @@ class CausalVocoder(nn.Module):
         strides = (hift.config.source_stride(stage) for stage in range(len(hift.ups)))
         excitations = tuple(functional.pad(excitation, (stride - 1, 0)) for stride in strides)
         known = hift.conv_pre(functional.pad(mel, (0, hift.config.look_right)))
-        spectrum, _ = hift._spectrum(known, excitations, FromSilence(), begins=True)
+        spectrum, _ = hift._spectrum(known, excitations, FromSilence(), is_first=True)
         sound = hift.fourier.inverse(polar_to_rectangular(spectrum))[:, half:-half]
         return sound.clamp(-hift.config.audio_limit, hift.config.audio_limit)
 

@@ -312,8 +312,8 @@ def optimise_encoder(model: Whisper) -> None:
         for part in (layer.self_attn.out_proj, layer.fc1, layer.fc2):
             part.weight.data = column_major(part.weight.detach())
     fast = _install_fast_encoder(model, FLOAT32)
-    for layer, part in zip(_layers(encoder), fast.layers, strict=True):
-        packed = part.get_submodule("packed")
+    for layer, fast_layer in zip(_layers(encoder), fast.layers, strict=True):
+        packed = fast_layer.get_submodule("packed")
         assert isinstance(packed, ColumnMajorLinear)
         become_views(_query_key_value(layer), packed.weight)
     join_cross_kv(model.decoder)
