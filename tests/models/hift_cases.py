@@ -7,7 +7,7 @@ from tests.models.named_checkpoint import GOLDEN
 from vivavoce.models.checkpoint import published_tensors
 
 MELS = 6
-NARROW = {"mels": MELS, "channels": 32, "f0_channels": 8}  # the published geometry with few channels
+SMALL = {"mels": MELS, "channels": 32, "f0_channels": 8}  # the published geometry with few channels
 WAYS_TO_SPELL = {
     "new": (".parametrizations.weight.original0", ".parametrizations.weight.original1", ""),
     "old": (".weight_g", ".weight_v", ""),

@@ -48,12 +48,12 @@ class NanoReference:
         return self._layers("transformer", embedded, self.config.num_layers)
 
     def generate(
-        self, rows: list[tuple[int, ...]], most: int, penalty: float = 1.0, codebooks: int | None = None
+        self, rows: list[tuple[int, ...]], max_frames: int, penalty: float = 1.0, codebooks: int | None = None
     ) -> list[tuple[int, ...]]:
         """Greedy rows, the one that stops included."""
         config, made = self.config, []
         pad = config.audio_pad_token_id
-        while len(made) < most:
+        while len(made) < max_frames:
             local = [self.hidden(rows + made)[-1]]
             slot, end = config.audio_assistant_slot_token_id, config.audio_end_token_id
             text = self.weights["transformer.wte.weight"] @ self._local(local)
@@ -76,12 +76,12 @@ class NanoReference:
 
     def _layers(self, name: str, x: Tensor, layers: int) -> Tensor:
         for index in range(layers):
-            here = f"{name}.h.{index}"
-            packed = self._linear(f"{here}.attn.c_attn", self._norm(f"{here}.ln_1", x))
-            x = x + self._linear(f"{here}.attn.c_proj", attention(packed, self.config.num_heads))
-            inner = self._linear(f"{here}.mlp.fc_in", self._norm(f"{here}.ln_2", x))
+            prefix = f"{name}.h.{index}"
+            packed = self._linear(f"{prefix}.attn.c_attn", self._norm(f"{prefix}.ln_1", x))
+            x = x + self._linear(f"{prefix}.attn.c_proj", attention(packed, self.config.num_heads))
+            inner = self._linear(f"{prefix}.mlp.fc_in", self._norm(f"{prefix}.ln_2", x))
             cubic = math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)
-            x = x + self._linear(f"{here}.mlp.fc_out", 0.5 * inner * (1 + torch.tanh(cubic)))
+            x = x + self._linear(f"{prefix}.mlp.fc_out", 0.5 * inner * (1 + torch.tanh(cubic)))
         return self._norm(f"{name}.ln_f", x)
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
@@ -111,19 +111,19 @@ class CodecReference:
                 x = self._stage(f"encoder.{index}", part, x, round(rate * part.context_duration))
         residual, codes = self._projected("quantizer.input_proj", x), []
         for index in range(self.config.quantizer.num_quantizers):
-            here = f"quantizer.quantizers.{index}"
-            wanted = functional.normalize(self._projected(f"{here}.in_proj", residual), dim=-1)
-            table = self.weights[f"{here}.codebook.weight"]
+            prefix = f"quantizer.quantizers.{index}"
+            wanted = functional.normalize(self._projected(f"{prefix}.in_proj", residual), dim=-1)
+            table = self.weights[f"{prefix}.codebook.weight"]
             codes.append((wanted @ functional.normalize(table, dim=-1).T).argmax(-1))
-            residual = residual - self._projected(f"{here}.out_proj", table[codes[-1]])
+            residual = residual - self._projected(f"{prefix}.out_proj", table[codes[-1]])
         return torch.stack(codes)
 
     def decode(self, codes: Tensor) -> Tensor:
         """# [codebook, frame] → [2, sample]"""
         total = torch.zeros(codes.shape[1], self.config.quantizer.rvq_dim, dtype=torch.float32)
         for index, code in enumerate(codes):
-            here = f"quantizer.quantizers.{index}"
-            total = total + self._projected(f"{here}.out_proj", self.weights[f"{here}.codebook.weight"][code])
+            prefix = f"quantizer.quantizers.{index}"
+            total = total + self._projected(f"{prefix}.out_proj", self.weights[f"{prefix}.codebook.weight"][code])
         x = self._projected("quantizer.output_proj", total)
         rate = self.config.frame_rate
         for index, part in enumerate(self.config.decoder):
@@ -137,12 +137,12 @@ class CodecReference:
     def _stage(self, name: str, stage: StageConfig, x: Tensor, window: int) -> Tensor:
         x = x @ self.weights[f"{name}.input_proj.weight"].T
         for layer in range(stage.num_layers):
-            here = f"{name}.transformer.layers.{layer}"
-            packed = self._norm(f"{here}.norm1", x) @ self.weights[f"{here}.self_attn.in_proj.weight"].T
-            mixed = attention(packed, stage.num_heads, window) @ self.weights[f"{here}.self_attn.out_proj.weight"].T
-            x = x + self.weights[f"{here}.layer_scale_1.scale"] * mixed
-            inner = functional.gelu(self._norm(f"{here}.norm2", x) @ self.weights[f"{here}.ffn.0.weight"].T)
-            x = x + self.weights[f"{here}.layer_scale_2.scale"] * (inner @ self.weights[f"{here}.ffn.2.weight"].T)
+            prefix = f"{name}.transformer.layers.{layer}"
+            packed = self._norm(f"{prefix}.norm1", x) @ self.weights[f"{prefix}.self_attn.in_proj.weight"].T
+            mixed = attention(packed, stage.num_heads, window) @ self.weights[f"{prefix}.self_attn.out_proj.weight"].T
+            x = x + self.weights[f"{prefix}.layer_scale_1.scale"] * mixed
+            inner = functional.gelu(self._norm(f"{prefix}.norm2", x) @ self.weights[f"{prefix}.ffn.0.weight"].T)
+            x = x + self.weights[f"{prefix}.layer_scale_2.scale"] * (inner @ self.weights[f"{prefix}.ffn.2.weight"].T)
         return x @ self.weights[f"{name}.output_proj.weight"].T
 
     def _projected(self, name: str, x: Tensor) -> Tensor:

@@ -157,8 +157,8 @@ class PlainUNetFlow(PlainFlow):
         angles = distance[..., None] * rates
         waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # [query, key, dim]
         places = self.linear(f"{name}.linear_pos", waves).unflatten(-1, (heads, -1)).permute(2, 0, 1, 3)
-        here, there = (self.w[f"{name}.pos_bias_{which}"][:, None] for which in "uv")
-        scores = (query + here) @ key.transpose(1, 2)
+        prefix, there = (self.w[f"{name}.pos_bias_{which}"][:, None] for which in "uv")
+        scores = (query + prefix) @ key.transpose(1, 2)
         scores = scores + ((query + there)[:, :, None] * places).sum(-1)
         scores = (scores / math.sqrt(query.shape[-1])).masked_fill(~seen, float("-inf"))
         return self.linear(f"{name}.linear_out", (scores.softmax(-1) @ value).transpose(0, 1).flatten(1))

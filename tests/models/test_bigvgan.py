@@ -87,14 +87,14 @@ def test_published_names_shapes_and_parameter_count(keys):
     assert sum(math.prod(s) for n, s in published.items() if not weights.is_constant(n)) == parameters
 
 
-@pytest.mark.parametrize("spelling", ["old", "new", "folded"])
-def test_loading_each_published_form(tiny, tmp_path, spelling):
+@pytest.mark.parametrize("form", ["old", "new", "folded"])
+def test_loading_each_published_form(tiny, tmp_path, form):
     tensors = {name: tensor.clone() for name, tensor in published_tensors(tiny).items()}
-    for name in [name for name in tensors if name.endswith(".weight") and spelling != "folded"]:
+    for name in [name for name in tensors if name.endswith(".weight") and form != "folded"]:
         conv = torch.nn.Conv1d(1, 1, 1)
         conv.weight = torch.nn.Parameter(tensors.pop(name))
         parametrizations.weight_norm(conv)  # a convolution's magnitudes run along the first dimension, transposed too
-        magnitude, direction = (("weight_g", "weight_v") if spelling == "old" else NEW_SPELLING)[:2]
+        magnitude, direction = (("weight_g", "weight_v") if form == "old" else PARAMETRIZED_NAMES)[:2]
         prefix = name.removesuffix("weight")
         tensors[prefix + magnitude] = conv.parametrizations.weight.original0.detach()
         tensors[prefix + direction] = conv.parametrizations.weight.original1.detach()
@@ -107,7 +107,7 @@ def test_loading_each_published_form(tiny, tmp_path, spelling):
     torch.testing.assert_close(loaded(mel), tiny(mel), atol=1e-5, rtol=0)
 
 
-NEW_SPELLING = ("parametrizations.weight.original0", "parametrizations.weight.original1")
+PARAMETRIZED_NAMES = ("parametrizations.weight.original0", "parametrizations.weight.original1")
 
 
 def test_version_1_configs_end_with_a_bias_and_tanh(tmp_path):

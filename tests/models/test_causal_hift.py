@@ -25,8 +25,8 @@ from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import fold_weight_norm, load_weights
 from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig, SteppedSource
 
-NARROW = CausalHiFTConfig(**hift_cases.NARROW)
-HOP, AHEAD, SAMPLES_HELD = NARROW.hop, 4, 4
+SMALL = CausalHiFTConfig(**hift_cases.SMALL)
+HOP, AHEAD, SAMPLES_HELD = SMALL.hop, 4, 4
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,20 +35,20 @@ def without_gradients():
         yield
 
 
-def narrow_vocoder(dtype):
-    hift = CausalHiFT(NARROW).to(dtype).eval()
+def small_vocoder(dtype):
+    hift = CausalHiFT(SMALL).to(dtype).eval()
     hift.f0_predictor.double()
     return quietened(hift)
 
 
 @pytest.fixture(scope="module")
 def exact():
-    return narrow_vocoder(torch.float64)
+    return small_vocoder(torch.float64)
 
 
 @pytest.fixture(scope="module")
 def single():
-    return narrow_vocoder(torch.float32)
+    return small_vocoder(torch.float32)
 
 
 def test_full_size_equals_the_official_code():
@@ -121,8 +121,8 @@ def test_a_stream_in_float32_holds_back_four_frames_and_four_samples(single):
     sounds, _ = streamed(single, mel, [3, 1, 1, 15, 1, 24, 5])
     torch.testing.assert_close(torch.cat(sounds, dim=1), single(mel), rtol=0, atol=1e-4)
     known = [3, 4, 5, 20, 21, 45]
-    so_far = [max(0, (frames - AHEAD) * HOP - SAMPLES_HELD) for frames in known] + [50 * HOP]
-    assert [sum(sound.shape[1] for sound in sounds[: n + 1]) for n in range(7)] == so_far
+    expected = [max(0, (frames - AHEAD) * HOP - SAMPLES_HELD) for frames in known] + [50 * HOP]
+    assert [sum(sound.shape[1] for sound in sounds[: n + 1]) for n in range(7)] == expected
     assert single.delay_frames == AHEAD
 
 

@@ -85,7 +85,7 @@ def test_in_bfloat16_mel_and_sound_are_the_same_but_for_coarse_rounding_however_
     assert decibels_below(sounds[1], sounds[0]) > 27  # 30 measured: random weights amplify every rounding
 
 
-def test_in_bfloat16_trained_weights_are_rounded_far_below_what_is_heard():
+def test_in_bfloat16_the_error_with_trained_weights_is_inaudible():
     plain = MossSpeechCodec.load(hub.resolve("mini-speech") / "codec")
     coarse = CpuCodec(plain, torch.bfloat16)
     prompt = plain.named.prompt("rms")

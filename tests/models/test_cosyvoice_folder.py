@@ -66,7 +66,7 @@ def test_without_sizes_a_folder_is_of_the_published_ones(tmp_path):
         assert CosyVoiceSizes.of_folder(tmp_path, version) == CosyVoiceSizes.published(version)
 
 
-def test_what_is_wrong_with_a_folder_is_told(tmp_path):
+def test_a_broken_folder_is_refused_with_the_reason(tmp_path):
     folder = write_folder(tmp_path / "model", 3)
     with pytest.raises(CheckpointError, match=r"not a CosyVoice 2 or 3"):
         load_cosyvoice(tmp_path)

@@ -34,7 +34,7 @@ LEFT = 2
 @pytest.fixture(scope="module")
 def vocoder():
     with torch.no_grad():
-        hift = CausalHiFT(CausalHiFTConfig(**hift_cases.NARROW)).to(torch.float64).eval()
+        hift = CausalHiFT(CausalHiFTConfig(**hift_cases.SMALL)).to(torch.float64).eval()
         return quietened(hift).requires_grad_(False)
 
 

@@ -99,12 +99,12 @@ class Reference(nn.Module):
             x = out[0] if isinstance(out, tuple) else out
         return self.llm_decoder(trunk.norm(x))[0, -1]
 
-    def generate_greedily(self, text, codes, least, most):
-        """The likeliest codes one by one; no special id before there are `least` codes."""
+    def generate_greedily(self, text, codes, min_codes, max_codes):
+        """The likeliest codes one by one; no special id before there are `min_codes` codes."""
         made = []
-        while len(made) < most:
+        while len(made) < max_codes:
             logits = self.logits(text, [*codes, *made])
-            if len(made) < least:
+            if len(made) < min_codes:
                 logits[self.config.speech_codes :] = float("-inf")
             made.append(int(logits.argmax()))
             if made[-1] >= self.config.speech_codes:
@@ -229,12 +229,12 @@ class TestAgainstTransformers:
         ours = last_logits(model, model.prompt(WRITTEN, BEFORE, codes))
         torch.testing.assert_close(ours, reference.logits(BEFORE + WRITTEN, codes), atol=1e-4, rtol=1e-4)
 
-    @pytest.mark.parametrize(("least", "most"), [(0, 30), (8, 30), (8, 5)])
-    def test_greedy_generation_is_the_plain_loop(self, pair, least, most):
+    @pytest.mark.parametrize(("min_codes", "max_codes"), [(0, 30), (8, 30), (8, 5)])
+    def test_greedy_generation_is_the_plain_loop(self, pair, min_codes, max_codes):
         model, reference = pair
         rows = model.prompt(WRITTEN, BEFORE, CODES)
-        generation = Generation(GREEDY, max_new_rows=most, min_new_rows=least)
-        wanted = reference.generate_greedily(BEFORE + WRITTEN, CODES, least, most)
+        generation = Generation(GREEDY, max_new_rows=max_codes, min_new_rows=min_codes)
+        wanted = reference.generate_greedily(BEFORE + WRITTEN, CODES, min_codes, max_codes)
         assert spoken(model, rows, generation) == wanted
 
     def test_sequences_side_by_side_are_the_plain_loops(self, pair):
@@ -253,7 +253,7 @@ class TestAgainstTransformers:
 
 class TestLength:
     @pytest.mark.parametrize("version", [2, 3])
-    def test_no_reply_ends_before_its_least_length(self, version):
+    def test_no_reply_ends_before_its_minimum_length(self, version):
         """In version 3 too, where the published code masks an id that is not the end."""
         model = tiny_model(version)
         with torch.no_grad():

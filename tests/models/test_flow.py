@@ -326,12 +326,12 @@ class TestBadInput:
             tiny(some_codes(3), a_prompt(4), streaming=True, final=False)
 
     def test_a_reply_too_long_is_refused_and_can_go_on_with_less(self, tiny):
-        most = MAX_FRAMES // RATIO
+        max_codes = MAX_FRAMES // RATIO
         with pytest.raises(CapacityError, match=str(MAX_FRAMES)):
-            tiny(some_codes(most - 3), a_prompt(4))
+            tiny(some_codes(max_codes - 3), a_prompt(4))
         state = tiny.start(tiny.voice(a_prompt(4)), left_chunks=1)
         with pytest.raises(CapacityError, match=str(MAX_FRAMES)):
-            tiny.step(state, some_codes(most - 3))
+            tiny.step(state, some_codes(max_codes - 3))
         mel, _ = tiny.step(state, some_codes(8), final=True)
         assert_close(mel, tiny(some_codes(8), a_prompt(4), streaming=True, left_chunks=1))
 

@@ -26,8 +26,8 @@ from vivavoce.models.hift.stream import HiFTStream, PublishedHiFTStream
 from vivavoce.nn.vocoder import ShortFourier, SineSource, Snake
 from vivavoce.nn.vq import normal_at, uniform_at
 
-NARROW = HiFTConfig(**hift_cases.NARROW)
-HOP = NARROW.hop
+SMALL = HiFTConfig(**hift_cases.SMALL)
+HOP = SMALL.hop
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,18 +36,18 @@ def without_gradients():
         yield
 
 
-def narrow_vocoder(dtype):
-    return quietened(HiFT(NARROW).to(dtype).eval())
+def small_vocoder(dtype):
+    return quietened(HiFT(SMALL).to(dtype).eval())
 
 
 @pytest.fixture(scope="module")
 def exact():
-    return narrow_vocoder(torch.float64)
+    return small_vocoder(torch.float64)
 
 
 @pytest.fixture(scope="module")
 def single():
-    return narrow_vocoder(torch.float32)
+    return small_vocoder(torch.float32)
 
 
 def test_full_size_equals_the_official_code():
@@ -133,13 +133,13 @@ def test_noise_is_normal_and_a_function_of_its_place():
     assert abs(torch.corrcoef(noise)[0, 1]) < 0.01
     assert abs((noise[:, 1:] * noise[:, :-1]).mean()) < 0.01
     assert torch.equal(normal_at(seeds, places[777:999]), noise[:, 777:999])
-    far = uniform_at(seeds[0], places[:1000] + 2**32)
-    assert not torch.equal(far, uniform_at(seeds[0], places[:1000]))
-    assert far.min() > 0 and far.max() < 1
+    distant = uniform_at(seeds[0], places[:1000] + 2**32)
+    assert not torch.equal(distant, uniform_at(seeds[0], places[:1000]))
+    assert distant.min() > 0 and distant.max() < 1
 
 
 def test_the_reach_is_what_the_network_really_sees(exact):
-    left, right = reach(NARROW)
+    left, right = reach(SMALL)
     assert (left, right) == (15, 20) == tuple(reach(HiFTConfig()))
     mel, frame = mels(60), 30
     source = exact.m_source(exact.f0_predictor(mel), exact.m_source.start(1))
@@ -218,8 +218,8 @@ def test_the_state_of_a_long_stream_does_not_grow(exact):
     state = stream.initial_state()
     for _ in range(12):
         _, state = stream.step(state, mels(10))
-    assert state.mel.shape[-1] == reach(NARROW).left + stream.delay_frames
-    assert state.f0.shape[-1] == reach(NARROW).left
+    assert state.mel.shape[-1] == reach(SMALL).left + stream.delay_frames
+    assert state.f0.shape[-1] == reach(SMALL).left
 
 
 @pytest.mark.parametrize("look_right", [None, 8, 0])
@@ -285,7 +285,7 @@ def test_bad_settings_are_refused(exact):
 
 @pytest.mark.gpu
 def test_replayed_hops_are_the_hops():
-    hift = narrow_vocoder(torch.float32).cuda()
+    hift = small_vocoder(torch.float32).cuda()
     plain, replayed = HiFTStream(hift), HiFTStream(hift, graphs=True)
     mel = mels(160, batch=2, dtype=torch.float32).cuda()
     wanted, _ = streamed(plain, mel, [20] * 8)

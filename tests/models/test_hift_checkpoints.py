@@ -25,7 +25,7 @@ class Kind(NamedTuple):
 
     @property
     def narrow(self):
-        return self.config(**hift_cases.NARROW)
+        return self.config(**hift_cases.SMALL)
 
 
 KINDS = {
@@ -56,7 +56,7 @@ def test_names_shapes_and_count_are_the_published_ones(kind):
 
 
 @pytest.mark.parametrize(("magnitude", "direction", "prefix"), WAYS_TO_SPELL.values(), ids=WAYS_TO_SPELL)
-def test_every_spelling_of_the_checkpoint_loads(kind, vocoder, magnitude, direction, prefix, tmp_path):
+def test_every_naming_of_the_checkpoint_loads(kind, vocoder, magnitude, direction, prefix, tmp_path):
     torch.save(spelled(vocoder, kind.keys, magnitude, direction, prefix), tmp_path / "hift.pt")
     loaded = kind.vocoder.load(tmp_path / "hift.pt", config=kind.narrow)
     assert loaded.conv_pre.weight.dtype == torch.float32

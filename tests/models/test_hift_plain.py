@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from tests.models.hift_cases import NARROW, distance, mels, quietened, streamed
+from tests.models.hift_cases import SMALL, distance, mels, quietened, streamed
 from vivavoce.models.hift.cpu import CpuHiFT
 from vivavoce.models.hift.model import HiFT, HiFTConfig, polar_to_rectangular
 from vivavoce.models.hift.stream import HiFTStream
 
-PLAIN = HiFTConfig(**NARROW, overtones=24, plain_spectrum=True)
+PLAIN = HiFTConfig(**SMALL, overtones=24, plain_spectrum=True)
 
 
 @pytest.fixture(scope="module")

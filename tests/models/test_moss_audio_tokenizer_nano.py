@@ -122,7 +122,7 @@ def some_sound(frames: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("frames", [1, 3, 40])
-def test_the_codec_equals_the_straight_reference(frames):
+def test_the_codec_equals_the_plain_reference(frames):
     codes, sound = some_codes(frames), some_sound(frames)
     torch.testing.assert_close(TINY.decode(codes[None])[0], REFERENCE.decode(codes), rtol=0, atol=1e-5)
     torch.testing.assert_close(TINY.decode(codes[None, :2])[0], REFERENCE.decode(codes[:2]), rtol=0, atol=1e-5)
@@ -162,7 +162,7 @@ def test_any_cut_of_a_sound_has_the_same_codes(sizes):
     assert torch.equal(torch.cat(codes, dim=1), TINY.encode(sound[None])[0])
 
 
-def test_streams_step_together_however_far_each_has_come():
+def test_streams_at_different_positions_step_as_one_batch():
     """Joining and leaving, with different sizes and numbers of codebooks."""
     generator = torch.Generator().manual_seed(3)
     codes = [some_codes(30, seed, codebooks=6 if seed else 3) for seed in range(4)]

@@ -59,7 +59,7 @@ def test_more_streams_than_a_batch_holds(codec):
     np.testing.assert_allclose(sounds[-1], whole(codec, codes[-1]), atol=2e-5)
 
 
-def test_a_slot_is_free_again_when_its_stream_is_dropped_and_remembers_nothing(codec):
+def test_the_slot_of_a_dropped_stream_is_reused_without_its_past(codec):
     decoder = SlotDecoder(codec, 1)
     (_, (state,)) = decoder.step_batch([decoder.start()], [some_codes(20, seed=9)])
     assert decoder.start() is None

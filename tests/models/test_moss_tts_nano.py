@@ -210,7 +210,7 @@ def tiny_engine(model: MossTTSNano, cache_rows: int = 1024, rows_per_step: int =
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
 @pytest.mark.parametrize("codebooks", [5, 2])
-def test_greedy_speech_equals_the_straight_reference(seed, penalty, codebooks):
+def test_greedy_speech_equals_the_plain_reference(seed, penalty, codebooks):
     model = tiny_nano(seed, codebooks=codebooks)
     reference = NanoReference(CONFIG, published_tensors(model))
     rows = prompt(9 + seed, seed)
@@ -304,11 +304,11 @@ def test_the_penalty_counts_this_reply_alone():
     unpenalised = engine.complete(engine.open(rows), free)
     assert repeated(unpenalised), "greedy speech repeats nothing; the test shows nothing"
     # With the very codes it would say first standing in the prompt:
-    telling = [(SLOT, *unpenalised[0][1:]), *rows]
-    first = engine.complete(engine.open(telling), of_reply)
-    assert first[0] == engine.complete(engine.open(telling), free)[0]
+    context = [(SLOT, *unpenalised[0][1:]), *rows]
+    first = engine.complete(engine.open(context), of_reply)
+    assert first[0] == engine.complete(engine.open(context), free)[0]
     assert not repeated(first)
-    counted = engine.complete(engine.open(telling), dataclasses.replace(of_reply, penalise_prompt=True))
+    counted = engine.complete(engine.open(context), dataclasses.replace(of_reply, penalise_prompt=True))
     for channel, code in enumerate(unpenalised[0][1:], start=1):
         assert code not in {row[channel] for row in counted}
 

@@ -111,19 +111,19 @@ some_text = st.text(alphabet="ab1 .,!?;:\"'()中文字。，！？、：”\n-é
 
 @settings(max_examples=150, deadline=None)
 @given(some_text.filter(str.strip), st.integers(4, 30))
-def test_no_letter_is_lost_or_said_twice(text, most):
-    cut = chunks(text, count, most)
+def test_no_letter_is_lost_or_said_twice(text, max_tokens):
+    cut = chunks(text, count, max_tokens)
     said = letters("".join(chunk.text for chunk in cut))
     assert (
         said.removesuffix("。").removesuffix(".").lower() == letters(text).removesuffix("。").removesuffix(".").lower()
     )
-    assert len(cut) == 1 or all(count(chunk.text) <= most or len(chunk.text) == 1 for chunk in cut)
+    assert len(cut) == 1 or all(count(chunk.text) <= max_tokens or len(chunk.text) == 1 for chunk in cut)
 
 
 @pytest.mark.parametrize(
     "text", ["a" * MAX_TEXT_CHARACTERS, "字" * MAX_TEXT_CHARACTERS, "Oh, well. " * (MAX_TEXT_CHARACTERS // 10)]
 )
-def test_the_longest_text_is_cut(text):
+def test_a_text_beyond_the_limit_is_cut(text):
     cut = chunks(text, count, 75)
     assert letters("".join(chunk.text for chunk in cut)).rstrip(".。").lower() == letters(text).rstrip(".").lower()
 

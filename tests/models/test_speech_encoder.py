@@ -66,7 +66,7 @@ def tiny():
 
 
 @pytest.fixture(scope="module")
-def ear():
+def stream():
     return SpeechStream(small(SPEECH_ENCODER, torch.float32))
 
 
@@ -91,11 +91,11 @@ def test_full_size_equals_the_official_code(full, golden):
     wanted = golden["before_codebook"]
     assert (features - wanted).norm() / wanted.norm() < 1e-4
     assert torch.equal(full.nearest(features), golden["codes"])
-    state, codes, heard = full.initial_state(), [], 0
+    state, codes, position = full.initial_state(), [], 0
     for frames in (8, 64, 8, 240):
-        new, state = full.step(state, golden["log_mel"][..., heard : heard + frames])
+        new, state = full.step(state, golden["log_mel"][..., position : position + frames])
         codes.append(new)
-        heard += frames
+        position += frames
     assert torch.equal(torch.cat(codes, dim=1), golden["codes"])
 
 
@@ -305,70 +305,70 @@ def noise(samples, seed=0):
 
 
 @pytest.mark.parametrize("samples", [160, 1280, 5000, 10240, 25000])
-def test_exact_codes_are_those_of_transformers_features(ear, samples):
+def test_exact_codes_are_those_of_transformers_features(stream, samples):
     sound = noise(samples)
     extractor = WhisperFeatureExtractor(feature_size=128)
     wanted = []
-    for segment in sound.split(ear.segment_samples):
+    for segment in sound.split(stream.segment_samples):
         mel = extractor(
             segment.numpy(), sampling_rate=16000, padding="longest", pad_to_multiple_of=1280, return_tensors="pt"
         )
-        wanted.append(ear.encoder(mel.input_features)[0])
+        wanted.append(stream.encoder(mel.input_features)[0])
     wanted = torch.cat(wanted)
-    state = ear.initial_state()
+    state = stream.initial_state()
     for piece in sound.split(777):
-        _, state = ear.step(state, piece)
-    _, finished = ear.finish(state)
-    assert torch.equal(ear.exact_codes(finished), wanted)
-    assert torch.equal(ear.encode(sound), wanted)
+        _, state = stream.step(state, piece)
+    _, finished = stream.finish(state)
+    assert torch.equal(stream.exact_codes(finished), wanted)
+    assert torch.equal(stream.encode(sound), wanted)
     assert len(wanted) == math.ceil(samples / 1280)
 
 
 @given(st.lists(st.integers(1, 9000), min_size=1, max_size=6), st.integers(0, 3))
 @settings(max_examples=20, deadline=None)
-def test_a_turn_in_any_pieces_gives_the_same_codes(ear, pieces, seed):
+def test_a_turn_in_any_pieces_gives_the_same_codes(stream, pieces, seed):
     sound = noise(sum(pieces), seed)
-    state, codes, heard = ear.initial_state(), [], 0
+    state, codes, samples_in = stream.initial_state(), [], 0
     for piece in sound.split(pieces):
-        new, state = ear.step(state, piece)
+        new, state = stream.step(state, piece)
         codes.append(new)
-        heard += len(piece)
-        in_segment = heard % ear.segment_samples
-        assert sum(map(len, codes)) == heard // ear.segment_samples * 8 + max(0, in_segment - 40) // 1280
-    last, finished = ear.finish(state)
-    all_at_once, after = ear.step(ear.initial_state(), sound)
-    assert torch.equal(torch.cat([*codes, last]), torch.cat([all_at_once, ear.finish(after)[0]]))
-    assert sum(map(len, codes)) + len(last) == math.ceil(len(sound) / 1280) == len(ear.exact_codes(finished))
+        samples_in += len(piece)
+        in_segment = samples_in % stream.segment_samples
+        assert sum(map(len, codes)) == samples_in // stream.segment_samples * 8 + max(0, in_segment - 40) // 1280
+    last, finished = stream.finish(state)
+    all_at_once, after = stream.step(stream.initial_state(), sound)
+    assert torch.equal(torch.cat([*codes, last]), torch.cat([all_at_once, stream.finish(after)[0]]))
+    assert sum(map(len, codes)) + len(last) == math.ceil(len(sound) / 1280) == len(stream.exact_codes(finished))
 
 
-def test_codes_at_once_are_exact_where_the_maximum_comes_first(ear):
+def test_codes_at_once_are_exact_where_the_maximum_comes_first(stream):
     sound = 0.01 * noise(10000)
     sound[20:60] = 1.0
-    codes, state = ear.step(ear.initial_state(), sound)
-    last, finished = ear.finish(state)
-    assert torch.equal(torch.cat([codes, last]), ear.exact_codes(finished))
+    codes, state = stream.step(stream.initial_state(), sound)
+    last, finished = stream.finish(state)
+    assert torch.equal(torch.cat([codes, last]), stream.exact_codes(finished))
 
 
-def test_turns_of_different_ages_are_heard_together(ear):
+def test_turns_of_different_ages_are_heard_together(stream):
     sounds = [noise(length, seed) for seed, length in enumerate((0, 1300, 9990, 10240, 15000))]
-    states = [ear.step(ear.initial_state(), sound)[1] for sound in sounds]
+    states = [stream.step(stream.initial_state(), sound)[1] for sound in sounds]
     for length in (1280, 40, 4000):
         news = [noise(length + 13 * row, row) for row in range(len(sounds))]
-        codes, after = ear.step_batch(states, news)
+        codes, after = stream.step_batch(states, news)
         for state, new, together in zip(states, news, codes, strict=True):
-            assert torch.equal(together, ear.step(state, new)[0])
+            assert torch.equal(together, stream.step(state, new)[0])
         states = after
 
 
-def test_bad_sound_is_refused(ear):
-    state = ear.initial_state()
+def test_bad_sound_is_refused(stream):
+    state = stream.initial_state()
     with pytest.raises(InputError, match="NaN"):
-        ear.step(state, torch.tensor([0.0, torch.nan]))
+        stream.step(state, torch.tensor([0.0, torch.nan]))
     with pytest.raises(InputError, match="int16"):
-        ear.step(state, torch.zeros(10, dtype=torch.int16))
+        stream.step(state, torch.zeros(10, dtype=torch.int16))
     with pytest.raises(InputError, match="no samples"):
-        ear.encode(torch.zeros(0))
+        stream.encode(torch.zeros(0))
     with pytest.raises(InputError, match="finished turn"):
-        ear.exact_codes(ear.step(state, torch.zeros(100))[1])
-    codes, finished = ear.finish(state)
-    assert codes.tolist() == ear.exact_codes(finished).tolist() == []
+        stream.exact_codes(stream.step(state, torch.zeros(100))[1])
+    codes, finished = stream.finish(state)
+    assert codes.tolist() == stream.exact_codes(finished).tolist() == []

@@ -74,18 +74,18 @@ def test_a_state_is_a_value_two_ends_of_one_turn_do_not_disturb_each_other(devic
 def test_turns_that_step_together_hear_what_each_hears_alone(seed):
     """Pieces of equal and of different lengths, turns that join late: mels made together are those made alone."""
     plain, replayed = streams("cpu")
-    for ear in (plain, replayed):
+    for stream in (plain, replayed):
         chance = random.Random(seed)
         count = chance.randint(2, 5)
         sounds = [turn(1.5, seed) for seed in range(count)]
-        states, codes, fed = [ear.initial_state() for _ in sounds], [[] for _ in sounds], [0] * count
+        states, codes, fed = [stream.initial_state() for _ in sounds], [[] for _ in sounds], [0] * count
         while any(fed[row] < len(sounds[row]) for row in range(count)):
             active = [row for row in range(count) if fed[row] < len(sounds[row]) and chance.random() < 0.7]
             if not active:
                 continue
             sizes = [chance.choice([1280, 1536, 8000]) for _ in active]
             pieces = [sounds[row][fed[row] : fed[row] + size] for row, size in zip(active, sizes, strict=True)]
-            made, after = ear.step_batch([states[row] for row in active], pieces)
+            made, after = stream.step_batch([states[row] for row in active], pieces)
             for row, piece, new, state in zip(active, pieces, made, after, strict=True):
                 fed[row] += len(piece)
                 codes[row] += new.tolist()
@@ -105,7 +105,7 @@ def test_exact_codes_of_turns_heard_together_are_those_of_each_alone():
 
 @pytest.mark.gpu
 @torch.no_grad()
-def test_warming_up_disturbs_nobody():
+def test_warm_up_leaves_running_streams_unchanged():
     plain, replayed = streams("cuda")
     sound = turn(1.0, 5)
     _, state = replayed.step(replayed.initial_state(), sound[:8000])

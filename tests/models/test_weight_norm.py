@@ -31,13 +31,13 @@ def saved(tensors, folder):
 
 
 @pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
-@pytest.mark.parametrize("spelling", ["parametrizations.weight.original", "weight_"])
-def test_folded_weights_are_the_ones_torch_multiplies_by(maker, spelling, tmp_path):
+@pytest.mark.parametrize("prefix", ["parametrizations.weight.original", "weight_"])
+def test_folded_weights_are_the_ones_torch_multiplies_by(maker, prefix, tmp_path):
     torch.manual_seed(0)
     layer = normed(maker())
     pair = layer.parametrizations.weight
-    endings = ("0", "1") if spelling.endswith("original") else ("g", "v")
-    tensors = {f"up.{spelling}{endings[0]}": pair.original0, f"up.{spelling}{endings[1]}": pair.original1}
+    endings = ("0", "1") if prefix.endswith("original") else ("g", "v")
+    tensors = {f"up.{prefix}{endings[0]}": pair.original0, f"up.{prefix}{endings[1]}": pair.original1}
     plain = nn.ModuleDict({"up": maker()})
     with fold_weight_norm(Checkpoint(saved({**tensors, "up.bias": layer.bias}, tmp_path))) as folded:
         assert set(folded.names()) == {"up.weight", "up.bias"}

@@ -228,7 +228,7 @@ def test_a_drawn_text_follows_its_seed_and_is_the_best_of_several(pair):
 
 
 @torch.no_grad()
-def test_languages_are_told_by_the_start_token(pair):
+def test_languages_are_detected_at_the_start_token(pair):
     reference, model, tokens = pair
     if not tokens.is_multilingual:
         pytest.skip("one language")
@@ -333,7 +333,7 @@ def test_an_encoder_in_bfloat16_gives_nearly_the_same_states_as_wide_as_before()
     assert 0 < (states - wide).abs().max() < 0.05 * wide.abs().max()
 
 
-def test_a_straightened_encoder_gives_the_same_states_and_keeps_no_weight_twice():
+def test_the_optimised_encoder_gives_the_same_states_and_stores_no_weight_twice():
     model = Whisper.random(WhisperConfig(**SMALL, vocab_size=100), seed=2)
     mel = torch.randn(2, 80, 120, generator=torch.Generator().manual_seed(0))
     states = model.encoder(mel)

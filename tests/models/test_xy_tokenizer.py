@@ -157,7 +157,7 @@ class TestPublishedCheckpoints:
         for name, tensor in published_tensors(tiny).items():
             prefix = name.removesuffix("weight")
             if name.startswith("quantizer.") and name != prefix:
-                tensors |= weight_normed(prefix, tensor, new_spelling=form == "transformers")
+                tensors |= weight_normed(prefix, tensor, is_parametrized=form == "transformers")
             else:
                 tensors[name] = tensor
         for book in range(TINY.codebooks):
@@ -191,13 +191,13 @@ class TestPublishedCheckpoints:
         assert tokenizer.quantizer.quantizers[0].codebook.dtype == tokenizer.mel.window.dtype == torch.float32
 
 
-def weight_normed(prefix, weight, new_spelling):
+def weight_normed(prefix, weight, is_parametrized):
     conv = torch.nn.Conv1d(1, 1, 1)
     conv.weight = torch.nn.Parameter(weight.clone())
     parametrizations.weight_norm(conv)
     magnitude, direction = conv.parametrizations.weight.original0, conv.parametrizations.weight.original1
     names = ("parametrizations.weight.original0", "parametrizations.weight.original1")
-    spelled = names if new_spelling else ("weight_g", "weight_v")
+    spelled = names if is_parametrized else ("weight_g", "weight_v")
     return {prefix + spelled[0]: magnitude.detach(), prefix + spelled[1]: direction.detach()}
 
 

@@ -33,14 +33,14 @@ def alone(codec, seed):
     return torch.cat(sounds)
 
 
-async def served(here, voice, seeds):
+async def served(local_codec, voice, seeds):
     """Replies at once, each in pieces, now one way, now the other."""
 
     async def reply(seed):
         state, sounds = voice, []
         for number, piece in enumerate(codes(seed), start=1):
             urgency = 0.1 if (seed + number) % 2 else 1.5
-            sound, state = await here.vocoder.do((state, piece, number == len(SIZES)), urgency)
+            sound, state = await local_codec.vocoder.do((state, piece, number == len(SIZES)), urgency)
             sounds.append(sound)
         return torch.cat(sounds)
 
@@ -52,16 +52,16 @@ def test_replies_in_windows_of_others_sound_as_if_they_were_alone():
     tf32, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     plain = untrained_codec()
     expected = {seed: alone(plain, seed) for seed in range(4)}
-    here = LocalCodec(GraphedCodec(untrained_codec("cuda")), LEFT)
-    voice = here.codec.flow.voice(prompt())
-    here.warm_up(voice, (1, 2), (5, 10))
+    local_codec = LocalCodec(GraphedCodec(untrained_codec("cuda")), LEFT)
+    voice = local_codec.codec.flow.voice(prompt())
+    local_codec.warm_up(voice, (1, 2), (5, 10))
 
     async def serve():
-        here.speech_encoder.start()
-        here.vocoder.start()
-        sounds = [sound for seeds in ((0, 1), (2, 3), (0, 3)) for sound in await served(here, voice, seeds)]
-        await here.speech_encoder.close()
-        await here.vocoder.close()
+        local_codec.speech_encoder.start()
+        local_codec.vocoder.start()
+        sounds = [sound for seeds in ((0, 1), (2, 3), (0, 3)) for sound in await served(local_codec, voice, seeds)]
+        await local_codec.speech_encoder.close()
+        await local_codec.vocoder.close()
         return sounds
 
     sounds = asyncio.run(serve())
