@@ -55,6 +55,8 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "pipelines.moss_speech": ("s2s.moss_speech", {"MossSpeechPipeline": "MossSpeechBackend"}),
     "pipelines.recogniser_ear": ("cascade.parts", {"RecogniserEar": "LocalRecogniser"}),
     "pipelines.speaker_voice": ("cascade.parts", {"SpeakerVoice": "TTSSynthesiser"}),
+    "quant.every_method": ("quant.run", {"run": "tabulate"}),
+    "quant.memory_check": ("quant.plan", {"run": "check_memory"}),
     "quick_loop": ("runtime.event_loop", {}),
     "recognition": ("asr", {}),
     "recognition.backends": ("asr.backends", {}),

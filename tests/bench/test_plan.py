@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from vivavoce.cli import app
 from vivavoce.errors import InputError
-from vivavoce.plan import erlang_b, fits, load_of, max_by_memory, max_by_time, places_for, plan, play
+from vivavoce.plan import erlang_b, fits, load_of, max_by_memory, max_by_time, places_for, plan, play, save
 from vivavoce.plan.figures import (
     ACCELERATORS,
     H200_MEASURED,
@@ -22,7 +22,6 @@ from vivavoce.plan.figures import (
     TalkPattern,
     read_measured,
 )
-from vivavoce.plan.report import save
 from vivavoce.plan.simulation import Fleet, Region, Simulation
 
 BENCH = Path(__file__).parents[2] / "docs" / "bench"

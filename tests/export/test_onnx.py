@@ -18,10 +18,18 @@ from tests.models.tiny import CONFIG
 from tests.models.tiny_codec import tiny_codec
 from tests.models.tiny_cosyvoice import write_folder
 from vivavoce.errors import CheckpointError, InputError, VivaError
-from vivavoce.export.onnx import MANIFEST, export_onnx, kind_of
+from vivavoce.export.onnx import (
+    MANIFEST,
+    MAX_PARAMETERS,
+    bigvgan_graphs,
+    export_onnx,
+    kind_of,
+    lm_graphs,
+    whisper_graphs,
+    xy_graphs,
+)
 from vivavoce.export.onnx_codec import speech_graphs, vocoder_graph
 from vivavoce.export.onnx_graph import OPSET, ExportedGraph, OnnxExport, difference, export_graph, open_session
-from vivavoce.export.onnx_models import MAX_PARAMETERS, bigvgan_graphs, lm_graphs, whisper_graphs, xy_graphs
 from vivavoce.models.bigvgan import BigVGAN, BigVGANConfig
 from vivavoce.models.cosyvoice.folder import CosyVoiceSizes, load_speech
 from vivavoce.models.flow.state import VoicePrompt

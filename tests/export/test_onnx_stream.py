@@ -15,8 +15,8 @@ from tests.models.tiny_nano import tiny_nano
 from vivavoce.errors import VivaError
 from vivavoce.export.nano_onnx import lm_graphs as nano_lm_graphs
 from vivavoce.export.nano_onnx_codec import codec_graphs, empty_state
+from vivavoce.export.onnx import lm_graphs, whisper_graphs
 from vivavoce.export.onnx_graph import OnnxExport, StreamCheck, difference, export_graph, open_session
-from vivavoce.export.onnx_models import lm_graphs, whisper_graphs
 from vivavoce.models.moss_audio_tokenizer.config import (
     DECODER,
     ENCODER,

@@ -11,8 +11,7 @@ from vivavoce.quant.convert import Findings, quantise_folder
 from vivavoce.quant.policy import METHODS, policy_for
 from vivavoce.quant.qat import FineTuning, fine_tune
 from vivavoce.quant.run import QuantizeOptions, quantize
-from vivavoce.quant.speech_set import project_set, scene_set
-from vivavoce.quant.subjects import SUBJECTS
+from vivavoce.quant.subjects import SUBJECTS, project_set, scene_set
 
 
 @pytest.fixture(scope="module")

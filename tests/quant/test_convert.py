@@ -27,8 +27,7 @@ from vivavoce.quant.calibration import calibrate
 from vivavoce.quant.convert import Findings, Manifest, quantise_folder, units, verify
 from vivavoce.quant.policy import METHODS, QuantMethod, method_of, policy_for
 from vivavoce.quant.qat import NOT_TRAINED, FineTuning, fine_tune
-from vivavoce.quant.speech_set import project_set
-from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, project_set
 
 # Loads each folder, runs the same lesson through it, and prints how far it is from the float model.
 RUN = """

@@ -13,15 +13,13 @@ from vivavoce.cli import app
 from vivavoce.errors import InputError
 from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.quant.convert import quantise_folder
-from vivavoce.quant.every_method import run as every_method
 from vivavoce.quant.losses import Effort, losses
 from vivavoce.quant.plan import byte_count, plan, weight_bytes
 from vivavoce.quant.policy import METHODS, ModelPart, policy_for
 from vivavoce.quant.report_page import outliers, training_lines, verdict
 from vivavoce.quant.report_page import tests as thresholds
-from vivavoce.quant.run import QuantizeOptions, write_report
-from vivavoce.quant.speech_set import project_set, scene_set
-from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
+from vivavoce.quant.run import QuantizeOptions, tabulate, write_report
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, project_set, scene_set
 from vivavoce.quant.voices import TextSpan, code_agreement, voice_of
 
 
@@ -31,7 +29,7 @@ def every(tmp_path_factory):
     root, said = tmp_path_factory.mktemp("every"), io.StringIO()
     source = write("cosyvoice", root / "source")
     with contextlib.redirect_stdout(said):
-        found = every_method(str(source), root / "out", ["int8-static", "qat"], QuantizeOptions(items=2))
+        found = tabulate(str(source), root / "out", ["int8-static", "qat"], QuantizeOptions(items=2))
     return source, found, root / "out", said.getvalue()
 
 

@@ -58,9 +58,8 @@ def plan(
 ) -> None:
     """How many conversations a card holds, their latency and cost; and a fleet over a simulated day of calls."""
     with progress_to(as_json):
-        from vivavoce.plan import fits
+        from vivavoce.plan import fits, print_plan, save
         from vivavoce.plan import plan as make_plan
-        from vivavoce.plan.report import print_plan, save
 
         load = _load(model, gpu, method, context, sessions, figures or [], price, memory)
         result: dict[str, Any] = {"plan": make_plan(load), "fits": fits(load.card, load)}
@@ -107,8 +106,7 @@ def _priced(card: "Accelerator", price: float | None, memory: float | None) -> "
 
 def _play(planned: dict[str, Any], load: "QuestionLoad", cell: float, **day: Any) -> Any:
     """Simulate a day of calls on cards of this plan, and print it."""
-    from vivavoce.plan import play
-    from vivavoce.plan.report import print_day
+    from vivavoce.plan import play, print_day
     from vivavoce.plan.simulation import Fleet
 
     if not planned["most_sessions"]:

@@ -1,26 +1,278 @@
-"""`viva export onnx`: which graphs a model has, by what its files say it is, and where they are written."""
+"""`viva export onnx`: the ONNX graphs of each model family, and the folder they are written to.
+
+Language models, BigVGAN, XY-Tokenizer and Whisper are exported by the modules below; the codecs and MOSS-TTS-Nano have
+files of their own.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.export.nano_onnx import nano_graphs, write_beside
 from vivavoce.export.onnx_codec import codec_graphs, speech_graphs
-from vivavoce.export.onnx_graph import OPSET, ExportedGraph, OnnxExport, export_graph
-from vivavoce.export.onnx_models import bigvgan_graphs, lm_graphs, whisper_graphs, xy_graphs
+from vivavoce.export.onnx_graph import OPSET, ExportedGraph, OnnxExport, StreamCheck, export_graph
 from vivavoce.models.bigvgan import BigVGAN
 from vivavoce.models.cosyvoice.folder import LM, CosyVoiceSizes, load_speech, version_of
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM
+from vivavoce.models.interface import GenerativeModel
 from vivavoce.models.llama import Llama
 from vivavoce.models.moss_speech.codec import MossSpeechCodec
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.registry import family_of
-from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.xy_tokenizer.model import XYTokenizer
+from vivavoce.models.whisper.model import Whisper, WholeTexts, WindowMemory
+from vivavoce.models.xy_tokenizer.model import LOUDEST_BIN, FourierHead, XYTokenizer
+from vivavoce.nn.paged_kv import CachePiece
+from vivavoce.nn.vocoder import ShortFourier
+
+MAX_PARAMETERS = 2_000_000_000  # larger ones belong into an engine that batches
+
+
+@dataclass(frozen=True)
+class DynamicPiece(CachePiece):
+    """All new rows of the one sequence; its sizes are symbols while a graph is traced."""
+
+    @property
+    def length(self) -> Any:
+        return self.rows.stop
+
+
+class DenseRows:
+    """What the layers see as a batch of rows: one sequence whose past is two plain tensors."""
+
+    singles = 0
+    shared_mode: int | None = None
+
+    def __init__(self, count: int, past_keys: Tensor, past_values: Tensor) -> None:
+        before = past_keys.shape[1]
+        self.positions = before + torch.arange(count, device=past_keys.device)
+        self.pieces = (DynamicPiece(slice(0, count), 0, before),)
+        self.past_keys, self.past_values = past_keys, past_values
+        self.keys: dict[int, Tensor] = {}  # by layer, in whatever order they are computed
+        self.values: dict[int, Tensor] = {}
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Put the new rows behind the past of a layer.  # each [row, head, head_dim]"""
+        self.keys[layer] = torch.cat([self.past_keys[layer], keys])
+        self.values[layer] = torch.cat([self.past_values[layer], values])
+
+    def read(self, layer: int, piece: CachePiece, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """All of them, as they are.  # each [context, head, head_dim]"""
+        return self.keys[layer], self.values[layer]
+
+
+class NextRows(nn.Module):
+    """Rows and a past to the logits of every channel and the past behind those rows."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, rows: Tensor, past_keys: Tensor, past_values: Tensor) -> tuple[Tensor, ...]:
+        """# [row, channel], each past [layer, past, head, head_dim] → [row, id] per head, past + row"""
+        batch = DenseRows(rows.shape[0], past_keys, past_values)
+        model: Any = self.model
+        logits = model.logits(model(rows, batch))
+        heads = logits if isinstance(logits, tuple) else (logits,)
+        return *heads, *(torch.stack([held[layer] for layer in sorted(held)]) for held in (batch.keys, batch.values))
+
+
+def lm_graphs(model: nn.Module, heads: tuple[str, ...] = ("logits",)) -> Iterator[OnnxExport]:
+    """A model that the engine can run; `heads` names its logits."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if count > MAX_PARAMETERS:
+        raise InputError(
+            f"{count / 1e9:.1f} B parameters are too many for ONNX; `viva export trtllm` writes it for an engine"
+        )
+    generative: GenerativeModel = model  # type: ignore[assignment]
+    shape, vocabularies = generative.kv_shape, generative.vocabularies
+
+    def example(rows: int, past: int) -> dict[str, Tensor]:
+        given = torch.stack([torch.randint(0, size, (rows,)) for size in vocabularies], dim=1)
+        remembered = torch.randn(2, shape.layers, past, shape.heads, shape.head_dim)
+        return {"rows": given, "past_keys": remembered[0], "past_values": remembered[1]}
+
+    axes = {"rows": {0: "row"}, "past_keys": {1: "past"}, "past_values": {1: "past"}}
+    outputs = (*heads, "keys", "values")
+    following = tuple(example(rows, 0) for rows in (1, 2, 1))
+    stream = StreamCheck(example(4, 0), following, {"past_keys": "keys", "past_values": "values"})
+    yield OnnxExport("lm", NextRows(model), example(5, 7), axes, outputs, (example(1, 12),), stream=stream)
+
+
+SOUND_TOLERANCE = 2e-3
+CODE_TOLERANCE = 0.01  # the share of codes that may differ: two vectors may be equally near
+
+
+class WholeBigVGAN(nn.Module):
+    """A whole mel at once."""
+
+    def __init__(self, vocoder: BigVGAN) -> None:
+        super().__init__()
+        self.vocoder = vocoder
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """# [batch, band, frame] → [batch, frame · hop]"""
+        return self.vocoder.bounded(self.vocoder.render(mel))
+
+
+class RealHead(nn.Module):
+    """Vocos' head without complex numbers, which ONNX has none of: the inverse transform is a convolution."""
+
+    def __init__(self, head: FourierHead) -> None:
+        super().__init__()
+        self.out = head.out
+        self.fourier = ShortFourier(head.istft.n_fft, head.istft.hop)
+        self.margin = (head.istft.n_fft - head.istft.hop) // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """# [batch, frame, dim] → [batch, frame · hop]"""
+        log_magnitude, phase = self.out(x).transpose(1, 2).chunk(2, dim=1)
+        magnitude = log_magnitude.exp().clamp(max=LOUDEST_BIN)
+        sound = self.fourier.inverse(torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], dim=1))
+        return sound[:, self.margin : -self.margin]
+
+
+class XYEncoder(nn.Module):
+    """A log-mel of at most 30 s, cut to whole codes, to codes."""
+
+    def __init__(self, tokenizer: XYTokenizer) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """# [batch, mel, frame] of 8 frames a code → [batch, codebook, frame / 8]"""
+        xy = self.tokenizer
+        states = mel.shape[-1] // 2
+        semantic = xy.semantic_encoder_adapter(xy.semantic_encoder(mel, states))
+        mixed = xy.pre_rvq_adapter(torch.cat([semantic, xy.acoustic_encoder(mel, states)], dim=-1))
+        return xy.quantizer.encode(xy.downsample(mixed).transpose(1, 2))
+
+
+class XYDecoder(nn.Module):
+    """Codes of at most 30 s to sound."""
+
+    def __init__(self, tokenizer: XYTokenizer) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.head = RealHead(tokenizer.vocos.head)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """# [batch, codebook, code] → [batch, time]"""
+        xy = self.tokenizer
+        states = xy.upsample(xy.post_rvq_adapter(xy.quantizer.decode(codes).transpose(1, 2)))
+        sound: Tensor = self.head(xy.vocos.backbone(xy.acoustic_decoder(states)))
+        return sound
+
+
+def bigvgan_graphs(vocoder: BigVGAN) -> Iterator[OnnxExport]:
+    """mel → sound."""
+    bands = vocoder.config.num_mels
+    mels = [{"mel": torch.randn(batch, bands, frames)} for batch, frames in ((3, 11), (1, 7), (2, 24))]
+    axes = {"mel": {0: "batch", 2: "frame"}}
+    yield OnnxExport("vocoder", WholeBigVGAN(vocoder), mels[0], axes, ("sound",), tuple(mels[1:]), SOUND_TOLERANCE)
+
+
+def xy_graphs(tokenizer: XYTokenizer) -> Iterator[OnnxExport]:
+    """mel → codes, and codes → sound."""
+    config, per_code = tokenizer.config, 2 * tokenizer.config.pooling
+    sizes = ((3, 11), (1, 3), (2, 20))
+    mels = [{"mel": torch.randn(batch, config.mel_bins, codes * per_code)} for batch, codes in sizes]
+    axes = {"mel": {0: "batch", 2: f"{per_code}*code"}}
+    yield OnnxExport("encoder", XYEncoder(tokenizer), mels[0], axes, ("codes",), tuple(mels[1:]), CODE_TOLERANCE)
+    books, entries = config.codebooks, config.codebook_entries
+    codes = [{"codes": torch.randint(0, entries, (batch, books, count))} for batch, count in sizes]
+    axes = {"codes": {0: "batch", 2: "code"}}
+    yield OnnxExport("decoder", XYDecoder(tokenizer), codes[0], axes, ("sound",), tuple(codes[1:]), SOUND_TOLERANCE)
+
+
+MEMORY = ("memory_keys", "memory_values")
+PAST = ("past_keys", "past_values")
+
+
+class WhisperEncoderGraph(nn.Module):
+    """Log-mel windows to the keys and values that every decoder layer reads of them."""
+
+    def __init__(self, whisper: Whisper) -> None:
+        super().__init__()
+        self.whisper = whisper
+
+    def forward(self, mel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """# [window, mel, frame] → [window, position, d_model], twice [layer, window, head, position, head_dim]"""
+        states = self.whisper.encoder(mel)
+        memory = self.whisper.decoder.cross_kv(states)
+        return states, memory.keys, memory.values
+
+
+class GrowingTexts(WholeTexts):
+    """Attention of the next tokens of texts to keys and values that are given and returned."""
+
+    def __init__(self, memory: WindowMemory, past_keys: Tensor, past_values: Tensor, new: int) -> None:
+        super().__init__(memory)
+        self.past = past_keys, past_values
+        self.positions = past_keys.shape[3] + torch.arange(new, device=past_keys.device)
+        self.visible = torch.arange(past_keys.shape[3] + new, device=past_keys.device) <= self.positions[:, None]
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def to_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Causal attention to all tokens so far."""
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        self.keys.append(torch.cat([self.past[0][layer], key], dim=2))
+        self.values.append(torch.cat([self.past[1][layer], value], dim=2))
+        mixed = functional.scaled_dot_product_attention(query, self.keys[-1], self.values[-1], attn_mask=self.visible)
+        return mixed.transpose(1, 2)
+
+
+class TokenDecoder(nn.Module):
+    """The next tokens of texts, one a window, behind what was read of them before."""
+
+    def __init__(self, whisper: Whisper) -> None:
+        super().__init__()
+        self.decoder = whisper.decoder
+
+    def forward(
+        self, tokens: Tensor, past_keys: Tensor, past_values: Tensor, memory_keys: Tensor, memory_values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, and the past with these tokens in it.
+
+        # [window, token], each past [layer, window, head, past, head_dim] → [window, token, id], past + token
+        """
+        memory = WindowMemory(memory_keys, memory_values)
+        attention = GrowingTexts(memory, past_keys, past_values, tokens.shape[1])
+        decoder = self.decoder
+        x = decoder.embed_tokens(tokens) + decoder.embed_positions(attention.positions)
+        logits = decoder.logits(decoder.run(x, attention))
+        return logits, torch.stack(attention.keys), torch.stack(attention.values)
+
+
+def whisper_graphs(whisper: Whisper) -> Iterator[OnnxExport]:
+    """Encoder and decoder."""
+    config = whisper.config
+    mels = [{"mel": torch.randn(batch, config.num_mel_bins, frames)} for batch, frames in ((3, 61), (1, 30), (2, 100))]
+    axes = {"mel": {0: "window", 2: "frame"}}
+    yield OnnxExport("encoder", WhisperEncoderGraph(whisper), mels[0], axes, ("states", *MEMORY), tuple(mels[1:]))
+    layers, heads = config.decoder_layers, config.decoder_attention_heads
+    head_dim = config.d_model // heads
+
+    def example(windows: int, tokens: int, past: int, positions: int) -> dict[str, Tensor]:
+        given = {"tokens": torch.randint(0, config.vocab_size, (windows, tokens))}
+        sizes = dict.fromkeys(PAST, past) | dict.fromkeys(MEMORY, positions)
+        return given | {name: torch.randn(layers, windows, heads, size, head_dim) for name, size in sizes.items()}
+
+    remembered = {name: {1: "window", 3: "past" if name in PAST else "position"} for name in (*PAST, *MEMORY)}
+    axes = {"tokens": {0: "window", 1: "token"}, **remembered}
+    outputs = ("logits", "keys", "values")
+    following = tuple(example(1, tokens, 0, 9) for tokens in (1, 2, 1))
+    stream = StreamCheck(example(1, 4, 0, 9), following, dict(zip(PAST, outputs[1:], strict=True)))
+    checks = (example(2, 1, 12, 50),)
+    yield OnnxExport("decoder", TokenDecoder(whisper), example(3, 5, 7, 31), axes, outputs, checks, stream=stream)
+
 
 MANIFEST = "export.json"
 

@@ -25,17 +25,13 @@ from vivavoce.kernels import Tile, store_tiles, tile_name
 from vivavoce.models.moss_speech.model import MossSpeechConfig
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.quantised import CudaLinear, project, quantised_linear
-from vivavoce.nn.quantised_weight import QuantisedWeight, Scheme
-from vivavoce.quant.plan import DEVIATION, random_weight
+from vivavoce.nn.quantised_weight import QuantisedWeight
+from vivavoce.quant.plan import DEVIATION, SMALL, random_weight, supported_schemes
 
-SCHEMES: tuple[Scheme, ...] = ("int8", "int4", "float8")
+logger = logging.getLogger(__name__)
+
 ROWS = (1, 8, 32)
 COPIES_BYTES = 400 * 2**20  # weights cycled through, more than any cache holds
-SMALL = MossSpeechConfig(
-    vocab_size=2048, audio_vocab_size=1032, hidden_size=256, intermediate_size=512, num_shared_layers=2,
-    num_modality_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=2048,
-    modality_pad_token_id=2000, sosp_token_id=2001, eosp_token_id=1024, eos_token_id=2002, pad_token_id=2003,
-)  # fmt: skip
 
 
 def shapes(config: MossSpeechConfig) -> dict[str, tuple[int, int, int]]:
@@ -75,12 +71,6 @@ def run(
         out.mkdir(parents=True, exist_ok=True)
         (out / "linear.json").write_text(json.dumps(result, indent=2), encoding="utf8")
     return result
-
-
-def supported_schemes(target: Device) -> list[Scheme]:
-    """Weight schemes that a device supports."""
-    has_float8 = target.kind == "cuda" and torch.cuda.get_device_capability(target.index) >= (8, 9)
-    return [scheme for scheme in SCHEMES if scheme != "float8" or has_float8]
 
 
 def _layer(
@@ -196,24 +186,6 @@ def _tile_text(tile: Tile | None) -> str:
     return f"{tile.outputs},{tile.inputs},{tile.stages},{tile.warps},{tile.parts}{',early' if tile.early else ''}"
 
 
-@torch.inference_mode()
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m vivavoce.quant.linear_bench", description=__doc__)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--small", action="store_true", help="a small shape that runs anywhere")
-    parser.add_argument("--sweep", action="store_true", help="search the best tiles and store them")
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="rows for which tiles are searched")
-    parser.add_argument("--out", type=Path, default=None)
-    options = parser.parse_args(arguments)
-    run(options.device, options.small, options.sweep, options.out, options.rows)
-
-
-if __name__ == "__main__":
-    main()
-
-
-logger = logging.getLogger(__name__)
-
 COMPILERS = 12
 Weight = Tensor | QuantisedWeight
 
@@ -323,3 +295,19 @@ def _library(layer: SweptLayer, weight: Weight) -> Callable[[Tensor], Tensor]:
 def _normed(x: Tensor) -> Tensor:
     """A small kernel before every product, as in a real step, so that weight prefetch can overlap with it."""
     return kernels.add_rms_norm(x, None, x[0], 1e-6)[0]
+
+
+@torch.inference_mode()
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m vivavoce.quant.linear_bench", description=__doc__)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--small", action="store_true", help="a small shape that runs anywhere")
+    parser.add_argument("--sweep", action="store_true", help="search the best tiles and store them")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="rows for which tiles are searched")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args(arguments)
+    run(options.device, options.small, options.sweep, options.out, options.rows)
+
+
+if __name__ == "__main__":
+    main()

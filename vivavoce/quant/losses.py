@@ -30,12 +30,10 @@ from vivavoce.errors import InputError
 from vivavoce.models.moss_speech.prompt import Turn
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.quant.convert import Manifest
-from vivavoce.quant.every_method import row
 from vivavoce.quant.measure import AudioMetrics, Closeness, closeness, log_probabilities
 from vivavoce.quant.policy import METHODS, policy_for
-from vivavoce.quant.run import QuantizeOptions, quantize
-from vivavoce.quant.speech_set import project_set, scene_set
-from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
+from vivavoce.quant.run import QuantizeOptions, quantize, row
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, project_set, scene_set
 from vivavoce.quant.voices import (
     KIND,
     ComparedVoice,

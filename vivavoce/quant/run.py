@@ -1,12 +1,15 @@
 """`viva quantize`: calibrate, choose schemes, fine-tune, convert, and report.
 
 `write_report` compares a float model with its quantised version in one run and writes `report.md`, `report.json`, plots
-and pairs of audio files.
+and pairs of audio files. `python -m vivavoce.quant.run mini-asr --out DIR` does all of that for every method and writes
+one table: closeness of logits, audio similarity, word errors, right answers, speed and memory.
 """
 
+import argparse
 import json
 import logging
 import platform
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,11 +40,20 @@ from vivavoce.quant.measure import (
     log_probabilities,
     step_seconds,
 )
-from vivavoce.quant.policy import QuantMethod, QuantPolicy, method_of, policy_for
+from vivavoce.quant.policy import METHODS, QuantMethod, QuantPolicy, method_of, policy_for
 from vivavoce.quant.qat import FineTuning, fine_tune
 from vivavoce.quant.report_page import STATIC, page, plot_summary, static_figures, verdict
-from vivavoce.quant.speech_set import SpeechSet, SpokenSample, project_set, read_set, scene_set, training_sets
-from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject
+from vivavoce.quant.subjects import (
+    SUBJECTS,
+    CalibrationBatch,
+    QuantSubject,
+    SpeechSet,
+    SpokenSample,
+    project_set,
+    read_set,
+    scene_set,
+    training_sets,
+)
 from vivavoce.quant.voices import ComparedVoice, SpokenReply, code_agreement, misheard, voice_of
 from vivavoce.train.front_desk import judge, normalise
 
@@ -347,3 +359,76 @@ def _means(scores: Sequence[Likeness]) -> dict[str, float | None]:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
+
+
+HEAD = ("method", "divergence", "same id", "ViSQOL", "word errors", "right", "batch 1", "batch 8", "memory", "verdict")
+
+
+def tabulate(
+    model: str, out: Path, methods: Sequence[str], options: QuantizeOptions, moonshine: Path | None = None
+) -> dict[str, Figures]:
+    """Quantise by each method, report on each, and write the table."""
+    source = hub.resolve(model)
+    speech = speech_for(policy_for(source).kind, options)
+    found: dict[str, Figures] = {}
+    lines = [row(HEAD), row(["---"] * len(HEAD))]
+    print("\n".join(lines), flush=True)
+    for method in methods:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                quantize(model, method, Path(folder) / method, options)
+            except InputError as error:
+                lines.append(row([method, f"refused: {error}"]))
+            else:
+                found[method] = write_report(source, Path(folder) / method, out / method, speech, moonshine)
+                lines.append(row([method, *cells(found[method])]))
+        print(lines[-1], flush=True)
+    (out / "table.md").write_text("\n".join(lines) + "\n", encoding="utf8")
+    (out / "table.json").write_text(json.dumps(found, indent=2, ensure_ascii=False), encoding="utf8")
+    return found
+
+
+def cells(figures: Figures) -> list[str]:
+    aligned, alone = figures.get("aligned") or {}, figures.get("alone") or {}
+    words = (figures.get("transcripts") or {}).get("wer") or {n: each.get("wer") for n, each in alone.items()}
+    steps, load = figures["step_ms"], figures["loading"]
+    visqol = aligned.get("visqol")
+    return [
+        f"{figures['logits']['divergence']:.5f}",
+        f"{figures['logits']['agreement']:.4f}",
+        "–" if visqol is None else f"{visqol / aligned['ceiling']['visqol']:.3f}",
+        _both(words),
+        _both({name: each.get("right") for name, each in alone.items()}),
+        *(f"{steps['float'][batch] / steps['quantised'][batch]:.2f}×" for batch in steps["float"]),
+        f"{load['quantised']['memory'] / max(1, load['float']['memory']):.2f}",
+        figures["verdict"].partition(";")[0],
+    ]
+
+
+def _both(values: dict[str, float | None]) -> str:
+    before, after = values.get("float"), values.get("quantised")
+    return "–" if before is None or after is None else f"{100 * before:.1f} → {100 * after:.1f} %"
+
+
+def row(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m vivavoce.quant.run", description="Every method on one model: a report each, and one table."
+    )
+    parser.add_argument("model", help="bundled name or folder")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--items", type=int, default=30)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--steps", type=int, default=FineTuning.steps, help="of fine-tuning")
+    parser.add_argument("--moonshine", type=Path, default=None, help="unpacked npm package, to transcribe audio with")
+    given = parser.parse_args(arguments)
+    options = QuantizeOptions(items=given.items, fine_tuning=FineTuning(given.steps))
+    given.out.mkdir(parents=True, exist_ok=True)
+    tabulate(given.model, given.out, given.methods, options, given.moonshine)
+
+
+if __name__ == "__main__":
+    main()
