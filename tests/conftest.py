@@ -47,7 +47,7 @@ LONGEST = (  # files that take longest, longest first, so that no worker is left
     "models/test_moss_tts_nano.py",
     "minis/test_mini_tts.py",
     "load/test_capacity.py",
-    "bench/test_rehearsal.py",
+    "bench/test_simulation.py",
     "asr/test_drafting.py",
 )
 FULL = {  # minutes of CPU time each: exports, published sizes, fleets, training runs

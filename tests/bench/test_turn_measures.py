@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.bench.turn_stage import Behaviour, Servers, material, played
+from tests.bench.turn_servers import Behaviour, Servers, material, played
 from vivavoce.bench.turn import TurnPlan, measure
 from vivavoce.bench.turn_caller import CallEnvironment
 from vivavoce.bench.turn_scenes import Scene, ScriptedExchange, script

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.bench.turn_stage import material
+from tests.bench.turn_servers import material
 from vivavoce.audio.io import Sound, write
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.vad import speech_probabilities, voice_activity

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.bench.turn_stage import material
+from tests.bench.turn_servers import material
 from tests.server.harness import RunningServer
 from tests.server.scripted import RATE, ScriptedConversation, ScriptedHost, tone, watermark
 from vivavoce.audio.io import Sound, read, write

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.export.stand_in import CacheParams, engine_modules, install, namespace, torch_modules
+from tests.export.trtllm_modules import CacheParams, engine_modules, install, namespace, torch_modules
 from tests.export.trtllm_models import MOSS, hidden_states, moss_speech
 from vivavoce.export.trtllm.export import export_trtllm, whole_batch
 from vivavoce.export.trtllm.moss_speech import joint_id

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.export.stand_in import install
+from tests.export.trtllm_modules import install
 from tests.export.trtllm_models import MOSS, cosyvoice, hidden_states, moss_speech
 from vivavoce.export.trtllm.export import export_trtllm
 from vivavoce.export.trtllm.moss_speech import row_of
