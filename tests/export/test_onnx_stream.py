@@ -17,53 +17,42 @@ from vivavoce.export.nano_onnx import lm_graphs as nano_lm_graphs
 from vivavoce.export.nano_onnx_codec import codec_graphs, empty_state
 from vivavoce.export.onnx import lm_graphs, whisper_graphs
 from vivavoce.export.onnx_graph import OnnxExport, StreamCheck, difference, export_graph, open_session
-from vivavoce.models.moss_audio_tokenizer.config import (
-    DECODER,
-    ENCODER,
-    Chain,
-    MossAudioTokenizerConfig,
-    QuantizerConfig,
-    StageConfig,
-)
+from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig, QuantizerConfig, StageConfig
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.whisper.model import Whisper
 from vivavoce.nn.modules import fill_randomly
 
 STEP = "moss_audio_tokenizer_decode_step"
-PIECES = (2, 1, 1, 3, 1, 4, 1)  # frames; together more than the last stage's window
+CODEBOOKS = 2
+PIECES = (2, 1, 1, 3, 1, 4, 1)  # frames; in total more than either stage's window
 
 
-def narrow(chain: Chain) -> Chain:
-    """The published stages and patches; fewer layers, an eighth of the channels and a twentieth of the windows."""
-    return tuple(
-        part
-        if isinstance(part, int)
-        else StageConfig(
-            part.input_dimension if part.input_dimension == 240 else part.input_dimension // 8,
-            part.output_dimension if part.output_dimension == 240 else part.output_dimension // 8,
-            part.num_layers // 2,
-            part.context_duration / 20,
-            d_model=16,
-            num_heads=2,
-            dim_feedforward=32,
-        )
-        for part in chain
-    )
+def stage(inputs: int, outputs: int, layers: int, seconds: float) -> StageConfig:
+    return StageConfig(inputs, outputs, layers, seconds, d_model=8, num_heads=2, dim_feedforward=16)
+
+
+# Patches and stages alternate as in the published codec. Tracing time grows with stages, layers and codebooks, so there
+# are two of each: stages of different rates and windows, the first of two layers. 1000 Hz stereo, frames of 40 samples.
+CODEC = MossAudioTokenizerConfig(
+    sample_rate=1000,
+    channels=2,
+    encoder=(20, stage(20, 12, 1, 0.12), 2, stage(24, 10, 2, 0.2), 2),
+    decoder=(2, stage(10, 24, 2, 0.2), 2, stage(12, 20, 1, 0.12), 20),
+    quantizer=QuantizerConfig(20, 12, 20, num_quantizers=CODEBOOKS, codebook_size=32, codebook_dim=4),
+)
 
 
 @pytest.fixture(scope="module")
 def codec() -> MossAudioTokenizerNano:
-    quantizer = QuantizerConfig(96, 32, 96, num_quantizers=16, codebook_size=32, codebook_dim=4)
-    config = MossAudioTokenizerConfig(encoder=narrow(ENCODER), decoder=narrow(DECODER), quantizer=quantizer)
-    made = MossAudioTokenizerNano(config).eval()
-    fill_randomly(made, 0)
+    model = MossAudioTokenizerNano(CODEC).eval()
+    fill_randomly(model, 0)
     torch.manual_seed(1)
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in model.named_parameters():
             if "codebook" in name or "scale" in name:
                 parameter.normal_()
-    return made
+    return model
 
 
 def test_a_streamed_codec_is_the_codec_on_every_step(codec: MossAudioTokenizerNano, tmp_path: Path) -> None:
@@ -71,7 +60,7 @@ def test_a_streamed_codec_is_the_codec_on_every_step(codec: MossAudioTokenizerNa
     exported = export_graph(graph, tmp_path)
     assert exported.difference is not None
     assert exported.difference < 1e-4
-    codes = torch.randint(0, 32, (sum(PIECES), 16), generator=torch.Generator().manual_seed(2))
+    codes = torch.randint(0, 32, (sum(PIECES), CODEBOOKS), generator=torch.Generator().manual_seed(2))
     session = open_session(exported.file)
     state = {name: tensor.numpy() for name, tensor in empty_state(codec).items()}
     sounds = []

@@ -40,14 +40,6 @@ COSYVOICE = CosyVoiceLMConfig(
 KINDS = ("moss_speech", "moss_tts_nano", "whisper", "cosyvoice")
 
 
-MINIATURES = {"moss_speech": "mini-speech", "whisper": "mini-asr", "moss_tts_nano": "mini-tts"}
-
-
-def bundled_or_written(kind: str, folder: Path) -> Path:
-    """The bundled miniature of a kind, or a checkpoint written now."""
-    return hub.bundled().get(MINIATURES.get(kind, "")) or write(kind, folder)
-
-
 def write(kind: str, folder: Path) -> Path:
     """A tiny checkpoint of this kind; for MOSS-Speech, which needs a codec and a voice, the bundled miniature."""
     if kind == "moss_speech":

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.quant.checkpoints import KINDS, bundled_or_written, write
+from tests.quant.checkpoints import KINDS, write
 from vivavoce import hub
 from vivavoce.asr import transcribe
 from vivavoce.errors import CapacityError, CheckpointError, InputError
@@ -59,7 +59,7 @@ def found_for(method: QuantMethod, kind: str, source: Path, example: Calibration
 
 def made_of(kind: str, folder: Path) -> tuple[str, list[str]]:
     """A model of a kind, and what each method that is able to made of it, all under `folder`."""
-    source, subject = bundled_or_written(kind, folder / "source"), SUBJECTS[kind]
+    source, subject = write(kind, folder / "source"), SUBJECTS[kind]
     policy, example = policy_for(source), subject.examples(source, project_set().items[:1])[0]
     folder.mkdir(exist_ok=True)
     torch.save(vars(example), folder / "lesson.pt")
