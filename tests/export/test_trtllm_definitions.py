@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.export.trtllm_modules import CacheParams, engine_modules, install, namespace, torch_modules
 from tests.export.trtllm_models import MOSS, hidden_states, moss_speech
+from tests.export.trtllm_modules import CacheParams, engine_modules, install, namespace, torch_modules
 from vivavoce.export.trtllm.export import export_trtllm, whole_batch
 from vivavoce.export.trtllm.moss_speech import joint_id
 from vivavoce.export.trtllm.options import TrtLlmOptions

@@ -141,7 +141,7 @@ def test_the_published_models_can_be_cut(tp: int, tmp_path: Path) -> None:
         assert shapes["transformer.layers.23.attention.qkv.bias"] == ((14 + 4) * 64 // tp,)
         assert shapes["lm_head.weight"] == (6564 // tp, 896)
     else:
-        with pytest.raises(InputError, match=r"14 attention heads cannot be cut among . ranks; --tp can be 1, 2$"):
+        with pytest.raises(InputError, match=r"14 attention heads cannot be divided among . ranks; --tp can be 1, 2$"):
             cosyvoice_folder(second, TrtLlmOptions(tp=tp), "whole")
 
 
@@ -216,20 +216,20 @@ def test_a_half_written_export_is_known_as_such(moss: Path, tmp_path: Path, monk
         with pytest.raises(OSError, match="full"):
             export_trtllm(moss, out, TrtLlmOptions())
     assert not out.exists()
-    with pytest.raises(CheckpointError, match=r"out.partial is a half-written export; remove it and export again"):
+    with pytest.raises(CheckpointError, match=r"out.partial is an incomplete export; remove it and export again"):
         read_manifest(tmp_path / "out.partial")
     export_trtllm(moss, out, TrtLlmOptions())  # a new one begins anew
     assert not (tmp_path / "out.partial").exists()
     rank = out / "rank0.safetensors"
     whole = rank.read_bytes()
     rank.write_bytes(whole[:1000])
-    with pytest.raises(CheckpointError, match=rf"is not whole: rank0.safetensors has 1000 of {len(whole)} bytes"):
+    with pytest.raises(CheckpointError, match=rf"is incomplete: rank0.safetensors has 1000 of {len(whole)} bytes"):
         read_manifest(out)
     rank.unlink()
     with pytest.raises(CheckpointError, match=r"rank0.safetensors is missing; export again"):
         MossSpeechEngine(out, moss)
     (out / MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match=r"no finished export"):
+    with pytest.raises(CheckpointError, match=r"not a finished export"):
         read_manifest(out)
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.export.trtllm_modules import install
 from tests.export.trtllm_models import MOSS, cosyvoice, hidden_states, moss_speech
+from tests.export.trtllm_modules import install
 from vivavoce.export.trtllm.export import export_trtllm
 from vivavoce.export.trtllm.moss_speech import row_of
 from vivavoce.export.trtllm.options import TrtLlmOptions

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.export.nano_onnx_codec import CODE_TOLERANCE, attended, codec_graphs, turned
+from vivavoce.export.nano_onnx_codec import CODE_TOLERANCE, attend, codec_graphs, rotated_qkv
 from vivavoce.export.onnx_graph import OnnxExport, StreamCheck
 from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
@@ -44,23 +44,23 @@ class NanoRows(nn.Module):
         super().__init__()
         self.model = model
 
-    def turned(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def angles_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """# [batch, row] → cos and sin [batch, row, dim / 2]"""
         return self.model.rotary.cos[positions], self.model.rotary.sin[positions]
 
-    def embedded(self, rows: Tensor) -> Tensor:
+    def embed_rows(self, rows: Tensor) -> Tensor:
         """# [batch, row, channel] → [batch, row, hidden]"""
         return self.model.embed(rows.flatten(0, 1).long()).unflatten(0, rows.shape[:2])
 
     def layer(
-        self, layer: nn.Module, x: Tensor, turns: tuple[Tensor, Tensor], seen: Tensor, past: tuple[Tensor, ...] = ()
+        self, layer: nn.Module, x: Tensor, angles: tuple[Tensor, Tensor], visible: Tensor, past: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Output of a layer for new rows, and all keys and values.  # [batch, row, head, dim]"""
         assert isinstance(layer, NanoLayer)
-        queries, keys, values = turned(layer.attn.c_attn(layer.ln_1(x)), layer.attn.heads, turns)
+        queries, keys, values = rotated_qkv(layer.attn.c_attn(layer.ln_1(x)), layer.attn.heads, angles)
         if past:
             keys, values = torch.cat([past[0], keys], dim=1), torch.cat([past[1], values], dim=1)
-        x = x + layer.attn.c_proj(attended(queries, keys, values, seen))
+        x = x + layer.attn.c_proj(attend(queries, keys, values, visible))
         return x + layer.mlp(layer.ln_2(x)), keys, values
 
 
@@ -70,16 +70,16 @@ class Prefill(NanoRows):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         """# [batch, row, channel], [batch, row] → hidden [batch, row, hidden], then keys and values of each layer"""
         mask = attention_mask.to(torch.int64)
-        turns = self.turned((mask.cumsum(1) - 1).clamp(min=0))
+        angles = self.angles_at((mask.cumsum(1) - 1).clamp(min=0))
         rows = torch.arange(input_ids.shape[1], device=input_ids.device)
-        seen = (rows <= rows[:, None]) & (mask[:, None] > 0)
-        kept_chances = mask[..., None].float()
-        x, past = self.embedded(input_ids) * kept_chances, list[Tensor]()
+        visible = (rows <= rows[:, None]) & (mask[:, None] > 0)
+        valid = mask[..., None].float()
+        x, past = self.embed_rows(input_ids) * valid, list[Tensor]()
         for layer in self.model.transformer.h:
-            x, keys, values = self.layer(layer, x, turns, seen)
-            x = x * kept_chances
+            x, keys, values = self.layer(layer, x, angles, visible)
+            x = x * valid
             past += [keys, values]
-        return self.model.transformer.ln_f(x) * kept_chances, *past
+        return self.model.transformer.ln_f(x) * valid, *past
 
 
 class DecodeStep(NanoRows):
@@ -88,16 +88,16 @@ class DecodeStep(NanoRows):
     def forward(self, input_ids: Tensor, past_valid_lengths: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         """# [batch, new, channel], [batch], keys and values of each layer [batch, row, head, dim]"""
         lengths, new = past_valid_lengths.to(torch.int64)[:, None], input_ids.shape[1]
-        turns = self.turned(lengths + torch.arange(new, device=input_ids.device))
-        seen = _seen(past[0].shape[1], new, lengths[..., None])
-        x, after = self.embedded(input_ids), list[Tensor]()
+        angles = self.angles_at(lengths + torch.arange(new, device=input_ids.device))
+        visible = _causal_mask(past[0].shape[1], new, lengths[..., None])
+        x, extended = self.embed_rows(input_ids), list[Tensor]()
         for index, layer in enumerate(self.model.transformer.h):
-            x, keys, values = self.layer(layer, x, turns, seen, past[2 * index : 2 * index + 2])
-            after += [keys, values]
-        return self.model.transformer.ln_f(x), *after
+            x, keys, values = self.layer(layer, x, angles, visible, past[2 * index : 2 * index + 2])
+            extended += [keys, values]
+        return self.model.transformer.ln_f(x), *extended
 
 
-def _seen(held: int, new: int, lengths: Tensor) -> Tensor:
+def _causal_mask(held: int, new: int, lengths: Tensor) -> Tensor:
     """Causal mask of new rows over the valid cached rows and each other.  # bool [batch, new, held + new]"""
     rows, own = torch.arange(held + new, device=lengths.device), torch.arange(new, device=lengths.device)
     return (rows < lengths) | ((rows >= held) & (rows - held <= own[:, None]))
@@ -110,15 +110,17 @@ class LocalRows(NanoRows):
         """States of new positions; their keys and values are appended to `past`.  # [batch, position, hidden]"""
         transformer: NanoTransformer = self.model.local_transformer
         new, held = x.shape[1], past[0][0].shape[1] if past[0] else 0
-        turns = self.turned(position + torch.arange(new, device=x.device)[None])
-        seen = _seen(held, new, torch.as_tensor(position, device=x.device).reshape(1, 1, 1)).expand(x.shape[0], -1, -1)
+        angles = self.angles_at(position + torch.arange(new, device=x.device)[None])
+        visible = _causal_mask(held, new, torch.as_tensor(position, device=x.device).reshape(1, 1, 1)).expand(
+            x.shape[0], -1, -1
+        )
         for index, layer in enumerate(transformer.h):
-            x, keys, values = self.layer(layer, x, turns, seen, past[index])
+            x, keys, values = self.layer(layer, x, angles, visible, past[index])
             past[index] = (keys, values)
         states: Tensor = transformer.ln_f(x)
         return states
 
-    def nothing(self) -> list[tuple[Tensor, ...]]:
+    def empty_cache(self) -> list[tuple[Tensor, ...]]:
         """The empty KV cache of a new frame."""
         return [() for _ in self.model.local_transformer.h]
 
@@ -137,7 +139,7 @@ class LocalDecoder(LocalRows):
         tables = self.model.audio_embeddings.weight
         codes = [tables[book][audio_prefix_token_ids[:, book].long()] for book in range(self.model.config.n_vq - 1)]
         vectors = torch.stack([global_hidden, self.model.transformer.wte(text_token_id.long()), *codes], dim=1)
-        states = self.local(vectors, self.nothing(), 0)
+        states = self.local(vectors, self.empty_cache(), 0)
         return self.text_logits(states[:, 0]), torch.einsum("bkh,kch->bkc", states[:, 1:], tables)
 
 
@@ -179,29 +181,29 @@ class LocalFixedSampledFrame(LocalRows):
         self, global_hidden: Tensor, repetition_seen_mask: Tensor, assistant_random_u: Tensor, audio_random_u: Tensor
     ) -> tuple[Tensor, Tensor]:
         """# [1, hidden], [1, codebook, code], [1], [1, codebook] → [1, 1], [1, codebook]"""
-        config, tables, past = self.model.config, self.model.audio_embeddings.weight, self.nothing()
+        config, tables, past = self.model.config, self.model.audio_embeddings.weight, self.empty_cache()
         slot = self.model.transformer.wte.weight[config.audio_assistant_slot_token_id]
         first = torch.stack([global_hidden, slot.expand_as(global_hidden)], dim=1)
-        before, state = self.local(first, past, 0).unbind(1)
-        chances = (self.model.stop_logits(before) / self.sampling.text_temperature).softmax(-1)
-        goes_on = (assistant_random_u <= chances[:, 0]).to(torch.int32)[:, None]
+        stop_state, state = self.local(first, past, 0).unbind(1)
+        probabilities = (self.model.stop_logits(stop_state) / self.sampling.text_temperature).softmax(-1)
+        continues = (assistant_random_u <= probabilities[:, 0]).to(torch.int32)[:, None]
         codes = list[Tensor]()
         for book in range(config.n_vq):
             if book:
                 state = self.local(tables[book - 1][codes[-1]][:, None], past, book + 1)[:, 0]
             logits = functional.linear(state, tables[book])
             codes.append(self.drawn(logits, repetition_seen_mask[:, book] > 0, audio_random_u[:, book]))
-        return goes_on, torch.stack(codes, dim=1).to(torch.int32)
+        return continues, torch.stack(codes, dim=1).to(torch.int32)
 
-    def drawn(self, logits: Tensor, seen: Tensor, uniform: Tensor) -> Tensor:
+    def drawn(self, logits: Tensor, repeated: Tensor, uniform: Tensor) -> Tensor:
         """# [1, code], bool [1, code], [1] → [1]"""
         penalty = self.sampling.audio_repetition_penalty
-        logits = torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+        logits = torch.where(repeated, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
         top_k = min(self.sampling.audio_top_k, logits.shape[-1])
         scores, ids = (logits / self.sampling.audio_temperature).topk(top_k, dim=-1)
-        chances = scores.softmax(-1)
-        kept_chances = chances * (chances.cumsum(-1) - chances < self.sampling.audio_top_p)
-        reached = (kept_chances / kept_chances.sum(-1, keepdim=True)).cumsum(-1)
+        probabilities = scores.softmax(-1)
+        kept = probabilities * (probabilities.cumsum(-1) - probabilities < self.sampling.audio_top_p)
+        reached = (kept / kept.sum(-1, keepdim=True)).cumsum(-1)
         position = (reached <= uniform[:, None]).sum(-1, keepdim=True).clamp(max=top_k - 1)
         return ids.gather(-1, position)[:, 0]
 
@@ -244,10 +246,10 @@ def lm_graphs(model: MossTTSNano, sampling: NanoSampling | None = None) -> Itera
     example = step(2, 3, 6, [6, 4])
     axes = {"input_ids": {0: "batch", 1: "new"}, "past_valid_lengths": {0: "batch"}}
     axes |= {name: {0: "batch", 1: "past"} for name in example if name.startswith("past_key") or "value" in name}
-    begun = step(1, 1, 3, [3])
+    first_call = step(1, 1, 3, [3])
     stream = StreamCheck(
-        begun,
-        tuple({"input_ids": rows[:1, row : row + 1], "past_valid_lengths": begun["past_valid_lengths"] + row}
+        first_call,
+        tuple({"input_ids": rows[:1, row : row + 1], "past_valid_lengths": first_call["past_valid_lengths"] + row}
               for row in range(1, 5)),
         {name.replace("present", "past"): name for name in presents},
     )  # fmt: skip
@@ -288,11 +290,11 @@ def _local_graphs(
         (step(HIDDEN, 0), step(TEXT_STEP, 1), step(AUDIO_STEP, 7)),
         stream=StreamCheck(step(HIDDEN, 0), following, pasts),
     )  # fmt: skip
-    seen = (torch.rand(1, config.n_vq, config.audio_vocab_size, generator=noise) < 0.1).int()
+    repeated = (torch.rand(1, config.n_vq, config.audio_vocab_size, generator=noise) < 0.1).int()
     uniform = torch.rand(1, 1 + config.n_vq, generator=noise)
     frame = {
         "global_hidden": hidden,
-        "repetition_seen_mask": seen,
+        "repetition_seen_mask": repeated,
         "assistant_random_u": uniform[:, 0],
         "audio_random_u": uniform[:, 1:],
     }
@@ -308,8 +310,8 @@ MANIFEST = "browser_poc_manifest.json"
 TTS_META, CODEC_META = "tts_browser_onnx_meta.json", "codec_browser_onnx_meta.json"
 
 
-def write_beside(folder: Path, out: Path) -> None:
-    """Write what a runtime needs besides the graphs: tokenizer, settings, and the manifest."""
+def write_runtime_files(folder: Path, out: Path) -> None:
+    """Write the tokenizer, the settings and the manifest, which a runtime needs besides the graphs."""
     config, settings = MossTTSNanoConfig.read(folder), SpeechSettings.read(folder)
     encode = SentencePieceTokenizer.load(folder).encode
     shutil.copy(folder / "tokenizer.model", out / "tokenizer.model")

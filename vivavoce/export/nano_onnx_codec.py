@@ -18,29 +18,31 @@ SOUND_TOLERANCE = 1e-3
 STREAMED_FRAMES = (2, 1, 3, 1, 1)  # frames of each call in the streaming check
 
 
-def attended(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
     """# [batch, new, head, dim], [batch, row, head, dim] twice, bool [batch, new, row] → [batch, new, head · dim]"""
     scores = (queries * queries.shape[-1] ** -0.5).transpose(1, 2) @ keys.permute(0, 2, 3, 1)
-    chances = torch.where(seen[:, None], scores, torch.finfo(scores.dtype).min).softmax(-1)
-    return (chances @ values.transpose(1, 2)).transpose(1, 2).flatten(2)
+    probabilities = torch.where(visible[:, None], scores, torch.finfo(scores.dtype).min).softmax(-1)
+    return (probabilities @ values.transpose(1, 2)).transpose(1, 2).flatten(2)
 
 
-def turned(packed: Tensor, heads: int, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def rotated_qkv(packed: Tensor, heads: int, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Rotated queries and keys, and values.  # [batch, new, 3 · head · dim], turns [batch, new, dim / 2]"""
     parts = packed.unflatten(-1, (3 * heads, -1))
-    query, key = rotate_pairs(parts[:, :, : 2 * heads], *turns).split(heads, dim=2)
+    query, key = rotate_pairs(parts[:, :, : 2 * heads], *angles).split(heads, dim=2)
     return query, key, parts[:, :, 2 * heads :]
 
 
-def _windowed(layer: nn.Module, x: Tensor, turns: tuple[Tensor, Tensor], seen: Tensor, past: tuple[Tensor, ...]) -> Any:
+def _run_layer(
+    layer: nn.Module, x: Tensor, angles: tuple[Tensor, Tensor], visible: Tensor, past: tuple[Tensor, ...]
+) -> Any:
     """A codec layer over explicit keys and values.  # x [batch, time, d_model], past [batch, head, slot, dim]"""
     assert isinstance(layer, CodecLayer)
     attention = layer.self_attn
-    query, key, value = turned(attention.in_proj(layer.norm1(x)), attention.heads, turns)
+    query, key, value = rotated_qkv(attention.in_proj(layer.norm1(x)), attention.heads, angles)
     if past:
         key = torch.cat([past[0].transpose(1, 2), key], dim=1)
         value = torch.cat([past[1].transpose(1, 2), value], dim=1)
-    x = x + layer.layer_scale_1(attention.out_proj(attended(query, key, value, seen)))
+    x = x + layer.layer_scale_1(attention.out_proj(attend(query, key, value, visible)))
     return x + layer.layer_scale_2(layer.ffn(layer.norm2(x))), key, value
 
 
@@ -52,7 +54,7 @@ class CodecChain(nn.Module):
         self.codec = codec
         self.chain = codec.decoder if is_decoder else codec.encoder
 
-    def through(self, x: Tensor) -> Tensor:
+    def run_chain(self, x: Tensor) -> Tensor:
         """# [batch, time, channel]"""
         for module in self.chain:
             x = self.stage(module, x) if isinstance(module, CodecStage) else module(x)
@@ -60,18 +62,18 @@ class CodecChain(nn.Module):
 
     def stage(self, stage: CodecStage, x: Tensor) -> Tensor:
         """A windowed transformer stage over the whole sequence."""
-        places = torch.arange(x.shape[1], device=x.device)
-        back = places[:, None] - places
-        seen = ((back >= 0) & (back < stage.window))[None]
-        turns = _turns(stage, places[None])
+        positions = torch.arange(x.shape[1], device=x.device)
+        distance = positions[:, None] - positions
+        visible = ((distance >= 0) & (distance < stage.window))[None]
+        angles = _angles(stage, positions[None])
         x = stage.input_proj(x)
         for layer in stage.transformer.layers:
-            x, _, _ = _windowed(layer, x, turns, seen, ())
+            x, _, _ = _run_layer(layer, x, angles, visible, ())
         projected: Tensor = stage.output_proj(x)
         return projected
 
 
-def _turns(stage: CodecStage, positions: Tensor) -> tuple[Tensor, Tensor]:
+def _angles(stage: CodecStage, positions: Tensor) -> tuple[Tensor, Tensor]:
     head_dim = stage.config.d_model // stage.config.num_heads
     return rotation(positions, head_dim, stage.config.max_period)
 
@@ -84,7 +86,7 @@ class Encode(CodecChain):
 
     def forward(self, waveform: Tensor, input_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """# [batch, 2, sample], [batch] → [batch, frame, codebook], [batch]"""
-        hidden = self.through(waveform.transpose(1, 2).flatten(1)[..., None])
+        hidden = self.run_chain(waveform.transpose(1, 2).flatten(1)[..., None])
         codes = self.codec.quantizer.encode(hidden).transpose(1, 2)
         return codes.to(torch.int32), (input_lengths // self.codec.config.frame_samples).to(torch.int32)
 
@@ -97,7 +99,7 @@ class DecodeFull(CodecChain):
 
     def forward(self, audio_codes: Tensor, audio_code_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """# [batch, frame, codebook], [batch] → [batch, 2, sample], [batch]"""
-        sound = self.through(self.codec.quantizer.decode(audio_codes.long().transpose(1, 2)))
+        sound = self.run_chain(self.codec.quantizer.decode(audio_codes.long().transpose(1, 2)))
         return _split(sound, self.codec), (audio_code_lengths * self.codec.config.frame_samples).to(torch.int32)
 
 
@@ -116,35 +118,35 @@ class CodecDecodeStep(CodecChain):
         """State: one offset per stage, then offset, keys, values and positions of each layer."""
         stages = [module for module in self.chain if isinstance(module, CodecStage)]
         offsets, layers = state[: len(stages)], state[len(stages) :]
-        after_offsets, after_layers = list[Tensor](), list[Tensor]()
+        next_offsets, next_layers = list[Tensor](), list[Tensor]()
         x = self.codec.quantizer.decode(audio_codes.long().transpose(1, 2))
         number = 0
         for module in self.chain:
             if not isinstance(module, CodecStage):
                 x = module(x)
                 continue
-            offset = offsets[len(after_offsets)]
+            offset = offsets[len(next_offsets)]
             positions = offset[:, None] + torch.arange(x.shape[1], device=x.device, dtype=offset.dtype)
-            after_offsets.append(offset + x.shape[1])
-            turns = _turns(module, positions)
+            next_offsets.append(offset + x.shape[1])
+            angles = _angles(module, positions)
             x = module.input_proj(x)
             for layer in module.transformer.layers:
-                own_offset, keys, values, places = layers[4 * number : 4 * number + 4]
-                known = torch.cat([places, positions], dim=1)
-                back = positions[:, :, None] - known[:, None]
-                seen = (known[:, None] >= 0) & (back >= 0) & (back < module.window)
-                x, new_keys, new_values = _windowed(layer, x, turns, seen, (keys, values))
-                kept = slice(positions.shape[1], None)
-                after_layers += [
-                    own_offset + positions.shape[1],
-                    new_keys[:, kept].transpose(1, 2),
-                    new_values[:, kept].transpose(1, 2),
-                    known[:, kept],
+                layer_offset, keys, values, cached_positions = layers[4 * number : 4 * number + 4]
+                all_positions = torch.cat([cached_positions, positions], dim=1)
+                distance = positions[:, :, None] - all_positions[:, None]
+                visible = (all_positions[:, None] >= 0) & (distance >= 0) & (distance < module.window)
+                x, new_keys, new_values = _run_layer(layer, x, angles, visible, (keys, values))
+                window = slice(positions.shape[1], None)
+                next_layers += [
+                    layer_offset + positions.shape[1],
+                    new_keys[:, window].transpose(1, 2),
+                    new_values[:, window].transpose(1, 2),
+                    all_positions[:, window],
                 ]
                 number += 1
             x = module.output_proj(x)
         lengths = (audio_code_lengths * self.codec.config.frame_samples).to(torch.int32)
-        return _split(x, self.codec), lengths, *after_offsets, *after_layers
+        return _split(x, self.codec), lengths, *next_offsets, *next_layers
 
 
 def codec_graphs(codec: MossAudioTokenizerNano) -> Iterator[OnnxExport]:
@@ -174,12 +176,12 @@ def codec_graphs(codec: MossAudioTokenizerNano) -> Iterator[OnnxExport]:
         ("audio", "audio_lengths"), (codes(9),), SOUND_TOLERANCE,
     )  # fmt: skip
     state = empty_state(codec)
-    after = {name: f"{name}_out" for name in state}
+    outputs = {name: f"{name}_out" for name in state}
     first, *following = (codes(frames) for frames in STREAMED_FRAMES)
     yield OnnxExport(
         "moss_audio_tokenizer_decode_step", CodecDecodeStep(codec), codes(3) | state, {"audio_codes": {1: "frame"}},
-        ("audio", "audio_lengths", *after.values()), (), SOUND_TOLERANCE,
-        StreamCheck(first | state, tuple(following), after),
+        ("audio", "audio_lengths", *outputs.values()), (), SOUND_TOLERANCE,
+        StreamCheck(first | state, tuple(following), outputs),
     )  # fmt: skip
 
 

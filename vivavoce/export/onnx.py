@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.export.nano_onnx import nano_graphs, write_beside
+from vivavoce.export.nano_onnx import nano_graphs, write_runtime_files
 from vivavoce.export.onnx_codec import codec_graphs, speech_graphs
 from vivavoce.export.onnx_graph import OPSET, ExportedGraph, OnnxExport, StreamCheck, export_graph
 from vivavoce.models.bigvgan import BigVGAN
@@ -31,12 +31,12 @@ from vivavoce.models.xy_tokenizer.model import LOUDEST_BIN, FourierHead, XYToken
 from vivavoce.nn.paged_kv import CachePiece
 from vivavoce.nn.vocoder import ShortFourier
 
-MAX_PARAMETERS = 2_000_000_000  # larger ones belong into an engine that batches
+MAX_PARAMETERS = 2_000_000_000  # larger models need an engine that batches
 
 
 @dataclass(frozen=True)
 class DynamicPiece(CachePiece):
-    """All new rows of the one sequence; its sizes are symbols while a graph is traced."""
+    """All new rows of the one sequence; its sizes are symbolic while a graph is traced."""
 
     @property
     def length(self) -> Any:
@@ -44,31 +44,31 @@ class DynamicPiece(CachePiece):
 
 
 class DenseRows:
-    """What the layers see as a batch of rows: one sequence whose past is two plain tensors."""
+    """The batch that the layers see: one sequence whose KV cache is two plain tensors."""
 
     singles = 0
     shared_mode: int | None = None
 
     def __init__(self, count: int, past_keys: Tensor, past_values: Tensor) -> None:
-        before = past_keys.shape[1]
-        self.positions = before + torch.arange(count, device=past_keys.device)
-        self.pieces = (DynamicPiece(slice(0, count), 0, before),)
+        past = past_keys.shape[1]
+        self.positions = past + torch.arange(count, device=past_keys.device)
+        self.pieces = (DynamicPiece(slice(0, count), 0, past),)
         self.past_keys, self.past_values = past_keys, past_values
-        self.keys: dict[int, Tensor] = {}  # by layer, in whatever order they are computed
+        self.keys: dict[int, Tensor] = {}  # by layer, in the order of computation
         self.values: dict[int, Tensor] = {}
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Put the new rows behind the past of a layer.  # each [row, head, head_dim]"""
+        """Append the new rows to the cache of a layer.  # each [row, head, head_dim]"""
         self.keys[layer] = torch.cat([self.past_keys[layer], keys])
         self.values[layer] = torch.cat([self.past_values[layer], values])
 
     def read(self, layer: int, piece: CachePiece, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """All of them, as they are.  # each [context, head, head_dim]"""
+        """Keys and values of the cached and the new rows.  # each [context, head, head_dim]"""
         return self.keys[layer], self.values[layer]
 
 
 class NextRows(nn.Module):
-    """Rows and a past to the logits of every channel and the past behind those rows."""
+    """Logits of every head for new rows after a KV cache, and the extended cache."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -94,9 +94,9 @@ def lm_graphs(model: nn.Module, heads: tuple[str, ...] = ("logits",)) -> Iterato
     shape, vocabularies = generative.kv_shape, generative.vocabularies
 
     def example(rows: int, past: int) -> dict[str, Tensor]:
-        given = torch.stack([torch.randint(0, size, (rows,)) for size in vocabularies], dim=1)
-        remembered = torch.randn(2, shape.layers, past, shape.heads, shape.head_dim)
-        return {"rows": given, "past_keys": remembered[0], "past_values": remembered[1]}
+        ids = torch.stack([torch.randint(0, size, (rows,)) for size in vocabularies], dim=1)
+        keys, values = torch.randn(2, shape.layers, past, shape.heads, shape.head_dim)
+        return {"rows": ids, "past_keys": keys, "past_values": values}
 
     axes = {"rows": {0: "row"}, "past_keys": {1: "past"}, "past_values": {1: "past"}}
     outputs = (*heads, "keys", "values")
@@ -106,11 +106,11 @@ def lm_graphs(model: nn.Module, heads: tuple[str, ...] = ("logits",)) -> Iterato
 
 
 SOUND_TOLERANCE = 2e-3
-CODE_TOLERANCE = 0.01  # the share of codes that may differ: two vectors may be equally near
+CODE_TOLERANCE = 0.01  # share of codes that may differ, as two may be equally near
 
 
 class WholeBigVGAN(nn.Module):
-    """A whole mel at once."""
+    """Mel to audio, without state."""
 
     def __init__(self, vocoder: BigVGAN) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class WholeBigVGAN(nn.Module):
 
 
 class RealHead(nn.Module):
-    """Vocos' head without complex numbers, which ONNX has none of: the inverse transform is a convolution."""
+    """Vocos' head without complex numbers, which ONNX lacks: the inverse transform is a convolution."""
 
     def __init__(self, head: FourierHead) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ PAST = ("past_keys", "past_values")
 
 
 class WhisperEncoderGraph(nn.Module):
-    """Log-mel windows to the keys and values that every decoder layer reads of them."""
+    """Log-mel windows to encoder states and the cross-attention keys and values of every decoder layer."""
 
     def __init__(self, whisper: Whisper) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class WhisperEncoderGraph(nn.Module):
 
 
 class GrowingTexts(WholeTexts):
-    """Attention of the next tokens of texts to keys and values that are given and returned."""
+    """Attention of new tokens, with the KV cache as input and output."""
 
     def __init__(self, memory: WindowMemory, past_keys: Tensor, past_values: Tensor, new: int) -> None:
         super().__init__(memory)
@@ -221,7 +221,7 @@ class GrowingTexts(WholeTexts):
         self.values: list[Tensor] = []
 
     def to_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Causal attention to all tokens so far."""
+        """Causal attention to the cached and the new tokens."""
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         self.keys.append(torch.cat([self.past[0][layer], key], dim=2))
         self.values.append(torch.cat([self.past[1][layer], value], dim=2))
@@ -230,7 +230,7 @@ class GrowingTexts(WholeTexts):
 
 
 class TokenDecoder(nn.Module):
-    """The next tokens of texts, one a window, behind what was read of them before."""
+    """Logits of the next tokens of each window's text, after its cached tokens."""
 
     def __init__(self, whisper: Whisper) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class TokenDecoder(nn.Module):
     def forward(
         self, tokens: Tensor, past_keys: Tensor, past_values: Tensor, memory_keys: Tensor, memory_values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, and the past with these tokens in it.
+        """Logits, and the cache extended by these tokens.
 
         # [window, token], each past [layer, window, head, past, head_dim] → [window, token, id], past + token
         """
@@ -265,8 +265,8 @@ def whisper_graphs(whisper: Whisper) -> Iterator[OnnxExport]:
         sizes = dict.fromkeys(PAST, past) | dict.fromkeys(MEMORY, positions)
         return given | {name: torch.randn(layers, windows, heads, size, head_dim) for name, size in sizes.items()}
 
-    remembered = {name: {1: "window", 3: "past" if name in PAST else "position"} for name in (*PAST, *MEMORY)}
-    axes = {"tokens": {0: "window", 1: "token"}, **remembered}
+    cache_axes = {name: {1: "window", 3: "past" if name in PAST else "position"} for name in (*PAST, *MEMORY)}
+    axes = {"tokens": {0: "window", 1: "token"}, **cache_axes}
     outputs = ("logits", "keys", "values")
     following = tuple(example(1, tokens, 0, 9) for tokens in (1, 2, 1))
     stream = StreamCheck(example(1, 4, 0, 9), following, dict(zip(PAST, outputs[1:], strict=True)))
@@ -283,8 +283,8 @@ class OnnxKind:
 
     name: str
     graphs: Callable[[Path], Iterator[OnnxExport]]
-    beside: Callable[[Path, Path], None] | None = None
-    """Writes what a runtime needs besides the graphs, from the model's folder into the new one."""
+    write_files: Callable[[Path, Path], None] | None = None
+    """Writes further files that a runtime needs, from the model's folder into the new one."""
 
 
 def _moss_speech(folder: Path) -> Iterator[OnnxExport]:
@@ -305,7 +305,7 @@ KINDS = {
     kind.name: kind
     for kind in (
         OnnxKind("moss-speech", _moss_speech),
-        OnnxKind("moss-tts-nano", nano_graphs, write_beside),
+        OnnxKind("moss-tts-nano", nano_graphs, write_runtime_files),
         OnnxKind("moss-speech-codec", lambda source: codec_graphs(MossSpeechCodec.load(source))),
         OnnxKind("whisper", lambda source: whisper_graphs(Whisper.load(source))),
         OnnxKind("cosyvoice", _cosyvoice),
@@ -330,7 +330,7 @@ def kind_of(source: Path) -> OnnxKind:
 def export_onnx(
     source: Path, out: Path, parts: Sequence[str] = (), opset: int = OPSET, check: bool = True
 ) -> list[ExportedGraph]:
-    """Write the graphs of a model, or some of them by name, each compared with torch, and a list of them."""
+    """Write the graphs of a model (or those named by `parts`), each compared with torch, and a manifest of them."""
     kind = kind_of(source)
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; give a folder to write the graphs into")
@@ -344,8 +344,8 @@ def export_onnx(
     if unknown:
         raise InputError(f"{kind.name} has no part {', '.join(unknown)}; it has {', '.join(names)}")
     _write_manifest(out / MANIFEST, kind, written)
-    if kind.beside is not None:
-        kind.beside(source, out)
+    if kind.write_files is not None:
+        kind.write_files(source, out)
     return written
 
 

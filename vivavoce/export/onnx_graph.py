@@ -29,7 +29,7 @@ class StreamCheck:
     """Consecutive calls of a graph with explicit state.
 
     `first` holds all inputs of the first call and `following` those of later ones. `state` maps each input of the
-    state to the output it is taken from after the first call, whatever `following` holds for it. A check on a fresh
+    state to the output it is taken from after the first call, and `following` need not hold it. A check on a fresh
     state alone would miss swapped offsets or caches, because they are equal there.
     """
 
@@ -58,7 +58,7 @@ class OnnxExport:
     stream: StreamCheck | None = None
 
     @property
-    def given(self) -> tuple[Mapping[str, Tensor], ...]:
+    def compared_inputs(self) -> tuple[Mapping[str, Tensor], ...]:
         """Inputs of all calls that are compared, without the state of a stream's later calls."""
         streamed = (self.stream.first, *self.stream.following) if self.stream else ()
         return (self.example, *self.checks, *streamed)
@@ -94,7 +94,7 @@ def export_graph(graph: OnnxExport, folder: Path, opset: int = OPSET, check: boo
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
-    return _described(graph, file, opset, difference)
+    return _describe(graph, file, opset, difference)
 
 
 @torch.no_grad()
@@ -104,7 +104,7 @@ def _write(graph: OnnxExport, file: Path, opset: int) -> None:
         import onnxscript  # noqa: F401 - torch's exporter needs it, with a less clear error
     except ImportError as error:
         raise MissingDependencyError(NEEDED) from error
-    with _quietly():
+    with _quiet_exporter():
         program = torch.onnx.export(
             graph.module.eval(),
             # The exporter merges inputs that are the same tensor object.
@@ -143,67 +143,72 @@ def _dynamic_shapes(graph: OnnxExport) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def _quiet_exporter() -> Iterator[None]:
     """Suppress the exporter's warnings on unused packages and on axes that share a name on purpose."""
-    remarks = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = remarks.level
-    remarks.setLevel(logging.ERROR)
+    exporter_logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = exporter_logger.level
+    exporter_logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        remarks.setLevel(level)
+        exporter_logger.setLevel(level)
 
 
 def compare(graph: OnnxExport, file: Path) -> float:
     """Largest difference from torch on the example, all checks and the stream."""
     session = open_session(file)
-    worst = 0.0
+    largest_difference = 0.0
     for given in (graph.example, *graph.checks):
-        wanted, found = _by_torch(graph, given), _by_onnx(graph, session, given)
-        worst = max(worst, _worst(wanted, found))
-    return worst if graph.stream is None else max(worst, _compare_stream(graph, graph.stream, session))
+        expected, actual = _run_torch(graph, given), _run_onnx(graph, session, given)
+        largest_difference = max(largest_difference, _max_difference(expected, actual))
+    return (
+        largest_difference
+        if graph.stream is None
+        else max(largest_difference, _compare_stream(graph, graph.stream, session))
+    )
 
 
 def _compare_stream(graph: OnnxExport, stream: StreamCheck, session: Any) -> float:
     """Torch and ONNX each continue from their own state."""
-    wanted, found = _by_torch(graph, stream.first), _by_onnx(graph, session, stream.first)
-    worst = _worst(wanted, found)
+    expected, actual = _run_torch(graph, stream.first), _run_onnx(graph, session, stream.first)
+    largest_difference = _max_difference(expected, actual)
     for new in stream.following:
-        known, theirs = dict(zip(graph.outputs, wanted, strict=True)), dict(zip(graph.outputs, found, strict=True))
-        ours = {name: known[stream.state[name]] if name in stream.state else new[name] for name in stream.first}
-        fed = {name: torch.from_numpy(theirs[output]) for name, output in stream.state.items()}
-        wanted, found = _by_torch(graph, ours), _by_onnx(graph, session, ours | fed)
-        worst = max(worst, _worst(wanted, found))
-    return worst
+        by_torch = dict(zip(graph.outputs, expected, strict=True))
+        by_onnx = dict(zip(graph.outputs, actual, strict=True))
+        inputs = {name: by_torch[stream.state[name]] if name in stream.state else new[name] for name in stream.first}
+        onnx_state = {name: torch.from_numpy(by_onnx[output]) for name, output in stream.state.items()}
+        expected, actual = _run_torch(graph, inputs), _run_onnx(graph, session, inputs | onnx_state)
+        largest_difference = max(largest_difference, _max_difference(expected, actual))
+    return largest_difference
 
 
 @torch.no_grad()
-def _by_torch(graph: OnnxExport, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+def _run_torch(graph: OnnxExport, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     outputs = graph.module(*given.values())
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def _by_onnx(graph: OnnxExport, session: Any, given: Mapping[str, Tensor]) -> "list[np.ndarray[Any, Any]]":
-    found: list[np.ndarray[Any, Any]] = session.run(
+def _run_onnx(graph: OnnxExport, session: Any, given: Mapping[str, Tensor]) -> "list[np.ndarray[Any, Any]]":
+    actual: list[np.ndarray[Any, Any]] = session.run(
         list(graph.outputs), {name: tensor.numpy() for name, tensor in given.items()}
     )
-    return found
+    return actual
 
 
-def _worst(wanted: tuple[Tensor, ...], found: "list[np.ndarray[Any, Any]]") -> float:
-    return max(difference(ours, theirs) for ours, theirs in zip(wanted, found, strict=True))
+def _max_difference(expected: tuple[Tensor, ...], actual: "list[np.ndarray[Any, Any]]") -> float:
+    return max(difference(ours, theirs) for ours, theirs in zip(expected, actual, strict=True))
 
 
-def difference(wanted: Tensor, found: "np.ndarray[Any, Any]") -> float:
+def difference(expected: Tensor, actual: "np.ndarray[Any, Any]") -> float:
     """The largest difference over the largest value; of ids, the share that differ; infinite where shapes do."""
-    if tuple(wanted.shape) != found.shape:
+    if tuple(expected.shape) != actual.shape:
         return float("inf")
-    if not wanted.is_floating_point():
-        return float((wanted.numpy() != found).mean()) if found.size else 0.0
-    apart = (wanted - torch.from_numpy(found)).abs()
-    largest = max(float(wanted.abs().max()), 1e-6) if wanted.numel() else 1.0
+    if not expected.is_floating_point():
+        return float((expected.numpy() != actual).mean()) if actual.size else 0.0
+    apart = (expected - torch.from_numpy(actual)).abs()
+    largest = max(float(expected.abs().max()), 1e-6) if expected.numel() else 1.0
     return float(apart.max()) / largest if apart.numel() else 0.0
 
 
@@ -222,7 +227,7 @@ def open_session(file: Path) -> Any:
         raise CheckpointError(f"{file} cannot be opened as an ONNX graph ({first}); export it again") from error
 
 
-def _described(graph: OnnxExport, file: Path, opset: int, difference: float | None) -> ExportedGraph:
+def _describe(graph: OnnxExport, file: Path, opset: int, difference: float | None) -> ExportedGraph:
     session = open_session(file)
     data = file.with_name(f"{file.name}.data")
     return ExportedGraph(
@@ -234,5 +239,5 @@ def _described(graph: OnnxExport, file: Path, opset: int, difference: float | No
         {value.name: value.shape for value in session.get_outputs()},
         difference,
         graph.tolerance,
-        [{name: list(tensor.shape) for name, tensor in given.items()} for given in graph.given],
+        [{name: list(tensor.shape) for name, tensor in given.items()} for given in graph.compared_inputs],
     )

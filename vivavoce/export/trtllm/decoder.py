@@ -62,9 +62,11 @@ def check_divisible(tp: int, heads: int, key_heads: int, inner: int) -> None:
     for count, what in ((heads, "attention heads"), (inner, "feed-forward channels")):
         if count % tp:
             fits = ", ".join(str(n) for n in (1, 2, 4, 8) if not (heads % n or inner % n))
-            raise InputError(f"{count} {what} cannot be cut among {tp} ranks; --tp can be {fits}")
+            raise InputError(f"{count} {what} cannot be divided among {tp} ranks; --tp can be {fits}")
     if key_heads % tp and tp % key_heads:
-        raise InputError(f"{key_heads} key heads can neither be cut nor repeated among {tp} ranks; take a smaller --tp")
+        raise InputError(
+            f"{key_heads} key heads can neither be divided nor repeated among {tp} ranks; take a smaller --tp"
+        )
 
 
 NAMES = {
@@ -221,7 +223,7 @@ class RankPlan:
 
     def _fp8(self, name: str, weights: Sequence[TensorPart], shape: tuple[int, int]) -> None:
         if name not in self.options.peaks:
-            raise InputError(f"the calibration says nothing of {name}; calibrate with the model that is exported")
+            raise InputError(f"the calibration has no range for {name}; calibrate with the model that is exported")
         activation = self.options.peaks[name] / FP8_PEAK
 
         def make() -> list[Tensor]:

@@ -67,8 +67,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     if not file.is_file():
         if folder.name.endswith(".partial"):
-            raise CheckpointError(f"{folder} is a half-written export; remove it and export again")
-        raise CheckpointError(f"{folder} has no {MANIFEST}, so it is no finished export; export again")
+            raise CheckpointError(f"{folder} is an incomplete export; remove it and export again")
+        raise CheckpointError(f"{folder} has no {MANIFEST}, so it is not a finished export; export again")
     try:
         manifest: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
         sizes = dict(manifest["files"])
@@ -78,7 +78,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         actual = (folder / name).stat().st_size if (folder / name).is_file() else None
         if actual != size:
             state = "is missing" if actual is None else f"has {actual} of {size} bytes"
-            raise CheckpointError(f"{folder} is not whole: {name} {state}; export again")
+            raise CheckpointError(f"{folder} is incomplete: {name} {state}; export again")
     return manifest
 
 
@@ -87,11 +87,11 @@ MAX_INPUT, MAX_SEQUENCE = 2048, 6144
 WHISPER_FRAMES, WHISPER_PROMPT, WHISPER_SEQUENCE = 3000, 14, 114
 
 HEAD = """#!/usr/bin/env bash
-# Engines for TensorRT-LLM {version}, {tp} GPU(s). They go beside the checkpoints, into engines/.
+# Engines for TensorRT-LLM {version}, {tp} GPU(s). They are written to engines/.
 set -euo pipefail
 cd "$(dirname "$0")"
 if ! command -v trtllm-build >/dev/null; then
-  echo "trtllm-build is not here: pip install tensorrt-llm=={version}" >&2
+  echo "trtllm-build is not installed: pip install tensorrt-llm=={version}" >&2
   exit 1
 fi
 """

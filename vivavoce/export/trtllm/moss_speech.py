@@ -1,10 +1,10 @@
 """MOSS-Speech for TensorRT-LLM: whole, or its shared trunk as a Qwen3 decoder.
 
 Both have one vocabulary: text ids, then audio codes. That is exact, because a row's embedding is a choice between the
-two tables, and one channel of a generated row decides it all (see `joint_id`). Whole, the model has 40 layers in the
-order of our cache (shared, text tail, audio tail), two norms and two heads; no published architecture is like that, so
+two tables, and one channel of a generated row determines it (see `joint_id`). Whole, the model has 40 layers in the
+order of our cache (shared, text tail, audio tail), two norms and two heads; no published architecture matches, so
 its folder has the definition, `moss_speech_network.py`. The trunk is a plain Qwen3 whose hidden states *before* the
-last norm feed our tails; that norm is all ones, and the heads are there only because a Qwen3 has one.
+last norm feed our tails; that norm is all ones, and the heads are included only because Qwen3 requires one.
 """
 
 import json
@@ -88,8 +88,8 @@ def moss_speech_folder(source: Path, checkpoint: Checkpoint, options: TrtLlmOpti
         raise InputError(f"MOSS-Speech has no part {part}; it has whole, trunk")
     if config.vocab_size % options.tp or config.audio_vocab_size % options.tp:
         raise InputError(
-            f"vocabularies of {config.vocab_size} and {config.audio_vocab_size} cannot be cut among {options.tp} ranks "
-            "and stand side by side; take a smaller --tp"
+            f"vocabularies of {config.vocab_size} and {config.audio_vocab_size} cannot be divided among {options.tp} "
+            "ranks; take a smaller --tp"
         )
     return _trunk(checkpoint, config, options) if part == "trunk" else _whole(checkpoint, config, options)
 

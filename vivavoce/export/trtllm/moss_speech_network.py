@@ -2,9 +2,9 @@
 # ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN202, ANN204
 """MOSS-Speech in TensorRT-LLM's own layers, for `trtllm-build --model_cls_file` (versions 1.0 to 1.3.0rc20).
 
-This file is copied beside an exported checkpoint and stands on its own there. `MossSpeechForCausalLM` is the whole
-model over the joint vocabulary (text ids, then audio codes): its logits are the text head's, then the audio head's.
-Which half counts depends on the mode a reply is in, and is for the caller's logits processor to say.
+This file is copied into an exported checkpoint and imports nothing else of this package.
+`MossSpeechForCausalLM` is the whole model over the joint vocabulary (text ids, then audio codes): its logits are the text head's, then the audio head's.
+Which half is valid depends on the mode of the reply; the caller's logits processor decides it.
 `MossSpeechTrunk` is the shared part alone; its output `trunk_states` is what the tails read.
 """
 
@@ -36,7 +36,7 @@ class MossSpeechModel(Module):
         self.audio_ln_f = RmsNorm(config.hidden_size, eps=config.norm_epsilon, dtype=config.dtype)
 
     def forward(self, input_ids, use_cache=False, kv_cache_params=None, hidden_states=None, **shared):
-        """Every layer has its own place in the cache, numbered shared, text tail, audio tail."""
+        """KV cache entries are ordered shared, text tail, audio tail."""
         layers = list(self.layers)
         kv_cache_params.fill_none_tensor_list(len(layers))
         presents = []
@@ -59,13 +59,13 @@ class MossSpeechModel(Module):
 
 
 def _same_eps(layers, config):
-    """The norms of queries and keys with the model's own epsilon, which their layer does not hand on."""
+    """Set the model's epsilon on the query and key norms, which the layer does not pass on."""
     for layer in layers:
         layer.attention.q_layernorm.eps = layer.attention.k_layernorm.eps = config.norm_epsilon
 
 
 def _known(shared):
-    """What a decoder layer takes of what the model is called with."""
+    """The arguments of the model that a decoder layer accepts."""
     names = ("attention_mask", "attention_params", "spec_decoding_params")
     return {name: shared[name] for name in names if shared.get(name) is not None}
 
@@ -100,7 +100,7 @@ def _head(config, ids):
 
 
 class PassingNorm(Module):
-    """In the place of the last norm: shows the states as they come and hands them on."""
+    """Replaces the last norm: marks the states as an output and returns them unchanged."""
 
     def __init__(self, norm, dtype):
         super().__init__()
@@ -112,7 +112,7 @@ class PassingNorm(Module):
 
 
 class MossSpeechTrunk(QWenForCausalLM):
-    """The shared layers as a Qwen3; its logits mean nothing."""
+    """The shared layers as a Qwen3; its logits are not used."""
 
     def __init__(self, config):
         super().__init__(config)

@@ -3,7 +3,7 @@
 """MOSS-Speech for the PyTorch backend of TensorRT-LLM, registered from outside it (versions after 1.3.0rc20).
 
 Import this file before `LLM(model=FOLDER)` is made. Ids are joint: text ids, then audio codes; logits are the text
-head's, then the audio head's. Modules have the published names, so the published weights load as they are.
+head's, then the audio head's. Modules have the published names, so the published weights load unchanged.
 """
 
 import torch
@@ -30,7 +30,7 @@ AutoConfig.register("moss_speech", MossSpeechConfig, exist_ok=True)
 
 
 class Block(nn.Module):
-    """Decoder layers with consecutive places in the cache."""
+    """Decoder layers with consecutive indices in the KV cache."""
 
     def __init__(self, model_config, first, count):
         super().__init__()
@@ -66,7 +66,7 @@ class MossSpeechModel(DecoderModel):
             inputs_embeds = torch.where(is_audio[:, None], audio, text)
         given = {"position_ids": position_ids, "attn_metadata": attn_metadata}
         hidden, residual = self.shared_block(inputs_embeds, None, **given)
-        # A layer adds into its residual in place where the norm is fused, so each tail gets a stream of its own.
+        # A layer adds into its residual in place where the norm is fused, so each tail gets its own copy.
         text, text_residual = self.text_block(hidden.clone(), residual.clone(), **given)
         audio, audio_residual = self.audio_block(hidden, residual, **given)
         text, _ = self.text_norm(text, text_residual)

@@ -141,7 +141,7 @@ def _limit(max_new: int | None, most: int | None) -> int:
         warnings.warn("`most` is deprecated; use `max_new`", DeprecationWarning, stacklevel=3)
         return most
     if max_new is None:
-        raise InputError("say how many rows or codes to generate at most: max_new")
+        raise InputError("give max_new, the maximum number of rows or codes to generate")
     return max_new
 
 
@@ -209,7 +209,7 @@ def _tensorrt_llm(module: str) -> Any:
 
 
 def usable_exports() -> list[str]:
-    """What this machine can do with exports, for `viva doctor`."""
+    """What this machine can do with exported checkpoints, one line each, for `viva doctor`."""
     try:
         installed = metadata.version("tensorrt-llm")
     except metadata.PackageNotFoundError:
@@ -218,11 +218,11 @@ def usable_exports() -> list[str]:
             "where `pip install tensorrt-llm` and a CUDA GPU are"
         ]
     if not torch.cuda.is_available():
-        return [f"TensorRT-LLM {installed} is installed but there is no CUDA GPU: nothing of it can run here"]
+        return [f"TensorRT-LLM {installed} is installed but there is no CUDA GPU: it cannot run here"]
     if parse_version(installed) > LAST_ENGINES:
         return [
             f"TensorRT-LLM {installed} has the PyTorch backend alone: `viva export trtllm --trt-version {installed}` "
-            "writes what it takes; engines need 1.2.1 or 1.3.0rc20"
+            "writes its format; engines need 1.2.1 or 1.3.0rc20"
         ]
     if which("trtllm-build") is None:
         return [f"TensorRT-LLM {installed} can run engines of `viva export trtllm`; trtllm-build is not on the PATH"]
