@@ -103,14 +103,14 @@ def test_windows_are_heard_once_and_what_the_model_writes_is_learnt(taught, tmp_
     states = batch["states"].float()
     prompt = listener.tokens.prompt("en")
     rules = listener.rules(TranscriptionOptions(language="en", timestamps=False))
-    most = COURSE.shapes[0].positions - len(prompt)
+    max_tokens = COURSE.shapes[0].positions - len(prompt)
     texts = decode(
         listener.model,
         listener.tokens,
         listener.model.decoder.cross_kv(states),
         [prompt] * len(states),
         rules,
-        max_rows=most,
+        max_tokens=max_tokens,
     )
     rows = zip(batch["tokens"].tolist(), batch["counts"].sum(1).tolist(), texts, strict=True)
     same = [

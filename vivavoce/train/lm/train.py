@@ -56,6 +56,7 @@ from vivavoce.train.loop import Batch, Budget, Learner, LossFunction, TrainingRu
 
 PREFETCHED_BATCHES = 6  # prefetched batches
 CONTINUED_RATE = 0.7  # factor on the peak rate when continuing
+FORMER_SETTINGS = {"exam_seconds": "evaluation_seconds"}  # still accepted by `--set`
 RUN_FOLDER = "courses"  # of the stages, with logs and states
 
 
@@ -364,7 +365,10 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     started = time.monotonic()
     recipe = TINY if given.tiny else LMRecipe()
-    changes = {name: json.loads(value) for name, value in (entry.split("=", 1) for entry in given.set)}
+    changes = {
+        FORMER_SETTINGS.get(name, name): json.loads(value)
+        for name, value in (entry.split("=", 1) for entry in given.set)
+    }
     recipe = dataclasses.replace(recipe, **changes, use_graph=not given.eager)
     data, held_out = (SpokenDialogues.load(given.data / name) for name in (TRAIN, HELD_OUT))
     left = given.seconds - recipe.evaluation_seconds - (time.monotonic() - started) if given.seconds else None
@@ -393,7 +397,7 @@ def evaluate(
         if isinstance(part, dict):
             shown = [f"{key} {value:.3f}" for key, value in part.items() if isinstance(value, float)]
             _print(f"evaluation {name}: {'  '.join(shown)}")
-    _print(f"the evaluation took {figures['evaluation_seconds']} s")
+    _print(f"the evaluation took {figures['exam_seconds']} s")
     return figures
 
 
