@@ -24,7 +24,7 @@ from vivavoce.models.whisper.transcriber import (
     WhisperTranscriber,
     is_hallucination,
 )
-from vivavoce.train.asr.checkpoint import Vocabulary, save_whisper
+from vivavoce.train.asr import Vocabulary, save_whisper
 
 RATE = 16_000
 transcribe = partial(gated_transcribe, gate=False)  # random weights write text for noise

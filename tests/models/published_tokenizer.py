@@ -3,7 +3,7 @@
 from itertools import product
 
 from vivavoce.models.whisper.config import LANGUAGES
-from vivavoce.train.asr.checkpoint import byte_letters
+from vivavoce.train.asr import byte_letters
 
 
 def published_tokenizer() -> dict:

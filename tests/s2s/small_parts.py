@@ -25,11 +25,13 @@ from vivavoce.models.whisper.model import Whisper
 from vivavoce.nn.decoder import TrunkSizes
 from vivavoce.nn.modules import fill_randomly
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
-from vivavoce.train.asr.checkpoint import Vocabulary, save_whisper
+from vivavoce.train.asr import Vocabulary, save_whisper
 from vivavoce.train.asr.train import TINY
-from vivavoce.train.tts.config import TINY_CODEC, TINY_LM, write_tokenizer
-from vivavoce.train.tts.model import initialise as initialise_codec
-from vivavoce.train.tts.model import initialise_lm
+from vivavoce.train.tts import initialise as initialise_codec
+from vivavoce.train.tts import initialise_lm
+from vivavoce.train.tts.batches import write_tokenizer
+from vivavoce.train.tts.codec import TINY_CODEC
+from vivavoce.train.tts.train import TINY_LM
 from vivavoce.tts.interface import SpeechSettings
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

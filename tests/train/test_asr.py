@@ -18,6 +18,7 @@ from vivavoce.models.speech_encoder.model import SpeechEncoderConfig
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
 from vivavoce.models.whisper.model import Whisper
+from vivavoce.train.asr import Vocabulary, init_from_speech_encoder, spread_layers
 from vivavoce.train.asr.batches import (
     IGNORED,
     RATE,
@@ -27,11 +28,10 @@ from vivavoce.train.asr.batches import (
     WindowOptions,
     WindowShape,
 )
-from vivavoce.train.asr.checkpoint import Vocabulary, init_from_speech_encoder, spread_layers
 from vivavoce.train.asr.evaluate import CONDITIONS, main, score_texts, transcribe_all
 from vivavoce.train.asr.train import TINY, ASRRecipe, Rounding, Training
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.speech_encoder.model import Lattice, new_encoder
+from vivavoce.train.speech_encoder import Lattice, new_encoder
 
 PITCHES = {"low": 300.0, "mid": 900.0, "high": 2500.0}
 BEEP = RATE // 3

@@ -12,9 +12,8 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.whisper.decoding import decode
 from vivavoce.models.whisper.drafts import PieceGuesser, WhisperHeads, distilled, draft_kind, load_decoder
 from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
-from vivavoce.train.asr import draft
+from vivavoce.train.asr import Vocabulary, draft
 from vivavoce.train.asr.batches import DraftRecipe, WindowShape
-from vivavoce.train.asr.checkpoint import Vocabulary
 from vivavoce.train.asr.draft import DecoderStudent, DraftTraining, HeadsStudent, PiecesStudent
 from vivavoce.train.asr.train import Training
 from vivavoce.train.corpus import Corpus

@@ -12,21 +12,12 @@ from vivavoce.errors import InputError
 from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig, SpeechStream
 from vivavoce.nn.modules import fill_randomly
+from vivavoce.train.augment import AcousticAugmentation, other_lengths, taken_at, warp_bands
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.features import encode_corpus
 from vivavoce.train.losses import ctc_loss
+from vivavoce.train.speech_encoder import LETTERS, Lattice, encode_corpus, features, new_encoder, read, spelled
 from vivavoce.train.speech_encoder import train as ear
-from vivavoce.train.speech_encoder.batches import (
-    AcousticAugmentation,
-    EncoderBatches,
-    EncoderBatchOptions,
-    EncoderBatchShape,
-    EncoderSpeech,
-    other_lengths,
-    taken_at,
-    warp_bands,
-)
-from vivavoce.train.speech_encoder.model import LETTERS, Lattice, features, new_encoder, read, spelled
+from vivavoce.train.speech_encoder.batches import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
 from vivavoce.train.voices import TEACHER
 
 LEVELS = (4, 3, 2, 3)

@@ -17,7 +17,7 @@ from vivavoce.models.flow.model import FlowDecoder
 from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.models.moss_speech.codec import MossSpeechCodec
 from vivavoce.nn.attention import KeySpan, attention_bias, visible
-from vivavoce.train.flow_vocoder.batches import (
+from vivavoce.train.flow_vocoder import (
     EVERYTHING,
     NO_MASK,
     CodedSpeech,
@@ -25,13 +25,13 @@ from vivavoce.train.flow_vocoder.batches import (
     FlowBatchShape,
     TeacherSpeech,
     code_bias,
-    flow_mels,
 )
 from vivavoce.train.flow_vocoder.flow import (
     TINY,
     FlowLoss,
     MelScale,
     features,
+    flow_mels,
     main,
     teacher_vector,
     tiny_config,

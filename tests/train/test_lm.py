@@ -14,11 +14,11 @@ from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.train.front_desk import Exchange
+from vivavoce.train.lm import CodeJitter, train_tokenizer
 from vivavoce.train.lm import corpus as lm_data
 from vivavoce.train.lm import train as lm
 from vivavoce.train.lm.batches import HEARD, READ, SAID, SPOKEN, TRANSCRIBE, SpokenDialogues
 from vivavoce.train.lm.evaluate import word_error_rate
-from vivavoce.train.lm.model import CodeJitter, train_tokenizer
 
 FEW = lm_data.DialoguePlan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
 BY_HEART = dataclasses.replace(lm.TINY, steps=(30, 15, 220))

@@ -8,8 +8,8 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt, Turn
 from vivavoce.nn.paged_kv import CachePiece, PagedCache, RowBatch
+from vivavoce.train.lm import hidden_states, within_segments
 from vivavoce.train.lm.evaluate import greedy_replies
-from vivavoce.train.lm.model import hidden_states, within_segments
 
 PROMPT = MossSpeechPrompt(CONFIG, ByteTokenizer())
 

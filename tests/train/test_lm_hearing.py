@@ -10,7 +10,6 @@ from vivavoce.minis.untrained import SPEECH_ENCODER
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.nn.modules import fill_randomly
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.features import encode_corpus
 from vivavoce.train.lm.corpus import (
     CLEAN,
     LIVE,
@@ -26,6 +25,7 @@ from vivavoce.train.lm.corpus import (
     speech_plan,
     train_dialogues,
 )
+from vivavoce.train.speech_encoder import encode_corpus
 from vivavoce.train.voices import HELD_OUT, TEACHER
 
 PLAN = DialoguePlan(spoken=3, written=1, general=1, read=1, versions=2, held_out=2, held_out_general=1)

@@ -7,6 +7,7 @@ import pytest
 
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.train.lm import train_tokenizer
 from vivavoce.train.lm.batches import (
     CONTEXT,
     HEARD,
@@ -21,7 +22,6 @@ from vivavoce.train.lm.batches import (
 )
 from vivavoce.train.lm.corpus import TINY as TINY_PLAN
 from vivavoce.train.lm.corpus import spelled_data
-from vivavoce.train.lm.model import train_tokenizer
 from vivavoce.train.lm.train import TINY, make_config
 
 PLAIN = LMBatchOptions(late_system=0.0, no_system=0.0, strange_system=0.0, interrupted=0.0, distant=0.0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vivavoce.audio.mel import WHISPER_SPEECH_MAXIMUM, WhisperMel, whisper_normalise_running
-from vivavoce.train.features import BatchMel
+from vivavoce.train.speech_encoder import BatchMel
 
 LENGTHS = [16000, 15990, 15840, 15961, 7999, 1280, 480, 200, 161]
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from vivavoce.train.features import pitch
+from vivavoce.train.flow_vocoder import pitch
 
 RATE, HOP = 16_000, 320
 TIME = torch.arange(2 * RATE) / RATE

@@ -9,8 +9,8 @@ import torch
 from vivavoce import hub
 from vivavoce.bench.asr import spoken_sentences
 from vivavoce.models.whisper.model import Whisper
+from vivavoce.train.asr import Vocabulary
 from vivavoce.train.asr.batches import Recordings
-from vivavoce.train.asr.checkpoint import Vocabulary
 from vivavoce.train.asr.evaluate import steadiness, timing_heads
 from vivavoce.train.corpus import Corpus
 

@@ -19,11 +19,11 @@ from vivavoce.models.tokenizers import SentencePieceTokenizer
 from vivavoce.train import package as ship
 from vivavoce.train.loop import Learner
 from vivavoce.train.tts import codec as tts_codec
-from vivavoce.train.tts.batches import IGNORED, BatchShape, CodedSentence, NanoBatches, PromptLayout
-from vivavoce.train.tts.config import LM, TINY_CODEC, TINY_LM, write_tokenizer
-from vivavoce.train.tts.model import corrupt, frame_logits, global_states, initialise_lm
-from vivavoce.train.tts.model import initialise as initialise_codec
-from vivavoce.train.tts.train import TINY, NanoLoss, main
+from vivavoce.train.tts import corrupt, frame_logits, global_states, initialise_lm
+from vivavoce.train.tts import initialise as initialise_codec
+from vivavoce.train.tts.batches import IGNORED, BatchShape, CodedSentence, NanoBatches, PromptLayout, write_tokenizer
+from vivavoce.train.tts.codec import TINY_CODEC
+from vivavoce.train.tts.train import LM, TINY, TINY_LM, NanoLoss, main
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, open_speech_model
 
 

@@ -14,10 +14,9 @@ from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.train.corpus import Corpus, split_held_out
 from vivavoce.train.loop import Learner
 from vivavoce.train.losses import Discriminators, SpectralDistance
+from vivavoce.train.tts import CodebookMeans, analyse, codes_of, initialise, quantise, sounds_of, synthesise
 from vivavoce.train.tts.batches import Crops
-from vivavoce.train.tts.codec import TINY, CodecLosses, main
-from vivavoce.train.tts.config import CODEC, TINY_CODEC
-from vivavoce.train.tts.model import CodebookMeans, analyse, codes_of, initialise, quantise, sounds_of, synthesise
+from vivavoce.train.tts.codec import CODEC, TINY, TINY_CODEC, CodecLosses, main
 
 
 @pytest.fixture(scope="module")

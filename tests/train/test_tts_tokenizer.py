@@ -5,7 +5,7 @@ import pytest
 from vivavoce.errors import InputError
 from vivavoce.models.moss_tts_nano.prompt import OTHER_FIELDS, REFERENCE_FIELD, USER_END, MossTTSNanoConfig
 from vivavoce.models.tokenizers import SentencePieceTokenizer
-from vivavoce.train.tts.config import folded_characters, tokenizer_pieces, write_tokenizer
+from vivavoce.train.tts.batches import folded_characters, tokenizer_pieces, write_tokenizer
 
 TEXTS = ["Hello World.", "  spaced \n out\ttext ", "naïve café “quote” — yes… ﬁne Ａ１ 中文 🎉", "It's 3:30", "", " "]
 TEMPLATE = [OTHER_FIELDS, REFERENCE_FIELD, USER_END, "<user_inst>x"]

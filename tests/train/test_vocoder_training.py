@@ -11,7 +11,7 @@ from tests.train.buzzing import buzzing
 from vivavoce.audio.level import buzz
 from vivavoce.audio.mel import MATCHA_24KHZ, VocoderMel
 from vivavoce.models.hift.model import HiFT
-from vivavoce.train.flow_vocoder.batches import TeacherSpeech, segment_starts, upsampled
+from vivavoce.train.flow_vocoder import TeacherSpeech, segment_starts, upsampled
 from vivavoce.train.flow_vocoder.vocoder import (
     LOUDNESS,
     TINY,

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from vivavoce.train.tts.config import write_tokenizer
+from vivavoce.train.tts.batches import write_tokenizer
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT32
 LAYERS, HEADS, HEAD_DIM, HIDDEN, TEXT_IDS, BOOKS, CODES = 12, 12, 64, 768, 16_384, 16, 1024

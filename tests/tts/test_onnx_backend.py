@@ -20,7 +20,8 @@ from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import LocalFrame, MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import NanoSampling
 from vivavoce.nn.modules import fill_randomly
-from vivavoce.train.tts.config import TINY_LM, write_tokenizer
+from vivavoce.train.tts.batches import write_tokenizer
+from vivavoce.train.tts.train import TINY_LM
 from vivavoce.tts import NanoTTS, SpeakingStyle, StoredVoice
 from vivavoce.tts.interface import SpeechSettings, open_speech_model
 from vivavoce.tts.onnx import OnnxTTS

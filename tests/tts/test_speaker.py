@@ -20,7 +20,8 @@ from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import NanoSampling
-from vivavoce.train.tts.config import TINY_CODEC, TINY_LM
+from vivavoce.train.tts.codec import TINY_CODEC
+from vivavoce.train.tts.train import TINY_LM
 from vivavoce.tts import NanoTTS, SpeakingStyle, StoredVoice
 from vivavoce.tts.interface import SpeechSettings
 from vivavoce.tts.nano_engine import EngineFrameGenerator

@@ -37,8 +37,8 @@ from vivavoce.nn.paged_kv import CachePiece, PagedCache, RowBatch
 from vivavoce.s2s.captions import WRITE_DOWN
 from vivavoce.s2s.moss_speech import load_moss_speech
 from vivavoce.train.front_desk import Exchange, dialogues
-from vivavoce.train.lm.model import hidden_states, within_segments
-from vivavoce.train.tts.model import frame_logits, global_states
+from vivavoce.train.lm import hidden_states, within_segments
+from vivavoce.train.tts import frame_logits, global_states
 from vivavoce.train.voices import TRAINING, programs, speak
 from vivavoce.tts.interface import SpeechSettings
 from vivavoce.tts.nano_cpu import NanoCpuDecoder

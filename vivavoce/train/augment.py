@@ -9,6 +9,9 @@ from torch import Tensor
 
 RATE = 16_000
 TAPS = 16  # of the windowed-sinc interpolator
+BEDS_A_BATCH = 2  # kinds of noise per batch: generating all would cost more than training
+KNOTS = 6  # random shifts along the mel axis, interpolated
+FRAMES_A_KNOT = 12  # about one phone
 NOISES = ("white", "pink", "brown", "hum", "babble", "cafe")
 
 
@@ -239,3 +242,79 @@ def mask_mel(
             covered = (indices >= begin) & (indices < begin + width)
             hidden = hidden | (covered[:, :, None] if axis == 1 else covered[:, None, :])
     return torch.where(hidden, mel.mean(dim=(1, 2), keepdim=True), mel)
+
+
+class AcousticAugmentation:
+    """Room, noise and line augmentation of an `Augmenter`, without speed changes."""
+
+    def __init__(self, device: torch.device | str, strength: float = 1.0) -> None:
+        self.device, self.strength = device, strength
+
+    @torch.no_grad()
+    def __call__(self, samples: Tensor, lengths: Tensor, seed: int) -> Tensor:
+        """Deterministic for a seed.  # [batch, time], [batch] → [batch, time]"""
+        if not self.strength:
+            return samples
+        augmenter = Augmenter(self.device, seed, self.strength)
+        rows, draw = len(samples), augmenter.uniform
+        there = torch.arange(samples.shape[1], device=samples.device) < lengths[:, None]
+        out = augmenter.maybe(0.6, samples, equalise(samples, augmenter.generator, 12.0 * self.strength))
+        out = augmenter.maybe(0.5, out, reverberate(out, draw(rows, 0.1, 0.6), augmenter.generator))
+        beds = torch.cat([noise(_kind(seed, part), rows_of, augmenter.generator) for part, rows_of in _parts(out)])
+        out = augmenter.maybe(0.7, out, at_snr(out, beds, draw(rows, 0.0, 30.0), lengths))
+        out = augmenter.maybe(0.15, out, telephone(out))
+        out = augmenter.maybe(0.1, out, mu_law(levelled(out, 0.1)))
+        out = levelled(out * there, 10 ** (draw(rows, -36.0, -14.0) / 20))
+        out = augmenter.maybe(0.1, out, clipped(out, augmenter.generator))
+        return out.clamp(-1, 1)
+
+
+def warp_bands(
+    mel: Tensor, generator: torch.Generator, low: float = 0.86, high: float = 1.16, moved: float = 2.0
+) -> Tensor:
+    """Vocal tract length perturbation: scale the mel axis, and shift bands locally by up to `moved` bands.
+
+    # [batch, band, frame]
+    """
+    rows, bins = mel.shape[:2]
+    stretch = torch.rand(rows, 1, generator=generator, device=mel.device) * (high - low) + low
+    knots = (torch.rand(rows, 1, KNOTS, generator=generator, device=mel.device) * 2 - 1) * moved
+    apart = F.interpolate(knots, size=bins, mode="linear", align_corners=True)[:, 0]
+    position = (torch.arange(bins, device=mel.device) * stretch + apart).clamp(0, bins - 1)  # [batch, band]
+    below = position.floor()
+    part = (position - below)[..., None]
+    index = below.long()[..., None].expand_as(mel)
+    return torch.lerp(mel.gather(1, index), mel.gather(1, (index + 1).clamp(max=bins - 1)), part)
+
+
+def other_lengths(
+    ends: Tensor, frames: int, share: float, generator: torch.Generator, deviation: float = 0.35
+) -> Tensor:
+    """Source positions of frames under random local time stretching; row lengths stay.
+
+    # frames [batch] → [batch, frame]
+    """
+    rows, device = len(ends), ends.device
+    knots = torch.randn(rows, 1, frames // FRAMES_A_KNOT + 2, generator=generator, device=device) * deviation
+    passed = F.interpolate(knots, size=frames, mode="linear", align_corners=True)[:, 0].exp().cumsum(1)
+    whole = passed.gather(1, (ends[:, None] - 1).clamp(0, frames - 1))
+    time = torch.arange(frames, device=device).expand(rows, -1)
+    changes = torch.rand(rows, 1, generator=generator, device=device) < share
+    position = (passed / whole * ends[:, None] - 1).clamp(min=0)
+    return torch.where(changes & (time < ends[:, None]), torch.minimum(position, ends[:, None] - 1.0), time.float())
+
+
+def taken_at(mel: Tensor, position: Tensor) -> Tensor:
+    """Log-mels interpolated at fractional frames.  # [batch, band, frame], [batch, frame]"""
+    below = position.floor()
+    index = below.long()[:, None].expand_as(mel)
+    after = (index + 1).clamp(max=mel.shape[2] - 1)
+    return torch.lerp(mel.gather(2, index), mel.gather(2, after), (position - below)[:, None])
+
+
+def _parts(samples: Tensor) -> list[tuple[int, Tensor]]:
+    return list(enumerate(samples.chunk(BEDS_A_BATCH)))
+
+
+def _kind(seed: int, part: int) -> str:
+    return NOISES[(seed * BEDS_A_BATCH + part) % len(NOISES)]

@@ -17,15 +17,11 @@ from vivavoce.errors import InputError
 from vivavoce.models.whisper.config import WhisperTokens
 from vivavoce.models.whisper.decoding import Text, decode
 from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
-from vivavoce.train.asr.checkpoint import (
-    LANGUAGE,
-    Vocabulary,
-)
-from vivavoce.train.augment import mask_mel
+from vivavoce.train.asr import LANGUAGE, Vocabulary
+from vivavoce.train.augment import AcousticAugmentation, mask_mel, warp_bands
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.front_desk.answers import normalise
 from vivavoce.train.loop import Batch
-from vivavoce.train.speech_encoder.batches import AcousticAugmentation, warp_bands
 
 RATE = 16_000
 IGNORED = -100  # label without loss

@@ -32,6 +32,7 @@ from vivavoce.models.whisper.drafts import (
 )
 from vivavoce.models.whisper.model import Whisper, WhisperDecoder, WindowMemory
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.train.asr import Vocabulary
 from vivavoce.train.asr.batches import (
     RATE,
     DraftRecipe,
@@ -40,7 +41,6 @@ from vivavoce.train.asr.batches import (
     WindowMaker,
     WindowShape,
 )
-from vivavoce.train.asr.checkpoint import Vocabulary
 from vivavoce.train.asr.train import MIN_PIECES
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves

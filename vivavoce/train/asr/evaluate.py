@@ -20,8 +20,8 @@ from vivavoce.evaluation.scoring import edit_distance
 from vivavoce.models.whisper.alignment import cross_attention_weights
 from vivavoce.models.whisper.decoding import LogitRule, Suppress, decode
 from vivavoce.models.whisper.model import Whisper
+from vivavoce.train.asr import LANGUAGE, Vocabulary
 from vivavoce.train.asr.batches import RATE, Recordings
-from vivavoce.train.asr.checkpoint import LANGUAGE, Vocabulary
 from vivavoce.train.augment import at_snr, noise
 from vivavoce.train.corpus import FULL_SCALE, Corpus
 from vivavoce.train.front_desk.answers import normalise
@@ -35,8 +35,8 @@ CONDITIONS: tuple[tuple[str, Padding, float | None], ...] = (
 MIN_SAMPLES = 2 * RATE  # as short as training windows get
 ROWS = 64
 MAX_TOKENS = 100  # no evaluated sentence is longer; stops texts that do not end
-
-
+ALIGNMENT_HEADS = 4
+POSITIONS_PER_SECOND = 50
 ASTERISK_TEXTS = Path("/usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
 ASTERISK_SOUNDS = Path("/usr/share/asterisk/sounds/en")
 POCKETSPHINX = Path("/usr/share/pocketsphinx/test/data")
@@ -183,37 +183,9 @@ def _people(model: Whisper) -> Corpus:
     return Corpus.of([((samples * 32767).astype(np.int16), text, source) for samples, text, source in found])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """`viva train evaluate-asr --model DIR --corpus PATH`: error rates of a saved model."""
-    parser = argparse.ArgumentParser(description="Word error rates of a trained mini-asr on a corpus, or on people.")
-    parser.add_argument("--model", type=Path, required=True)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--corpus", type=Path)
-    source.add_argument("--people", action="store_true", help="human recordings from Debian packages")
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args(arguments)
-    model, vocabulary = Whisper.load(options.model, options.device), Vocabulary.read(options.model)
-    recordings = Recordings.of_corpus(_people(model) if options.people else Corpus.load(options.corpus))
-    recordings = recordings.to(options.device)
-    for way, padding, decibels in CONDITIONS:
-        texts = transcribe_all(model, vocabulary, recordings, padding, decibels)
-        scores = score_texts(texts, recordings.texts)
-        print(f"{way}: {scores.line()}")
-        for said, meant in scores.worst[:5]:
-            print(f"    {meant!r} was written {said!r}")
-
-
-if __name__ == "__main__":
-    main()
-
-
-COUNT = 4
-POSITIONS_PER_SECOND = 50
-
-
 @torch.inference_mode()
 def timing_heads(
-    model: Whisper, vocabulary: Vocabulary, recordings: Recordings, count: int = COUNT
+    model: Whisper, vocabulary: Vocabulary, recordings: Recordings, count: int = ALIGNMENT_HEADS
 ) -> list[tuple[int, int]]:
     """Layer and head of the alignment heads: those whose attention moves most steadily through the audio."""
     config, tokens = model.config, vocabulary.tokens
@@ -243,3 +215,27 @@ def steadiness(attention: Tensor) -> Tensor:
     steps = torch.arange(attention.shape[1], device=attention.device, dtype=torch.float32)
     steps, middle = steps - steps.mean(), middle - middle.mean(-1, keepdim=True)
     return (middle * steps).sum(-1) / (middle.norm(dim=-1) * steps.norm()).clamp_min(1e-6)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`viva train evaluate-asr --model DIR --corpus PATH`: error rates of a saved model."""
+    parser = argparse.ArgumentParser(description="Word error rates of a trained mini-asr on a corpus, or on people.")
+    parser.add_argument("--model", type=Path, required=True)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--corpus", type=Path)
+    source.add_argument("--people", action="store_true", help="human recordings from Debian packages")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args(arguments)
+    model, vocabulary = Whisper.load(options.model, options.device), Vocabulary.read(options.model)
+    recordings = Recordings.of_corpus(_people(model) if options.people else Corpus.load(options.corpus))
+    recordings = recordings.to(options.device)
+    for way, padding, decibels in CONDITIONS:
+        texts = transcribe_all(model, vocabulary, recordings, padding, decibels)
+        scores = score_texts(texts, recordings.texts)
+        print(f"{way}: {scores.line()}")
+        for said, meant in scores.worst[:5]:
+            print(f"    {meant!r} was written {said!r}")
+
+
+if __name__ == "__main__":
+    main()

@@ -27,8 +27,7 @@ from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.models.whisper.config import WhisperConfig
 from vivavoce.models.whisper.drafts import PieceGuesser
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.train.asr.batches import IGNORED, RATE, AudioAugmentation, Recordings, WindowMaker, WindowShape
-from vivavoce.train.asr.checkpoint import (
+from vivavoce.train.asr import (
     Vocabulary,
     init_from_earlier,
     init_from_speech_encoder,
@@ -37,6 +36,7 @@ from vivavoce.train.asr.checkpoint import (
     save_whisper,
     write_json,
 )
+from vivavoce.train.asr.batches import IGNORED, RATE, AudioAugmentation, Recordings, WindowMaker, WindowShape
 from vivavoce.train.asr.evaluate import CONDITIONS, RecognitionScores, score_texts, timing_heads, transcribe_all
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, TrainingStep, plot_curves

@@ -1,7 +1,8 @@
 """Train the flow decoder of the reply voice: `viva train flow --corpus DIR --speech-encoder DIR --out DIR`.
 
 Conditional flow matching on the inference modules. Sequences are a prompt and the speech after it, mostly under the
-chunk masks of a stream. Half of the flow times are those of the solver's schedule.
+chunk masks of a stream. Half of the flow times are those of the solver's schedule. Ends with an evaluation on held-out
+sentences; `flow_mels` computes the mels on which a vocoder is trained.
 """
 
 import argparse
@@ -9,6 +10,8 @@ import dataclasses
 import json
 import math
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -27,15 +30,14 @@ from vivavoce.models.flow.estimator import (
     cosine_times,
 )
 from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfig
-from vivavoce.models.flow.state import VoicePrompt
+from vivavoce.models.flow.state import FlowPass, Pasts, VoicePrompt
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.nn.attention import KeySpan
 from vivavoce.nn.linear import PackedLinear
 from vivavoce.nn.streaming import Silence
 from vivavoce.nn.vocoder import CausalConv1d
 from vivavoce.train.corpus import Corpus, split_held_out
-from vivavoce.train.features import encode_corpus
-from vivavoce.train.flow_vocoder.batches import (
+from vivavoce.train.flow_vocoder import (
     CodedSpeech,
     FlowBatches,
     FlowBatchOptions,
@@ -43,10 +45,10 @@ from vivavoce.train.flow_vocoder.batches import (
     TeacherSpeech,
     code_bias,
     copy_curves,
-    measure,
     write_part,
 )
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun
+from vivavoce.train.speech_encoder import encode_corpus
 from vivavoce.train.voices import TEACHER
 
 
@@ -294,6 +296,90 @@ def train_flow(
     (out / "metrics.json").write_text(json.dumps(figures, indent=2), encoding="utf8")
     print(json.dumps(figures), flush=True)
     return flow
+
+
+LEFT_CHUNKS = 4
+
+
+@torch.no_grad()
+def flow_mels(flow: FlowDecoder, speech: CodedSpeech, prompt: VoicePrompt, codes: int = 125, rows: int = 32) -> Tensor:
+    """Flow mels of all codes, in passages of this many codes after the prompt.  # [code · ratio, band]"""
+    device, config = speech.codes.device, flow.config
+    begins = torch.arange(0, len(speech.codes), codes, device=device)
+    indices = begins[:, None] + torch.arange(codes + config.lookahead, device=device)
+    passages = speech.codes[indices.clamp(max=len(speech.codes) - 1)]
+    mels = [_passage_mels(flow, some, prompt) for some in passages.split(rows)]
+    return torch.cat(mels).flatten(0, 1)[: len(speech.codes) * config.ratio]
+
+
+def _passage_mels(flow: FlowDecoder, passages: Tensor, prompt: VoicePrompt) -> Tensor:
+    rows, device, config = len(passages), passages.device, flow.config
+    length = len(prompt.codes)
+    codes = torch.cat([prompt.codes.to(device).expand(rows, -1), passages], dim=1)
+    time = codes.shape[1] - config.lookahead
+    nowhere = torch.zeros(rows, dtype=torch.int64, device=device)
+    sink = max(0, (length - config.lookahead) // config.chunk * config.chunk)
+    span = KeySpan(nowhere, time, nowhere + sink)
+    prompt_mel = torch.zeros(rows, time * config.ratio, config.mel_bands, device=device)
+    prompt_mel[:, : length * config.ratio] = prompt.mel.to(device)
+    speaker = flow.spk_embed_affine_layer(functional.normalize(prompt.speaker.to(device), dim=0)).expand(rows, -1)
+    pasts = Pasts(Silence(), Silence(), lambda step: Silence())
+    mel = flow.decode(FlowPass(codes, speaker, prompt_mel, span, pasts, config.chunk, LEFT_CHUNKS))
+    return mel[:, length * config.ratio :]
+
+
+def with_flow_mels(speech: TeacherSpeech, utterances: Tensor, coded: CodedSpeech, mels: Tensor) -> Tensor:
+    """The mels of speech with those of the coded utterances replaced.  # [frame, band]"""
+    replaced = speech.mel.clone()
+    begins, ends = coded.starts[:-1].tolist(), coded.starts[1:].tolist()
+    for utterance, begin, end in zip(utterances.tolist(), begins, ends, strict=True):
+        first, count = int(speech.starts[utterance]), (end - begin) * coded.ratio
+        replaced[first : first + count] = mels[begin * coded.ratio : end * coded.ratio]
+    return replaced
+
+
+GUIDANCES = (0.0, 0.3, 0.7)
+
+
+@torch.no_grad()
+def measure(flow: FlowDecoder, speech: CodedSpeech, prompt: VoicePrompt) -> dict[str, float]:
+    """L1 distance to recorded mels, and relative temporal variation, for each way of decoding."""
+    voice = flow.voice(prompt)
+
+    def streamed(codes: Tensor) -> Tensor:
+        state, pieces = flow.start(voice, LEFT_CHUNKS), []
+        hops = codes.split(flow.config.chunk)
+        for number, hop in enumerate(hops, start=1):
+            mel, state = flow.step(state, hop, final=number == len(hops))
+            pieces.append(mel)
+        return torch.cat(pieces, dim=1)
+
+    figures: dict[str, float] = {}
+    for guidance in GUIDANCES:
+        with _guided(flow, guidance):
+            figures |= _compared(speech, streamed, f"stream_guidance_{guidance}")
+    figures |= _compared(speech, lambda codes: flow(codes, prompt), "offline")
+    figures |= _compared(speech, lambda codes: flow(codes, prompt, streaming=True), "masked")
+    return figures
+
+
+def _compared(speech: CodedSpeech, decode: Callable[[Tensor], Tensor], name: str) -> dict[str, float]:
+    distances, liveliness = [], []
+    for index in range(len(speech)):
+        codes, given = speech.utterance(index)
+        generated = decode(codes).T  # [frame, band]
+        distances.append(float((generated - given).abs().mean()))
+        liveliness.append(float(generated.diff(dim=0).abs().mean() / given.diff(dim=0).abs().mean()))
+    return {f"{name}_l1": round(float(np.mean(distances)), 4), f"{name}_lively": round(float(np.mean(liveliness)), 4)}
+
+
+@contextmanager
+def _guided(flow: FlowDecoder, guidance: float) -> Iterator[None]:
+    usual, flow.decoder.guidance = flow.decoder.guidance, guidance
+    try:
+        yield
+    finally:
+        flow.decoder.guidance = usual
 
 
 def main(arguments: list[str] | None = None) -> None:

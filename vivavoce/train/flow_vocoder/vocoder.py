@@ -28,17 +28,8 @@ from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.nn.process_settings import cudnn_benchmark
 from vivavoce.nn.vocoder import SourceStart
 from vivavoce.train.corpus import Corpus, split_held_out
-from vivavoce.train.features import encode_corpus
-from vivavoce.train.flow_vocoder.batches import (
-    CodedSpeech,
-    TeacherSpeech,
-    copy_curves,
-    flow_mels,
-    segment_starts,
-    with_flow_mels,
-    write_part,
-)
-from vivavoce.train.flow_vocoder.flow import FLOW_FILE, teacher_vector
+from vivavoce.train.flow_vocoder import CodedSpeech, TeacherSpeech, copy_curves, segment_starts, write_part
+from vivavoce.train.flow_vocoder.flow import FLOW_FILE, flow_mels, teacher_vector, with_flow_mels
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun
 from vivavoce.train.losses import (
     Discriminators,
@@ -48,6 +39,7 @@ from vivavoce.train.losses import (
     feature_distance,
     generator_loss,
 )
+from vivavoce.train.speech_encoder import encode_corpus
 from vivavoce.train.voices import TEACHER
 
 QUIET = 0.1  # initial scale of branches beside the excitation's path

@@ -28,12 +28,11 @@ from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
 from vivavoce.models.speech_encoder.model import SpeechEncoder
-from vivavoce.train.augment import NOISES, Augmenter, at_snr, noise
+from vivavoce.train.augment import NOISES, Augmenter, at_snr, noise, other_lengths, taken_at, warp_bands
 from vivavoce.train.corpus import Corpus, build
-from vivavoce.train.features import BatchMel, Sounds, encode_batch
 from vivavoce.train.front_desk import DECLINE, Exchange, dialogues, general_sentences, single_questions
 from vivavoce.train.lm.batches import Ragged, SpokenDialogues, Utterances
-from vivavoce.train.speech_encoder.batches import other_lengths, taken_at, warp_bands
+from vivavoce.train.speech_encoder import BatchMel, Sounds, encode_batch
 from vivavoce.train.voices import HELD_OUT as HELD_OUT_VOICES
 from vivavoce.train.voices import TEACHER, TRAINING, SyntheticVoice, draw, programs, training_voices
 

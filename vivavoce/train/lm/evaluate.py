@@ -15,9 +15,9 @@ from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, Turn
 from vivavoce.train.front_desk import DECLINE, Exchange, judge, normalise
+from vivavoce.train.lm import TrainingKVCache, hidden_states
 from vivavoce.train.lm.batches import READ, TRANSCRIBE, Codes, SpokenDialogues
 from vivavoce.train.lm.corpus import CLEAN, NOISY
-from vivavoce.train.lm.model import TrainingKVCache, hidden_states
 
 ALIGNED = 16  # mask columns are a multiple of this, as attention kernels require
 LOOK_EVERY = 16  # rows between checks for the end of all replies; each check synchronises

@@ -26,6 +26,17 @@ from vivavoce.models.checkpoint import save_weights
 from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech, MossSpeechConfig
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.train.front_desk import general_sentences
+from vivavoce.train.lm import (
+    MODALITY_PAD,
+    PAD,
+    SPARE,
+    SPEECH_START,
+    TURN_END,
+    CodeJitter,
+    hidden_states,
+    train_tokenizer,
+    within_segments,
+)
 from vivavoce.train.lm.batches import (
     FULL_MIX,
     HEARD,
@@ -41,17 +52,6 @@ from vivavoce.train.lm.batches import (
 )
 from vivavoce.train.lm.corpus import HELD_OUT, TRAIN
 from vivavoce.train.lm.evaluate import Evaluation
-from vivavoce.train.lm.model import (
-    MODALITY_PAD,
-    PAD,
-    SPARE,
-    SPEECH_START,
-    TURN_END,
-    CodeJitter,
-    hidden_states,
-    train_tokenizer,
-    within_segments,
-)
 from vivavoce.train.loop import Batch, Budget, Learner, LossFunction, TrainingRun, plot_curves
 
 PREFETCHED_BATCHES = 6  # prefetched batches

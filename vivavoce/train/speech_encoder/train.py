@@ -24,19 +24,13 @@ from vivavoce.errors import InputError
 from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.checkpoint import published_tensors
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
+from vivavoce.train.augment import AcousticAugmentation
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.features import BatchMel, Sounds
 from vivavoce.train.front_desk.answers import normalise
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.losses import ctc_loss
-from vivavoce.train.speech_encoder.batches import (
-    AcousticAugmentation,
-    EncoderBatches,
-    EncoderBatchOptions,
-    EncoderBatchShape,
-    EncoderSpeech,
-)
-from vivavoce.train.speech_encoder.model import STEPS, Lattice, Probe, features, new_encoder, read
+from vivavoce.train.speech_encoder import STEPS, BatchMel, Lattice, Probe, Sounds, features, new_encoder, read
+from vivavoce.train.speech_encoder.batches import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
 from vivavoce.train.voices import TEACHER
 
 SPREAD = 0.6  # minimum standard deviation of a bounded dimension

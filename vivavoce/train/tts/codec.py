@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig
+from vivavoce.models.moss_audio_tokenizer.config import MossAudioTokenizerConfig, QuantizerConfig, StageConfig
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.nn.modules import allocating
 from vivavoce.nn.process_settings import cudnn_benchmark, torch_threads
 from vivavoce.train.corpus import Corpus, sentence_bounds, split_held_out
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.losses import Discriminators, SpectralDistance, discriminator_loss, feature_distance, generator_loss
-from vivavoce.train.tts.batches import Crops
-from vivavoce.train.tts.config import CODEC, TINY_CODEC
-from vivavoce.train.tts.model import (
+from vivavoce.train.tts import (
     CodebookMeans,
     analyse,
     calibrate,
@@ -38,12 +36,53 @@ from vivavoce.train.tts.model import (
     synthesise,
     write_samples,
 )
+from vivavoce.train.tts.batches import Crops
 from vivavoce.train.voices import TEACHER
 
+RATE = 16_000  # the rate of the training voices
 SHARES = {TEACHER.name: 0.4, "flite-slt-1.0": 0.25, "": 0.35}
 SHARES_OF_LEARNING_ON = {TEACHER.name: 0.8, "flite-slt-1.0": 0.15, "": 0.05}
 MEL_WEIGHT, WAVE_WEIGHT, COMMITMENT_WEIGHT, LEFTOVER_WEIGHT = 45.0, 3.0, 1.0, 2.0
 ADVERSARIAL_WEIGHT, FEATURE_WEIGHT = 3.0, 6.0
+
+
+def _encoder_stage(inputs: int, layers: int, seconds: float) -> StageConfig:
+    return StageConfig(inputs, 128, layers, seconds, d_model=128, num_heads=4, dim_feedforward=512)
+
+
+def _decoder_stage(inputs: int, outputs: int, layers: int, seconds: float) -> StageConfig:
+    return StageConfig(inputs, outputs, layers, seconds, d_model=192, num_heads=6, dim_feedforward=768)
+
+
+# Stages at 200, 100 and 50 positions a second; a frame of 80 ms is 16, 8 and 4 of them.
+CODEC = MossAudioTokenizerConfig(
+    sample_rate=RATE,
+    channels=1,
+    encoder=(80, _encoder_stage(80, 1, 0.64), 2, _encoder_stage(256, 1, 1.28), 2, _encoder_stage(256, 2, 2.56), 4),
+    decoder=(
+        4,
+        _decoder_stage(128, 384, 2, 2.56),
+        2,
+        _decoder_stage(192, 384, 1, 1.28),
+        2,
+        _decoder_stage(192, 80, 3, 0.64),
+        80,
+    ),
+    quantizer=QuantizerConfig(512, 64, 512, num_quantizers=8, codebook_size=512, codebook_dim=8),
+)
+
+
+def _tiny(inputs: int, outputs: int) -> StageConfig:
+    return StageConfig(inputs, outputs, 1, 0.32, d_model=16, num_heads=2, dim_feedforward=32)
+
+
+TINY_CODEC = MossAudioTokenizerConfig(
+    sample_rate=RATE,
+    channels=1,
+    encoder=(80, _tiny(80, 16), 4, _tiny(64, 16), 4),
+    decoder=(4, _tiny(16, 64), 4, _tiny(16, 80), 80),
+    quantizer=QuantizerConfig(64, 24, 64, num_quantizers=8, codebook_size=32, codebook_dim=4),
+)
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,36 @@ from vivavoce.nn.process_settings import torch_threads
 from vivavoce.train.corpus import Corpus, split_held_out
 from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
-from vivavoce.train.tts.batches import IGNORED, BatchShape, CodedSentence, NanoBatches
-from vivavoce.train.tts.config import LM, TINY_LM, write_tokenizer
-from vivavoce.train.tts.model import corrupt, frame_logits, global_states, initialise_lm, save_half, write_samples
+from vivavoce.train.tts import corrupt, frame_logits, global_states, initialise_lm, save_half, write_samples
+from vivavoce.train.tts.batches import IGNORED, BatchShape, CodedSentence, NanoBatches, write_tokenizer
 from vivavoce.train.voices import TEACHER
 from vivavoce.tts.interface import SpeakingStyle, SpeechModel, SpeechSettings, open_speech_model
 from vivavoce.tts.nano import NanoTTS
 from vivavoce.tts.voices import StoredVoice
 
+LM = MossTTSNanoConfig(
+    vocab_size=384,
+    hidden_size=256,
+    intermediate_size=384,
+    num_layers=4,
+    num_heads=4,
+    max_positions=2048,
+    n_vq=8,
+    audio_vocab_size=512,
+    audio_pad_token_id=512,
+    local_transformer_layers=1,
+)
+TINY_LM = MossTTSNanoConfig(
+    vocab_size=384,
+    hidden_size=32,
+    intermediate_size=64,
+    num_layers=2,
+    num_heads=2,
+    max_positions=2048,
+    n_vq=8,
+    audio_vocab_size=32,
+    audio_pad_token_id=32,
+)
 VOICES = ("flite-rms", "flite-slt")  # name prefixes of the trained voices
 EVALUATION_BATCH = 8
 EVALUATE_EVERY = 300
