@@ -63,7 +63,7 @@ def test_one_failure_in_a_hundred_is_left_out_and_more_is_an_error():
     unspeakable = [(" .", SPEAKER)]
     plan = [("Yes.", SPEAKER)] * 120
     assert len(build(plan + unspeakable)) == 120
-    with pytest.raises(InputError, match=r"2 of 12 .*' \.' by espeak"):
+    with pytest.raises(InputError, match=r"2 of 12 .*' \.' with voice espeak"):
         build(plan[:10] + 2 * unspeakable)
 
 

@@ -12,10 +12,18 @@ from vivavoce.errors import InputError
 from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig, SpeechStream
 from vivavoce.nn.modules import fill_randomly
-from vivavoce.train.augment import AcousticAugmentation, other_lengths, taken_at, warp_bands
+from vivavoce.train.augment import AcousticAugmentation, at_positions, stretched_positions, warp_bands
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.losses import ctc_loss
-from vivavoce.train.speech_encoder import LETTERS, Lattice, encode_corpus, features, new_encoder, read, spelled
+from vivavoce.train.speech_encoder import (
+    LETTERS,
+    Lattice,
+    encode_corpus,
+    features,
+    letter_symbols,
+    new_encoder,
+    read_symbols,
+)
 from vivavoce.train.speech_encoder import train as ear
 from vivavoce.train.speech_encoder.batches import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
 from vivavoce.train.voices import TEACHER
@@ -164,18 +172,18 @@ def test_bands_are_warped_and_time_is_not():
 
 def test_sounds_last_otherwise_and_rows_as_long():
     ends = torch.tensor([30, 50, 64, 64])
-    place = other_lengths(ends, 64, 1.0, torch.Generator().manual_seed(0))
+    place = stretched_positions(ends, 64, 1.0, torch.Generator().manual_seed(0))
     assert (place.diff() >= 0).all() and not torch.allclose(place[3], torch.arange(64.0))
     assert torch.equal(place[0, 30:], torch.arange(30.0, 64.0))
     assert torch.allclose(place.gather(1, ends[:, None] - 1)[:, 0], ends - 1.0)
-    unchanged = other_lengths(ends, 64, 0.0, torch.Generator().manual_seed(0))
+    unchanged = stretched_positions(ends, 64, 0.0, torch.Generator().manual_seed(0))
     mel = torch.randn(4, 8, 64)
-    assert torch.equal(taken_at(mel, unchanged), mel) and not torch.equal(taken_at(mel, place), mel)
+    assert torch.equal(at_positions(mel, unchanged), mel) and not torch.equal(at_positions(mel, place), mel)
 
 
 def test_spelling_and_edits():
-    assert read([*spelled("it's 7"), 0]) == "it's seven"
-    assert read([3, 3, 0, 3, 4]) == "aab"
+    assert read_symbols([*letter_symbols("it's 7"), 0]) == "it's seven"
+    assert read_symbols([3, 3, 0, 3, 4]) == "aab"
     assert error_rate(["abcd", "ab"], ["abcd", "b"]) == pytest.approx(1 / 6, abs=1e-4)
 
 

@@ -18,8 +18,8 @@ from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.models.moss_speech.codec import MossSpeechCodec
 from vivavoce.nn.attention import KeySpan, attention_bias, visible
 from vivavoce.train.flow_vocoder import (
-    EVERYTHING,
     NO_MASK,
+    UNLIMITED,
     CodedSpeech,
     FlowBatches,
     FlowBatchShape,
@@ -72,7 +72,7 @@ def _batch(speech, number=0, seed=0):
 def test_masks_of_lessons_are_those_of_streams(left, sink):
     span = KeySpan(torch.zeros(1, dtype=torch.int64), 23, torch.tensor([sink]))
     expected = attention_bias(visible(span, 5, left), torch.float32)
-    made = code_bias(torch.tensor([EVERYTHING if left is None else left]), torch.tensor([sink]), 23, 5)
+    made = code_bias(torch.tensor([UNLIMITED if left is None else left]), torch.tensor([sink]), 23, 5)
     assert torch.equal(made, expected)
 
 
@@ -95,7 +95,7 @@ def test_the_flow_is_taught_as_it_is_used(speech, flow, left, final):
         left_chunks=None if left in (None, NO_MASK) else left,
     )
     sink = flow._sink(10)
-    known = EVERYTHING if left is None else left
+    known = UNLIMITED if left is None else left
     everything = torch.cat([prompt_codes, codes, torch.zeros(3 if final else 0, dtype=torch.int64)])[None]
     time = everything.shape[1] - 3
     code_mask = code_bias(torch.tensor([known]), torch.tensor([sink]), time, CONFIG.chunk)
@@ -130,7 +130,7 @@ def test_a_batch_is_a_prompt_and_speech_behind_it(speech):
 
 def test_codes_and_mels_of_a_batch_belong_together(speech):
     unheard = FlowBatches(
-        speech, CONFIG, [FlowBatchShape(30, 8)], TINY.options.__class__(misheard=0.0), torch.zeros(1), 0.5
+        speech, CONFIG, [FlowBatchShape(30, 8)], TINY.options.__class__(replaced=0.0), torch.zeros(1), 0.5
     )
     batch = unheard.batch(0, torch.Generator().manual_seed(0))
     pairs = zip(speech.mel.view(-1, 4, 80), speech.codes, strict=True)
@@ -170,7 +170,7 @@ def test_a_flow_begins_by_turning_its_noise_around(speech):
 
 
 def test_a_corpus_too_short_for_a_sequence_is_refused(speech):
-    with pytest.raises(InputError, match="give a larger one"):
+    with pytest.raises(InputError, match="use a larger corpus"):
         FlowBatches(speech, CONFIG, [FlowBatchShape(1000, 1)], TINY.options, torch.zeros(1), 0.5)
 
 

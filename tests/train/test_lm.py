@@ -17,7 +17,7 @@ from vivavoce.train.front_desk import Exchange
 from vivavoce.train.lm import CodeJitter, train_tokenizer
 from vivavoce.train.lm import corpus as lm_data
 from vivavoce.train.lm import train as lm
-from vivavoce.train.lm.batches import HEARD, READ, SAID, SPOKEN, TRANSCRIBE, SpokenDialogues
+from vivavoce.train.lm.batches import READ, REPLY_SPEECH, REPLY_SPEECH_CONTEXT, TRANSCRIBE, USER_SPEECH, SpokenDialogues
 from vivavoce.train.lm.evaluate import word_error_rate
 
 FEW = lm_data.DialoguePlan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
@@ -28,7 +28,7 @@ BY_HEART = dataclasses.replace(lm.TINY, steps=(30, 15, 220))
 def learned(tmp_path_factory):
     """A model that has learned three dialogues by heart, its folder, and the dialogues."""
     folder = tmp_path_factory.mktemp("lm")
-    data, _ = lm_data.spelled_data(FEW, code_count=64)
+    data, _ = lm_data.pseudo_data(FEW, code_count=64)
     lm.train(BY_HEART, data, folder, None, torch.device("cpu"), report=lambda line: None)
     return folder, data
 
@@ -60,7 +60,7 @@ def test_the_engine_says_again_what_was_learned_by_heart(learned, says):
     turns = [Turn("system", DEFAULT_SYSTEM[says])]
     for exchange in line:
         codes = [int(code) for code in data.replies.codes[int(data.replies.of(exchange.reply)[0])]]
-        turns.append(Turn("user", [int(c) for c in data.heard.codes[int(data.heard.of(exchange.user)[0])]]))
+        turns.append(Turn("user", [int(c) for c in data.user_speech.codes[int(data.user_speech.of(exchange.user)[0])]]))
         model, rows = _reply(folder, turns, says)
         assert model.ends(rows[-1])
         if says == "speech":
@@ -103,7 +103,7 @@ def test_a_course_may_begin_with_an_earlier_model(learned, tmp_path):
 
 
 def test_stages_freeze_what_they_should():
-    data, _ = lm_data.spelled_data(FEW, 64)
+    data, _ = lm_data.pseudo_data(FEW, 64)
     backend = train_tokenizer(data.written, 300)
     config = lm.make_config(lm.TINY, TextTokenizer(backend), backend.get_vocab_size(), 64)
     model = MossSpeech.random(config)
@@ -120,27 +120,31 @@ def test_stages_freeze_what_they_should():
 def test_only_codes_are_spoiled_and_guests_more_than_the_desk():
     config = MossSpeechConfig(eosp_token_id=50, audio_pad_token_id=51, modality_pad_token_id=9)
     torch.manual_seed(0)
-    kinds = torch.tensor([0, HEARD, SPOKEN, SAID]).repeat_interleave(500).expand(8, -1)
+    kinds = torch.tensor([0, USER_SPEECH, REPLY_SPEECH, REPLY_SPEECH_CONTEXT]).repeat_interleave(500).expand(8, -1)
     rows = torch.stack([torch.full_like(kinds, 9), torch.full_like(kinds, 7)], dim=-1)
     rows[:, -1, 1] = 50
-    shown = lm.corrupted_codes(config, rows, kinds, heard=0.4, said=0.1)
+    shown = lm.corrupted_codes(config, rows, kinds, user_share=0.4, reply_share=0.1)
     changed = (shown[..., 1] != rows[..., 1]).float()
     assert torch.equal(shown[..., 0], rows[..., 0])
     assert changed[kinds == 0].sum() == 0 and (shown[:, -1, 1] == 50).all()
-    assert changed[kinds == HEARD].mean() > 2 * changed[(kinds == SPOKEN) | (kinds == SAID)].mean() > 0
+    assert (
+        changed[kinds == USER_SPEECH].mean()
+        > 2 * changed[(kinds == REPLY_SPEECH) | (kinds == REPLY_SPEECH_CONTEXT)].mean()
+        > 0
+    )
     assert shown[..., 1].max() == 51
 
 
 def test_guests_codes_stray_to_their_neighbours_and_no_others_do():
     torch.manual_seed(0)
     jitter = CodeJitter((4, 3), "cpu")
-    kinds = torch.tensor([HEARD, SPOKEN]).repeat_interleave(600).expand(6, -1)
+    kinds = torch.tensor([USER_SPEECH, REPLY_SPEECH]).repeat_interleave(600).expand(6, -1)
     rows = torch.stack([torch.full_like(kinds, 9), torch.full_like(kinds, 4)], dim=-1)  # 4 = 1 · 3 + 1
     rows[:, 0, 1] = jitter.size  # the end of speech
     shown = lm.jittered(jitter, rows, kinds, 0.2)
     assert torch.equal(shown[..., 0], rows[..., 0]) and (shown[:, 0, 1] == jitter.size).all()
-    assert torch.equal(shown[kinds == SPOKEN], rows[kinds == SPOKEN])
-    heard = shown[:, 1:, 1][kinds[:, 1:] == HEARD]
+    assert torch.equal(shown[kinds == REPLY_SPEECH], rows[kinds == REPLY_SPEECH])
+    heard = shown[:, 1:, 1][kinds[:, 1:] == USER_SPEECH]
     share = [(heard == code).float().mean() for code in range(12)]
     assert 0 < 1 - share[4] < 0.5 and share[1] + share[3] + share[5] + share[7] > 0.7 * (1 - share[4])
     assert lm.jittered(jitter, rows, kinds, 0.0) is rows
@@ -166,12 +170,14 @@ def test_a_sentence_has_as_many_voices_as_asked_for_and_more_where_it_is_often_s
 
 
 def test_spoken_dialogues_are_kept_whole(tmp_path):
-    data, held_out = lm_data.spelled_data(lm_data.TINY, 64)
+    data, held_out = lm_data.pseudo_data(lm_data.TINY, 64)
     data.save(tmp_path / "data.npz")
     again = SpokenDialogues.load(tmp_path / "data.npz")
     assert again.dialogues == data.dialogues and again.code_count == 64
-    assert again.heard.sentences == data.heard.sentences
-    assert all((again.heard.codes[i] == data.heard.codes[i]).all() for i in range(len(data.heard.codes)))
+    assert again.user_speech.sentences == data.user_speech.sentences
+    assert all(
+        (again.user_speech.codes[i] == data.user_speech.codes[i]).all() for i in range(len(data.user_speech.codes))
+    )
     said = {exchange.user for line in data.dialogues for exchange in line}
     assert not said & {
         exchange.user for line in held_out.dialogues for exchange in line if exchange.intent != "decline"
@@ -186,7 +192,7 @@ def test_distances():
 
 @pytest.mark.gpu
 def test_captured_steps_learn_as_eager_ones_do(tmp_path):
-    data, _ = lm_data.spelled_data(FEW, code_count=64)
+    data, _ = lm_data.pseudo_data(FEW, code_count=64)
     ends = []
     for use_graph in (False, True):
         recipe = dataclasses.replace(BY_HEART, use_graph=use_graph)

@@ -57,7 +57,7 @@ def test_every_weight_of_the_model_gets_a_gradient():
 
 def test_greedy_replies_are_those_of_the_engine():
     model, prompts = tiny_model(seed=4), _prompts()
-    made = greedy_replies(model, prompts, max_rows=24, at_once=2)
+    made = greedy_replies(model, prompts, max_rows=24, batch_size=2)
     engine = Engine(model, pick("cpu"), dtype=torch.float64)
     for prompt, reply in zip(prompts, made, strict=True):
         expected = engine.complete(engine.open(prompt), Generation(GREEDY, max_new_rows=24))

@@ -18,10 +18,10 @@ from vivavoce.train.lm.corpus import (
     CodeExtractor,
     DialoguePlan,
     SilenceAugmentation,
-    heard_data,
+    encoded_data,
     held_out_dialogues,
-    other_speaker,
-    over_noise,
+    noise_augmenter,
+    speaker_augmenter,
     speech_plan,
     train_dialogues,
 )
@@ -71,7 +71,7 @@ def test_other_voices_may_be_slower_and_nothing_of_them_is_cut(ear):
     plain = listener.codes(everything, NONE, seed=0)
     longest = [len(codes) for codes in plain]
     for seed in range(6):
-        changed = listener.codes(everything, NONE, seed, other_speaker("cpu", seed))
+        changed = listener.codes(everything, NONE, seed, speaker_augmenter("cpu", seed))
         longest = [max(a, len(b)) for a, b in zip(longest, changed, strict=True)]
     assert all(a > len(b) for a, b in zip(longest, plain, strict=True))
 
@@ -79,7 +79,7 @@ def test_other_voices_may_be_slower_and_nothing_of_them_is_cut(ear):
 def test_noise_lies_at_the_distance_that_was_asked_for():
     samples = torch.randn(4, 16000) * 0.1
     lengths = torch.full((4,), 16000)
-    changed, same = over_noise("cpu", 0, 15.0)(samples, lengths)
+    changed, same = noise_augmenter("cpu", 0, 15.0)(samples, lengths)
     distance = 10 * torch.log10(samples.square().mean(1) / (changed - samples).square().mean(1))
     assert torch.equal(same, lengths)
     torch.testing.assert_close(distance, torch.full((4,), 15.0), atol=0.3, rtol=0)
@@ -87,19 +87,25 @@ def test_noise_lies_at_the_distance_that_was_asked_for():
 
 def test_the_plan_keeps_voices_apart_and_all_of_it_is_heard(ear):
     plan = speech_plan(PLAN)
-    train, held_out = heard_data(PLAN, _sounds(plan), ear, "cpu")
+    train, held_out = encoded_data(PLAN, _sounds(plan), ear, "cpu")
     unheard = {text for text, voice in plan if voice in HELD_OUT}
-    assert set(held_out.heard.sentences) == unheard
+    assert set(held_out.user_speech.sentences) == unheard
     assert not unheard & {text for text, voice in plan if voice not in HELD_OUT and voice != TEACHER}
     for line in held_out.dialogues:
         for exchange in line:
-            assert len(held_out.heard.of(exchange.user, CLEAN)) == len(held_out.heard.of(exchange.user, NOISY)) == 1
+            assert (
+                len(held_out.user_speech.of(exchange.user, CLEAN))
+                == len(held_out.user_speech.of(exchange.user, NOISY))
+                == 1
+            )
             assert len(held_out.replies.of(exchange.reply)) == 1
     spoken = train.dialogues[: PLAN.spoken + PLAN.general]
     assert all(
-        len(train.heard.of(e.user)) >= PLAN.versions and len(train.replies.of(e.reply)) for line in spoken for e in line
+        len(train.user_speech.of(e.user)) >= PLAN.versions and len(train.replies.of(e.reply))
+        for line in spoken
+        for e in line
     )
-    assert LIVE.after[1] <= 320
+    assert LIVE.tail[1] <= 320
 
 
 def test_single_questions_are_asked_more_often_where_answers_carry_values():

@@ -10,26 +10,26 @@ from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.train.lm import train_tokenizer
 from vivavoce.train.lm.batches import (
     CONTEXT,
-    HEARD,
     READ,
-    SPOKEN,
+    REPLY_SPEECH,
+    REPLY_TEXT,
     SYSTEMS,
     TRANSCRIBE,
-    WRITTEN,
+    USER_SPEECH,
     LMBatches,
     LMBatchOptions,
     SpokenDialogues,
 )
 from vivavoce.train.lm.corpus import TINY as TINY_PLAN
-from vivavoce.train.lm.corpus import spelled_data
+from vivavoce.train.lm.corpus import pseudo_data
 from vivavoce.train.lm.train import TINY, make_config
 
-PLAIN = LMBatchOptions(late_system=0.0, no_system=0.0, strange_system=0.0, interrupted=0.0, distant=0.0)
+PLAIN = LMBatchOptions(late_system=0.0, no_system=0.0, other_system=0.0, interrupted=0.0, position_gap=0.0)
 
 
 @pytest.fixture(scope="module")
 def data() -> SpokenDialogues:
-    return spelled_data(TINY_PLAN, 64)[0]
+    return pseudo_data(TINY_PLAN, 64)[0]
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +44,19 @@ def _lessons(setting, data, options=PLAIN, **mix) -> LMBatches:
 
 
 def _longest(data):
-    return max((line for line in data.dialogues if all(len(data.heard.of(e.user)) for e in line)), key=len)
+    return max((line for line in data.dialogues if all(len(data.user_speech.of(e.user)) for e in line)), key=len)
 
 
 @pytest.mark.parametrize("mode", ["speech_speech", "speech_text", "text_speech", "text_text"])
 def test_a_lesson_is_the_published_prompt_and_then_the_reply(setting, data, mode, monkeypatch):
-    monkeypatch.setattr("vivavoce.train.lm.batches.typed", lambda text, random_source: text)
+    monkeypatch.setattr("vivavoce.train.lm.batches.as_typed", lambda text, random_source: text)
     hears, says = mode.split("_")
     line = _longest(data)
     rows = _lessons(setting, data).conversation(line, mode, np.random.default_rng(0)).rows()
     prompt = MossSpeechPrompt(*setting)
 
     def side(role, text, modality):
-        spoken = data.heard if role == "user" else data.replies
+        spoken = data.user_speech if role == "user" else data.replies
         return Turn(role, list(spoken.codes[int(spoken.of(text)[0])]) if modality == "speech" else text)
 
     turns = [turn for e in line for turn in (side("user", e.user, hears), side("assistant", e.reply, says))]
@@ -72,14 +72,14 @@ def test_the_late_system_turn_stands_where_the_published_prompt_puts_it(setting,
     line = _longest(data)
     rows = lessons.conversation(line, "speech_speech", np.random.default_rng(0)).rows()
     prompt = MossSpeechPrompt(*setting)
-    codes = [list(data.heard.codes[int(data.heard.of(e.user)[0])]) for e in line]
+    codes = [list(data.user_speech.codes[int(data.user_speech.of(e.user)[0])]) for e in line]
     replies = [list(data.replies.codes[int(data.replies.of(e.reply)[0])]) for e in line]
     turns = [
         t for said, reply in zip(codes, replies, strict=True) for t in (Turn("user", said), Turn("assistant", reply))
     ]
     begun = prompt.rows(turns[:-1], "speech")
     assert [tuple(row) for row in rows[: len(begun), :2].tolist()] == begun
-    assert set(rows[: len(begun), 2]) <= {CONTEXT, HEARD, 4}, "only the last reply is learned"
+    assert set(rows[: len(begun), 2]) <= {CONTEXT, USER_SPEECH, 4}, "only the last reply is learned"
     assert prompt.tokenizer.decode(begun and [row[0] for row in begun]).count(DEFAULT_SYSTEM["speech"]) == 1
 
 
@@ -87,14 +87,14 @@ def test_what_is_learned_is_what_the_desk_says_and_its_end(setting, data):
     config, tokenizer = setting
     line = _longest(data)
     written = _lessons(setting, data).conversation(line, "speech_text", np.random.default_rng(0)).rows()
-    learned = written[written[:, 2] == WRITTEN, 0].tolist()
+    learned = written[written[:, 2] == REPLY_TEXT, 0].tolist()
     assert tokenizer.decode(learned) == "".join(exchange.reply for exchange in line)
     assert learned.count(config.eos_token_id) == len(line)
     spoken = _lessons(setting, data).conversation(line, "speech_speech", np.random.default_rng(0)).rows()
-    codes = spoken[spoken[:, 2] == SPOKEN, 1].tolist()
+    codes = spoken[spoken[:, 2] == REPLY_SPEECH, 1].tolist()
     expected = [[*data.replies.codes[int(data.replies.of(e.reply)[0])], config.eosp_token_id] for e in line]
     assert codes == [code for reply in expected for code in reply]
-    assert spoken[spoken[:, 2] == WRITTEN, 0].tolist() == [config.eos_token_id] * len(line)
+    assert spoken[spoken[:, 2] == REPLY_TEXT, 0].tolist() == [config.eos_token_id] * len(line)
 
 
 def test_skills_have_their_own_system_text(setting, data):
@@ -106,7 +106,7 @@ def test_skills_have_their_own_system_text(setting, data):
     )
     reading = lessons.reading(random_source).rows()
     assert decode(reading[:, 0].tolist()).startswith(f"system\n{READ}\nuser\n")
-    assert (reading[:, 2] == SPOKEN).any() and not (reading[:, 2] == HEARD).any()
+    assert (reading[:, 2] == REPLY_SPEECH).any() and not (reading[:, 2] == USER_SPEECH).any()
 
 
 def test_an_interrupted_reply_is_cut_and_not_learned(setting, data):
@@ -115,12 +115,12 @@ def test_an_interrupted_reply_is_cut_and_not_learned(setting, data):
     assert len(line) > 1
     rows = lessons.conversation(line, "speech_speech", np.random.default_rng(0)).rows()
     last = data.replies.codes[int(data.replies.of(line[-1].reply)[0])]
-    assert (rows[:, 2] == SPOKEN).sum() == len(last) + 1
+    assert (rows[:, 2] == REPLY_SPEECH).sum() == len(last) + 1
     assert (rows[:, 1] == setting[0].eosp_token_id).sum() == 2 * len(line)
 
 
 def test_a_batch_is_full_repeatable_and_each_lesson_keeps_to_itself(setting, data):
-    options = LMBatchOptions(distant=1.0)
+    options = LMBatchOptions(position_gap=1.0)
     lessons = _lessons(setting, data, options, speech_speech=1.0, transcribe=1.0, mixed=1.0, text_text=1.0)
     first, again = (lessons.batch(np.random.default_rng(5), 4, 512) for _ in range(2))
     assert (first == again).all()

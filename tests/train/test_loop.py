@@ -91,7 +91,7 @@ def test_the_rate_rises_then_falls_and_time_ends_a_course_too():
 
 def test_nothing_to_learn_is_said():
     frozen = nn.Linear(2, 2).requires_grad_(False)
-    with pytest.raises(InputError, match="nothing here learns"):
+    with pytest.raises(InputError, match="no parameter of the modules"):
         Learner({"model": frozen}, lambda batch: {}, 1e-3)
 
 

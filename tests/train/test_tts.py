@@ -21,7 +21,7 @@ from vivavoce.train.loop import Learner
 from vivavoce.train.tts import codec as tts_codec
 from vivavoce.train.tts import corrupt, frame_logits, global_states, initialise_lm
 from vivavoce.train.tts import initialise as initialise_codec
-from vivavoce.train.tts.batches import IGNORED, BatchShape, CodedSentence, NanoBatches, PromptLayout, write_tokenizer
+from vivavoce.train.tts.batches import IGNORED, BatchShape, CodedSentences, NanoBatches, PromptLayout, write_tokenizer
 from vivavoce.train.tts.codec import TINY_CODEC
 from vivavoce.train.tts.train import LM, TINY, TINY_LM, NanoLoss, main
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, open_speech_model
@@ -40,7 +40,7 @@ def sequences(tokenizer) -> NanoBatches:
     corpus = buzzes()
     learned = [index for index in range(len(corpus)) if corpus.voices[index] != VOICES[2]]
     return NanoBatches(
-        CodedSentence.of(corpus, learned, codec, tokenizer), TINY_LM, tokenizer, VOICES[0], rows_a_batch=1200
+        CodedSentences.of(corpus, learned, codec, tokenizer), TINY_LM, tokenizer, VOICES[0], rows_a_batch=1200
     )
 
 
@@ -154,8 +154,8 @@ def test_the_miniature_fits_its_budget():
 
 def test_an_empty_voice_is_an_error_of_one_line(tokenizer):
     codec = MossAudioTokenizerNano(TINY_CODEC)
-    with pytest.raises(InputError, match="no sentence to learn from"):
-        CodedSentence.of(buzzes(8), [], codec, tokenizer)
+    with pytest.raises(InputError, match="no sentence of the trained voices"):
+        CodedSentences.of(buzzes(8), [], codec, tokenizer)
 
 
 def test_the_commands_train_save_and_speak(tmp_path):

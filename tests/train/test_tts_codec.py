@@ -14,7 +14,15 @@ from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.train.corpus import Corpus, split_held_out
 from vivavoce.train.loop import Learner
 from vivavoce.train.losses import Discriminators, SpectralDistance
-from vivavoce.train.tts import CodebookMeans, analyse, codes_of, initialise, quantise, sounds_of, synthesise
+from vivavoce.train.tts import (
+    CodebookMeans,
+    codes_of,
+    decode_features,
+    encode_features,
+    initialise,
+    quantise,
+    sounds_of,
+)
 from vivavoce.train.tts.batches import Crops
 from vivavoce.train.tts.codec import CODEC, TINY, TINY_CODEC, CodecLosses, main
 
@@ -39,13 +47,13 @@ def test_whole_sounds_give_the_codes_and_samples_of_streams(codec, sounds):
 def test_rounding_as_it_is_learned_is_rounding_as_it_is_used(codec, sounds):
     codes = codec.encode(sounds)
     for used in (1, 4, 6):
-        made = quantise(codec.quantizer, analyse(codec, sounds), torch.full((3,), used))
+        made = quantise(codec.quantizer, encode_features(codec, sounds), torch.full((3,), used))
         expected = codec.quantizer.decode(codes[:, :used])
         torch.testing.assert_close(made.hidden, expected, rtol=0, atol=1e-5)
 
 
 def test_each_sound_may_use_its_own_number_of_codebooks(codec, sounds):
-    hidden = analyse(codec, sounds)
+    hidden = encode_features(codec, sounds)
     mixed = quantise(codec.quantizer, hidden, torch.tensor([1, 3, 6])).hidden
     for row, used in enumerate((1, 3, 6)):
         torch.testing.assert_close(mixed[row], quantise(codec.quantizer, hidden, torch.full((3,), used)).hidden[row])
@@ -54,8 +62,10 @@ def test_each_sound_may_use_its_own_number_of_codebooks(codec, sounds):
 def test_every_weight_but_the_codebooks_gets_a_gradient(sounds):
     codec = tiny_nano_codec()
     initialise(codec)
-    rounded = quantise(codec.quantizer, analyse(codec, sounds), torch.full((3,), 6), CodebookMeans(codec.config))
-    (synthesise(codec, rounded.hidden).square().mean() + rounded.commitment).backward()
+    rounded = quantise(
+        codec.quantizer, encode_features(codec, sounds), torch.full((3,), 6), CodebookMeans(codec.config)
+    )
+    (decode_features(codec, rounded.hidden).square().mean() + rounded.commitment).backward()
     still = {name for name, parameter in codec.named_parameters() if parameter.grad is None}
     assert still == {f"quantizer.quantizers.{index}.codebook.weight" for index in range(6)}
 
@@ -70,7 +80,7 @@ def test_codebooks_find_the_clusters_of_what_they_hear():
         heard = centres[torch.randint(8, (256,), generator=generator)]
         heard = heard + 0.01 * torch.randn(heard.shape, generator=generator)
         nearness = torch.nn.functional.normalize(heard, dim=-1) @ torch.nn.functional.normalize(book.codebook.weight).T
-        means.learn(0, book, heard, nearness.argmax(-1))
+        means.update(0, book, heard, nearness.argmax(-1))
     assert torch.cdist(centres, book.codebook.weight).amin(1).max() < 0.1
 
 
@@ -79,7 +89,7 @@ def test_a_code_that_gets_nothing_starts_anew_where_sound_is():
     initialise(codec)
     book, means = codec.quantizer.quantizers[0], CodebookMeans(TINY_CODEC)
     heard = torch.full((64, 4), 0.5)
-    means.learn(0, book, heard, torch.zeros(64, dtype=torch.long))
+    means.update(0, book, heard, torch.zeros(64, dtype=torch.long))
     torch.testing.assert_close(book.codebook.weight, torch.full((32, 4), 0.5))
 
 

@@ -82,7 +82,7 @@ def test_segments_never_cross_from_one_utterance_into_the_next(speech):
 def test_the_vocoder_is_taught_as_it_is_used(speech, lesson):
     batch = _batch(speech) | {"seed": torch.full((TINY.batch,), 7)}
     assert batch["trusted"].all()
-    taught, f0 = lesson.spoken(batch)
+    taught, f0 = lesson.synthesize(batch)
     used = lesson.hift(batch["mel"].transpose(1, 2), seed=7)
     torch.testing.assert_close(lesson.hift.limit(taught), used, rtol=0, atol=0)
     torch.testing.assert_close(f0, lesson.hift.f0_predictor(batch["mel"].transpose(1, 2)), rtol=0, atol=0)
@@ -91,10 +91,10 @@ def test_the_vocoder_is_taught_as_it_is_used(speech, lesson):
 def test_measured_pitch_makes_the_excitation_at_first(speech, lesson):
     batch = _batch(speech, progress=0.0)
     assert not batch["trusted"].any()
-    before, _ = lesson.spoken(batch)
+    before, _ = lesson.synthesize(batch)
     with torch.no_grad():
         lesson.hift.f0_predictor.classifier.bias.add_(50)
-    torch.testing.assert_close(lesson.spoken(batch)[0], before, rtol=0, atol=0)
+    torch.testing.assert_close(lesson.synthesize(batch)[0], before, rtol=0, atol=0)
 
 
 def test_every_weight_of_the_vocoder_learns_but_the_mixture_of_harmonics(speech, lesson):
@@ -134,7 +134,7 @@ def test_judges_learn_to_tell_sounds_apart(speech, lesson):
 def test_judges_learn_from_the_sounds_of_the_last_step(speech, lesson):
     batch = _batch(speech)
     lesson.of_vocoder(batch)
-    torch.testing.assert_close(lesson.made, lesson.spoken(batch)[0])
+    torch.testing.assert_close(lesson.generated, lesson.synthesize(batch)[0])
 
 
 def test_what_judges_say_of_a_pair_is_what_they_say_of_each():

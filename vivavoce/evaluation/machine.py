@@ -129,7 +129,7 @@ class HostWatch:
         return float(np.percentile(self._lags, 99)) if self._lags else 0.0
 
     async def __aenter__(self) -> "HostWatch":
-        self._before = time.monotonic(), processor_seconds()
+        self._before = time.monotonic(), cpu_seconds()
         self._task = asyncio.create_task(self._watch())
         return self
 
@@ -138,9 +138,9 @@ class HostWatch:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        (started, before), now = self._before, processor_seconds()
+        (started, cpu_before), cpu_now = self._before, cpu_seconds()
         wall = max(1e-9, time.monotonic() - started)
-        self.threads = {name: (spent - before.get(name, 0.0)) / wall for name, spent in now.items()}
+        self.threads = {name: (seconds - cpu_before.get(name, 0.0)) / wall for name, seconds in cpu_now.items()}
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -150,13 +150,13 @@ class HostWatch:
             self._lags.append(loop.time() - due)
 
 
-def processor_seconds() -> dict[str, float]:
+def cpu_seconds() -> dict[str, float]:
     """CPU seconds of each thread of this process, by name; one total on systems without /proc."""
-    spent: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for thread in threading.enumerate():
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text(encoding="ascii").rsplit(")", 1)[1]
             user, system = fields.split()[11:13]
             name = "loop" if thread is threading.main_thread() else thread.name
-            spent[name] = spent.get(name, 0.0) + (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    return spent | {UNNAMED_THREADS: max(0.0, time.process_time() - sum(spent.values()))}
+            seconds[name] = seconds.get(name, 0.0) + (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return seconds | {UNNAMED_THREADS: max(0.0, time.process_time() - sum(seconds.values()))}

@@ -1,6 +1,6 @@
-"""Scores of text and audio: edit distance, error rates, DNSMOS, and spectrograms to look at.
+"""Scores of text and audio: edit distance, error rates, DNSMOS, and plots of spectrograms.
 
-DNSMOS P.835 (MIT) is an ONNX file of the PyPI package `speechmos`; it is used where installed and never downloaded.
+DNSMOS P.835 (MIT) is an ONNX file of the PyPI package `speechmos`; it is used if installed, and never downloaded.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from vivavoce.errors import InputError, MissingDependencyError
 
 RATE = 16_000
 DNSMOS_SAMPLES = int(9.01 * RATE)
-OVERALL = np.poly1d([-0.06766283, 1.11546468, 0.04602535])  # from the network's scale to the listeners', as published
+OVERALL = np.poly1d([-0.06766283, 1.11546468, 0.04602535])  # the published map from network outputs to listener scores
 SPECTROGRAM_RATE = 24_000
 N_FFT, HOP = 1024, 256
 RANGE_DB = 80.0
@@ -36,7 +36,7 @@ class DNSMOS:
         """The score; audio shorter than nine seconds is repeated, as the model's authors do."""
         samples = sound.mono().resampled(RATE).samples[0]
         if not len(samples):
-            raise InputError("there is no sound to judge")
+            raise InputError("the audio to score is empty")
         samples = np.tile(samples, -(-DNSMOS_SAMPLES // len(samples))) if len(samples) < DNSMOS_SAMPLES else samples
         starts = range(0, len(samples) - DNSMOS_SAMPLES + 1, RATE)
         return float(np.mean([OVERALL(self._raw(samples[start : start + DNSMOS_SAMPLES])) for start in starts]))
@@ -57,8 +57,10 @@ def edit_distance(reference: Sequence[Any], hypothesis: Sequence[Any]) -> int:
 
 
 def error_rate(references: Sequence[Sequence[Any]], hypotheses: Sequence[Sequence[Any]]) -> float:
-    """Edits over reference length: of characters if given strings, of words if given lists of words."""
-    edits = sum(edit_distance(one, other) for one, other in zip(references, hypotheses, strict=True))
+    """Edits over reference length: of characters for strings, of words for lists of words."""
+    edits = sum(
+        edit_distance(reference, hypothesis) for reference, hypothesis in zip(references, hypotheses, strict=True)
+    )
     return edits / max(1, sum(map(len, references)))
 
 
@@ -74,12 +76,12 @@ def plot_spectrograms(original: Sound, decoded: Sound, title: str, file: Path) -
         raise MissingDependencyError("plots need matplotlib: pip install 'vivavoce[plot]'") from error
     figure = Figure(figsize=(9, 6), layout="constrained")
     rows = figure.subplots(2, 1, sharex=True, sharey=True)
-    pictures = [_decibels(sound) for sound in (original, decoded)]
-    top = max(float(picture.max()) for picture in pictures)
-    for axes, picture, name in zip(rows, pictures, ("original", title), strict=True):
-        seconds = picture.shape[1] * HOP / SPECTROGRAM_RATE
+    spectrograms = [_decibels(sound) for sound in (original, decoded)]
+    top = max(float(spectrogram.max()) for spectrogram in spectrograms)
+    for axes, spectrogram, name in zip(rows, spectrograms, ("original", title), strict=True):
+        seconds = spectrogram.shape[1] * HOP / SPECTROGRAM_RATE
         image = axes.imshow(
-            picture,
+            spectrogram,
             origin="lower",
             aspect="auto",
             extent=(0.0, seconds, 0.0, SPECTROGRAM_RATE / 2000),

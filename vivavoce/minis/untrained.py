@@ -1,6 +1,6 @@
 """A miniature MOSS-Speech and codec in the published layout with random weights.
 
-Its replies are noise, but pass through every real part: safetensors shards, tokenizer, speech encoder, engine, flow
+Its replies are noise, but use every part of the real model: safetensors shards, tokenizer, speech encoder, engine, flow
 decoder, vocoder.
 """
 
@@ -68,7 +68,7 @@ def write_untrained(folder: Path, seed: int = 0) -> None:
 
 @torch.no_grad()
 def untrained_codec(device: torch.device | str = "cpu", seed: int = 0) -> MossSpeechCodec:
-    """The codec with random weights; its sound depends on the codes and is equal on every device."""
+    """The codec with random weights; its output depends on the codes and is the same on every device."""
     encoder, flow, vocoder = SpeechEncoder(SPEECH_ENCODER), FlowDecoder(FLOW), HiFT(VOCODER)
     for module in (encoder, flow, vocoder):  # on the CPU: other devices draw other numbers from the same seed
         fill_randomly(module.requires_grad_(False).eval(), seed)

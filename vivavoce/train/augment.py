@@ -1,4 +1,7 @@
-"""Audio augmentation: speed, equaliser, reverberation, noise, telephone line; batched, seeded, without host sync."""
+"""Augmentation of audio (speed, equaliser, reverberation, noise, telephone line) and of log-mels.
+
+Batched on the device, seeded, and without host synchronisation.
+"""
 
 import math
 from collections.abc import Callable
@@ -26,44 +29,44 @@ class Augmenter:
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Augmented samples [batch, time] and lengths; what a stretch moves past the end is cut off."""
+        """Augmented samples [batch, time] and lengths; audio that a stretch moves past the end is cut off."""
         draw = self.uniform
         factor = 1 + self.strength * (draw(len(samples), 0.78, 1.28) - 1)
-        samples, lengths = resample(samples, lengths, self.chance(0.8, factor, torch.ones_like(factor)))
+        samples, lengths = resample(samples, lengths, self.apply_to_share(0.8, factor, torch.ones_like(factor)))
         spoken = inside(lengths, samples.shape[1])
-        samples = self.maybe(0.6, samples, equalise(samples, self.generator, 12.0 * self.strength))
-        samples = self.maybe(0.5, samples, reverberate(samples, draw(len(samples), 0.1, 0.6), self.generator))
-        samples = self.maybe(0.7, samples, self._with_noise(samples, lengths))
-        samples = self.maybe(0.15, samples, telephone(samples))
-        samples = self.maybe(0.1, samples, mu_law(levelled(samples, 0.1)))
+        samples = self.change_share(0.6, samples, equalise(samples, self.generator, 12.0 * self.strength))
+        samples = self.change_share(0.5, samples, reverberate(samples, draw(len(samples), 0.1, 0.6), self.generator))
+        samples = self.change_share(0.7, samples, self._with_noise(samples, lengths))
+        samples = self.change_share(0.15, samples, telephone(samples))
+        samples = self.change_share(0.1, samples, mu_law(levelled(samples, 0.1)))
         samples = levelled(samples * spoken, 10 ** (draw(len(samples), -36.0, -14.0) / 20))
         samples = (
             samples * (lengths[:, None] / samples.shape[1]).clamp_min(0.05).sqrt()
         )  # level of the speech without padding
-        samples = self.maybe(0.1, samples, clipped(samples, self.generator))
+        samples = self.change_share(0.1, samples, clipped(samples, self.generator))
         return (samples * spoken).clamp(-1, 1), lengths
 
     def uniform(self, count: int, low: float, high: float) -> Tensor:
         return torch.rand(count, generator=self.generator, device=self.device) * (high - low) + low
 
-    def chance(self, share: float, changed: Tensor, unchanged: Tensor) -> Tensor:
+    def apply_to_share(self, share: float, changed: Tensor, unchanged: Tensor) -> Tensor:
         """Each utterance changed with this probability (scaled by the strength)."""
         applied = torch.rand(len(changed), generator=self.generator, device=self.device) < share * min(
             1.0, self.strength
         )
         return torch.where(applied.view(-1, *[1] * (changed.ndim - 1)), changed, unchanged)
 
-    def maybe(self, share: float, unchanged: Tensor, changed: Tensor) -> Tensor:
-        """`chance` with its arguments in reading order for a chain of changes."""
-        return self.chance(share, changed, unchanged)
+    def change_share(self, share: float, unchanged: Tensor, changed: Tensor) -> Tensor:
+        """`apply_to_share` with its arguments in reading order for a chain of changes."""
+        return self.apply_to_share(share, changed, unchanged)
 
     def _with_noise(self, samples: Tensor, lengths: Tensor) -> Tensor:
         """Add noise at 0 to 30 dB SNR; each kind is generated only for its share of rows."""
-        turn = self.batches % len(NOISES)
+        first_kind = self.batches % len(NOISES)
         self.batches += 1
         order = torch.rand(len(samples), generator=self.generator, device=self.device).argsort()
         bed = torch.empty_like(samples)
-        for kind, rows in zip(NOISES[turn:] + NOISES[:turn], order.chunk(len(NOISES)), strict=False):
+        for kind, rows in zip(NOISES[first_kind:] + NOISES[:first_kind], order.chunk(len(NOISES)), strict=False):
             bed[rows] = noise(kind, samples[rows], self.generator)
         return at_snr(samples, bed, self.uniform(len(samples), 0.0, 30.0), lengths)
 
@@ -82,14 +85,14 @@ def resample(samples: Tensor, lengths: Tensor, factor: Tensor) -> tuple[Tensor, 
     source = torch.fft.irfft(spectrum, n=time, dim=-1)
     position = torch.arange(time, device=samples.device)[None] * factor[:, None]  # [batch, time]
     whole = position.floor()
-    part = position - whole
-    played = torch.zeros_like(samples)
+    fraction = position - whole
+    output = torch.zeros_like(samples)
     for offset in range(1 - TAPS // 2, TAPS // 2 + 1):
         index = whole.long() + offset
-        read = source.gather(1, index.clamp(0, time - 1)) * ((index >= 0) & (index < time))
-        played = played + read * _tap(part - offset)
-    shorter = (lengths / factor).ceil().long().clamp(max=time)
-    return played * inside(shorter, time), shorter
+        taken = source.gather(1, index.clamp(0, time - 1)) * ((index >= 0) & (index < time))
+        output = output + taken * _tap(fraction - offset)
+    new_lengths = (lengths / factor).ceil().long().clamp(max=time)
+    return output * inside(new_lengths, time), new_lengths
 
 
 def _tap(distance: Tensor) -> Tensor:
@@ -127,7 +130,7 @@ def convolve(samples: Tensor, response: Tensor) -> Tensor:
 
 
 def noise(kind: str, samples: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise of one of NOISES in the shape of the samples at unit level; babble is made of the batch itself."""
+    """Noise of one of NOISES in the shape of the samples at unit level; babble is mixed from the batch itself."""
     return _BEDS[kind](samples, generator)
 
 
@@ -191,18 +194,18 @@ _BEDS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 
 def at_snr(samples: Tensor, bed: Tensor, decibels: Tensor | float, lengths: Tensor | None = None) -> Tensor:
     """Add a noise bed at an SNR, both measured inside the utterance."""
-    where = torch.ones_like(samples) if lengths is None else inside(lengths, samples.shape[1])
-    count = where.sum(1, keepdim=True).clamp_min(1.0)
-    speech = (samples * where).square().sum(1, keepdim=True) / count
-    rush = (bed * where).square().sum(1, keepdim=True) / count
-    quieter = 10 ** (-(decibels[:, None] if isinstance(decibels, Tensor) else decibels) / 20)
-    return samples + bed * (speech / rush.clamp_min(1e-12)).sqrt() * quieter
+    inside_mask = torch.ones_like(samples) if lengths is None else inside(lengths, samples.shape[1])
+    count = inside_mask.sum(1, keepdim=True).clamp_min(1.0)
+    speech_power = (samples * inside_mask).square().sum(1, keepdim=True) / count
+    noise_power = (bed * inside_mask).square().sum(1, keepdim=True) / count
+    gain = 10 ** (-(decibels[:, None] if isinstance(decibels, Tensor) else decibels) / 20)
+    return samples + bed * (speech_power / noise_power.clamp_min(1e-12)).sqrt() * gain
 
 
 def levelled(samples: Tensor, level: Tensor | float) -> Tensor:
     """Scale each row to this RMS level."""
-    present = samples.square().mean(-1, keepdim=True).sqrt()
-    return samples * ((level[:, None] if isinstance(level, Tensor) else level) / present.clamp_min(1e-6))
+    current = samples.square().mean(-1, keepdim=True).sqrt()
+    return samples * ((level[:, None] if isinstance(level, Tensor) else level) / current.clamp_min(1e-6))
 
 
 def telephone(samples: Tensor) -> Tensor:
@@ -232,16 +235,16 @@ def mask_mel(
     mel: Tensor, generator: torch.Generator, bands: int = 2, band: int = 14, spans: int = 3, span: int = 25
 ) -> Tensor:
     """SpecAugment on log-mels [batch, mel, frame]: random bands and time spans replaced by the utterance's mean."""
-    hidden = torch.zeros_like(mel, dtype=torch.bool)
+    is_masked = torch.zeros_like(mel, dtype=torch.bool)
     for count, widest, axis in ((bands, band, 1), (spans, span, 2)):
         size = mel.shape[axis]
         indices = torch.arange(size, device=mel.device)
         for _ in range(count):
             width = torch.rand(len(mel), 1, generator=generator, device=mel.device) * widest
-            begin = torch.rand(len(mel), 1, generator=generator, device=mel.device) * (size - width)
-            covered = (indices >= begin) & (indices < begin + width)
-            hidden = hidden | (covered[:, :, None] if axis == 1 else covered[:, None, :])
-    return torch.where(hidden, mel.mean(dim=(1, 2), keepdim=True), mel)
+            start = torch.rand(len(mel), 1, generator=generator, device=mel.device) * (size - width)
+            covered = (indices >= start) & (indices < start + width)
+            is_masked = is_masked | (covered[:, :, None] if axis == 1 else covered[:, None, :])
+    return torch.where(is_masked, mel.mean(dim=(1, 2), keepdim=True), mel)
 
 
 class AcousticAugmentation:
@@ -257,37 +260,37 @@ class AcousticAugmentation:
             return samples
         augmenter = Augmenter(self.device, seed, self.strength)
         rows, draw = len(samples), augmenter.uniform
-        there = torch.arange(samples.shape[1], device=samples.device) < lengths[:, None]
-        out = augmenter.maybe(0.6, samples, equalise(samples, augmenter.generator, 12.0 * self.strength))
-        out = augmenter.maybe(0.5, out, reverberate(out, draw(rows, 0.1, 0.6), augmenter.generator))
+        inside_mask = torch.arange(samples.shape[1], device=samples.device) < lengths[:, None]
+        out = augmenter.change_share(0.6, samples, equalise(samples, augmenter.generator, 12.0 * self.strength))
+        out = augmenter.change_share(0.5, out, reverberate(out, draw(rows, 0.1, 0.6), augmenter.generator))
         beds = torch.cat([noise(_kind(seed, part), rows_of, augmenter.generator) for part, rows_of in _parts(out)])
-        out = augmenter.maybe(0.7, out, at_snr(out, beds, draw(rows, 0.0, 30.0), lengths))
-        out = augmenter.maybe(0.15, out, telephone(out))
-        out = augmenter.maybe(0.1, out, mu_law(levelled(out, 0.1)))
-        out = levelled(out * there, 10 ** (draw(rows, -36.0, -14.0) / 20))
-        out = augmenter.maybe(0.1, out, clipped(out, augmenter.generator))
+        out = augmenter.change_share(0.7, out, at_snr(out, beds, draw(rows, 0.0, 30.0), lengths))
+        out = augmenter.change_share(0.15, out, telephone(out))
+        out = augmenter.change_share(0.1, out, mu_law(levelled(out, 0.1)))
+        out = levelled(out * inside_mask, 10 ** (draw(rows, -36.0, -14.0) / 20))
+        out = augmenter.change_share(0.1, out, clipped(out, augmenter.generator))
         return out.clamp(-1, 1)
 
 
 def warp_bands(
-    mel: Tensor, generator: torch.Generator, low: float = 0.86, high: float = 1.16, moved: float = 2.0
+    mel: Tensor, generator: torch.Generator, low: float = 0.86, high: float = 1.16, max_shift: float = 2.0
 ) -> Tensor:
-    """Vocal tract length perturbation: scale the mel axis, and shift bands locally by up to `moved` bands.
+    """Vocal tract length perturbation: scale the mel axis, and shift bands locally by up to `max_shift` bands.
 
     # [batch, band, frame]
     """
     rows, bins = mel.shape[:2]
     stretch = torch.rand(rows, 1, generator=generator, device=mel.device) * (high - low) + low
-    knots = (torch.rand(rows, 1, KNOTS, generator=generator, device=mel.device) * 2 - 1) * moved
-    apart = F.interpolate(knots, size=bins, mode="linear", align_corners=True)[:, 0]
-    position = (torch.arange(bins, device=mel.device) * stretch + apart).clamp(0, bins - 1)  # [batch, band]
+    knots = (torch.rand(rows, 1, KNOTS, generator=generator, device=mel.device) * 2 - 1) * max_shift
+    offset = F.interpolate(knots, size=bins, mode="linear", align_corners=True)[:, 0]
+    position = (torch.arange(bins, device=mel.device) * stretch + offset).clamp(0, bins - 1)  # [batch, band]
     below = position.floor()
-    part = (position - below)[..., None]
+    fraction = (position - below)[..., None]
     index = below.long()[..., None].expand_as(mel)
-    return torch.lerp(mel.gather(1, index), mel.gather(1, (index + 1).clamp(max=bins - 1)), part)
+    return torch.lerp(mel.gather(1, index), mel.gather(1, (index + 1).clamp(max=bins - 1)), fraction)
 
 
-def other_lengths(
+def stretched_positions(
     ends: Tensor, frames: int, share: float, generator: torch.Generator, deviation: float = 0.35
 ) -> Tensor:
     """Source positions of frames under random local time stretching; row lengths stay.
@@ -296,20 +299,22 @@ def other_lengths(
     """
     rows, device = len(ends), ends.device
     knots = torch.randn(rows, 1, frames // FRAMES_A_KNOT + 2, generator=generator, device=device) * deviation
-    passed = F.interpolate(knots, size=frames, mode="linear", align_corners=True)[:, 0].exp().cumsum(1)
-    whole = passed.gather(1, (ends[:, None] - 1).clamp(0, frames - 1))
+    warped = F.interpolate(knots, size=frames, mode="linear", align_corners=True)[:, 0].exp().cumsum(1)
+    total = warped.gather(1, (ends[:, None] - 1).clamp(0, frames - 1))
     time = torch.arange(frames, device=device).expand(rows, -1)
-    changes = torch.rand(rows, 1, generator=generator, device=device) < share
-    position = (passed / whole * ends[:, None] - 1).clamp(min=0)
-    return torch.where(changes & (time < ends[:, None]), torch.minimum(position, ends[:, None] - 1.0), time.float())
+    is_stretched = torch.rand(rows, 1, generator=generator, device=device) < share
+    position = (warped / total * ends[:, None] - 1).clamp(min=0)
+    return torch.where(
+        is_stretched & (time < ends[:, None]), torch.minimum(position, ends[:, None] - 1.0), time.float()
+    )
 
 
-def taken_at(mel: Tensor, position: Tensor) -> Tensor:
+def at_positions(mel: Tensor, position: Tensor) -> Tensor:
     """Log-mels interpolated at fractional frames.  # [batch, band, frame], [batch, frame]"""
     below = position.floor()
     index = below.long()[:, None].expand_as(mel)
-    after = (index + 1).clamp(max=mel.shape[2] - 1)
-    return torch.lerp(mel.gather(2, index), mel.gather(2, after), (position - below)[:, None])
+    above = (index + 1).clamp(max=mel.shape[2] - 1)
+    return torch.lerp(mel.gather(2, index), mel.gather(2, above), (position - below)[:, None])
 
 
 def _parts(samples: Tensor) -> list[tuple[int, Tensor]]:

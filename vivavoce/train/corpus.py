@@ -75,18 +75,18 @@ class Corpus:
     def save(self, path: Path) -> None:
         """Write PATH.npz (audio) and PATH.json (texts and voices)."""
         np.savez(Path(path).with_suffix(".npz"), samples=self.samples, starts=self.starts)
-        words = json.dumps({"texts": self.texts, "voices": self.voices})
-        Path(path).with_suffix(".json").write_text(words)
+        metadata = json.dumps({"texts": self.texts, "voices": self.voices})
+        Path(path).with_suffix(".json").write_text(metadata)
 
     @classmethod
     def load(cls, path: Path) -> "Corpus":
         """Read a corpus written by `save`."""
         try:
-            words = json.loads(Path(path).with_suffix(".json").read_text())
-            with np.load(Path(path).with_suffix(".npz")) as sound:
-                return cls(sound["samples"], sound["starts"], words["texts"], words["voices"])
+            metadata = json.loads(Path(path).with_suffix(".json").read_text())
+            with np.load(Path(path).with_suffix(".npz")) as audio:
+                return cls(audio["samples"], audio["starts"], metadata["texts"], metadata["voices"])
         except OSError as error:
-            raise InputError(f"no corpus at {path}: {error.strerror}; make one with `viva train corpora`") from error
+            raise InputError(f"no corpus at {path}: {error.strerror}; create one with `viva train corpora`") from error
 
     @classmethod
     def of(cls, utterances: Sequence[tuple[NDArray[np.int16], str, str]]) -> "Corpus":
@@ -109,19 +109,21 @@ def build(
     is an error.
     """
     jobs = [(programs(root), *job) for job in _jobs(plan)]
-    found: dict[int, NDArray[np.int16]] = {}
-    for numbers, sounds in _done(jobs, workers):
-        found.update((number, sound) for number, sound in zip(numbers, sounds, strict=True) if sound is not None)
+    spoken: dict[int, NDArray[np.int16]] = {}
+    for numbers, sounds in _run_jobs(jobs, workers):
+        spoken.update((number, sound) for number, sound in zip(numbers, sounds, strict=True) if sound is not None)
         if progress:
-            progress(len(found), len(plan))
-    failed = len(plan) - len(found)
+            progress(len(spoken), len(plan))
+    failed = len(plan) - len(spoken)
     if failed > MAX_FAILURE_SHARE * len(plan):
-        lost = next(index for index in range(len(plan)) if index not in found)
-        text, voice = plan[lost]
-        raise InputError(f"{failed} of {len(plan)} sentences were not spoken, first {text!r} by {voice.name}")
-    order = sorted(found)
+        first_failed = next(index for index in range(len(plan)) if index not in spoken)
+        text, voice = plan[first_failed]
+        raise InputError(
+            f"{failed} of {len(plan)} sentences could not be synthesized, the first is {text!r} with voice {voice.name}"
+        )
+    order = sorted(spoken)
     random.Random(f"corpus {seed}").shuffle(order)
-    return Corpus.of([(found[number], plan[number][0], plan[number][1].name) for number in order])
+    return Corpus.of([(spoken[number], plan[number][0], plan[number][1].name) for number in order])
 
 
 def training_plan(seed: int, count: int, voices: Sequence[SyntheticVoice] = TRAINING) -> Plan:
@@ -152,9 +154,9 @@ def teacher_plan(count: int, seed: int = 0) -> Plan:
     counts = {kind: round(share * count) for kind, share in TEACHER_SHARES.items()}
     replies = reply_sentences(max(1, counts["replies"]), seed)
     strings = word_strings(counts["strings"], seed)
-    again = list(islice(cycle([*fixed_replies(), *slotted_replies()]), counts["replies again"]))
-    anything = general_sentences(max(0, count - len(replies) - len(strings) - len(again)), seed)
-    return [(sentence, TEACHER) for sentence in (*dict.fromkeys([*replies, *anything, *strings]), *again)]
+    repeated = list(islice(cycle([*fixed_replies(), *slotted_replies()]), counts["replies again"]))
+    general = general_sentences(max(0, count - len(replies) - len(strings) - len(repeated)), seed)
+    return [(sentence, TEACHER) for sentence in (*dict.fromkeys([*replies, *general, *strings]), *repeated)]
 
 
 def _jobs(plan: Sequence[tuple[str, SyntheticVoice]]) -> list[tuple[list[int], SyntheticVoice, list[str]]]:
@@ -169,7 +171,7 @@ def _jobs(plan: Sequence[tuple[str, SyntheticVoice]]) -> list[tuple[list[int], S
     ]
 
 
-def _done(jobs: Sequence[Job], workers: int) -> Iterator[tuple[list[int], Spoken]]:
+def _run_jobs(jobs: Sequence[Job], workers: int) -> Iterator[tuple[list[int], Spoken]]:
     """Results in order of completion, from this process or spawned workers."""
     if workers <= 1:
         yield from map(_speak_job, jobs)
@@ -241,27 +243,30 @@ def write_corpora(
     second = [(text, SECOND_VOICE) for text, _ in teacher_plan(counts.second_voice, seed + 1)]
     spoken = training_plan(seed, counts.training, voices=training_voices(programs(root)))
     plan = [*spoken, *replies, *second, *held_out_plan(seed, counts.held_out)]
-    everything = build(plan, workers, seed, None, root)
-    said = {text for text, _ in (*replies, *second)}
-    unheard = {voice.name for voice in HELD_OUT}
-    own = {TEACHER.name, SECOND_VOICE.name}
+    whole = build(plan, workers, seed, None, root)
+    reply_texts = {text for text, _ in (*replies, *second)}
+    held_out_names = {voice.name for voice in HELD_OUT}
+    teacher_names = {TEACHER.name, SECOND_VOICE.name}
     parts: dict[str, Callable[[str, str], bool]] = {
-        "mixed": lambda voice, text: voice not in unheard and not (voice == SECOND_VOICE.name and text in said),
-        "held_out": lambda voice, text: voice in unheard,
-        "teacher": lambda voice, text: voice == TEACHER.name and text in said,
+        "mixed": lambda voice, text: (
+            voice not in held_out_names and not (voice == SECOND_VOICE.name and text in reply_texts)
+        ),
+        "held_out": lambda voice, text: voice in held_out_names,
+        "teacher": lambda voice, text: voice == TEACHER.name and text in reply_texts,
         "tts": lambda voice, text: (
-            (voice in own and text in said) or (voice not in unheard and _is_sampled(voice + text))
+            (voice in teacher_names and text in reply_texts)
+            or (voice not in held_out_names and _is_sampled(voice + text))
         ),
     }
     out.mkdir(parents=True, exist_ok=True)
-    corpora = {name: _part(everything, takes) for name, takes in parts.items()}
-    for name, corpus in corpora.items():
-        corpus.save(out / name)
+    corpora = {name: _part(whole, is_chosen) for name, is_chosen in parts.items()}
+    for name, part in corpora.items():
+        part.save(out / name)
     return corpora
 
 
-def _part(corpus: Corpus, takes: Callable[[str, str], bool]) -> Corpus:
-    chosen = [i for i in range(len(corpus)) if takes(corpus.voices[i], corpus.texts[i])]
+def _part(corpus: Corpus, is_chosen: Callable[[str, str], bool]) -> Corpus:
+    chosen = [i for i in range(len(corpus)) if is_chosen(corpus.voices[i], corpus.texts[i])]
     return Corpus.of(
         [(corpus.samples[corpus.starts[i] : corpus.starts[i + 1]], corpus.texts[i], corpus.voices[i]) for i in chosen]
     )
@@ -289,7 +294,7 @@ class QuestionRecording:
 def write_questions(out: Path, count: int, seed: int) -> list[QuestionRecording]:
     """Write questions of different intents as Opus files with a JSON list."""
     out.mkdir(parents=True, exist_ok=True)
-    source, found, seen = random.Random(f"questions {seed}"), programs(), set[str]()
+    source, installed, seen = random.Random(f"questions {seed}"), programs(), set[str]()
     questions: list[QuestionRecording] = []
     for (exchange,) in dialogues("held_out", 40 * count, seed, (1, 1)):
         if len(questions) == count:
@@ -299,7 +304,7 @@ def write_questions(out: Path, count: int, seed: int) -> list[QuestionRecording]
         seen.add(exchange.intent)
         voice: SyntheticVoice = source.choice(HELD_OUT)
         file = f"{len(questions):02d}-{exchange.intent.replace('_', '-')}.opus"
-        write(out / file, Sound(speak(voice, exchange.user, found), RATE))
+        write(out / file, Sound(speak(voice, exchange.user, installed), RATE))
         questions.append(
             QuestionRecording(file, exchange.user, exchange.reply, exchange.intent, voice.name, exchange.slots)
         )
@@ -315,11 +320,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of utterances")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    counts = Counts().scaled(given.scale)
-    if missing := sorted({voice.part for voice in OPTIONAL} - programs(given.synthesizers).parts):
-        print(f"goes without the optional voices {', '.join(missing)}")
-    for name, corpus in write_corpora(given.out, counts, given.workers, given.seed, given.synthesizers).items():
+    options = parser.parse_args(arguments)
+    counts = Counts().scaled(options.scale)
+    if missing := sorted({voice.part for voice in OPTIONAL} - programs(options.synthesizers).parts):
+        print(f"optional voices that are not installed: {', '.join(missing)}")
+    for name, corpus in write_corpora(options.out, counts, options.workers, options.seed, options.synthesizers).items():
         print(f"{name}: {len(corpus)} utterances, {corpus.seconds / 3600:.2f} h, {len(set(corpus.voices))} voices")
 
 
@@ -328,9 +333,9 @@ def questions_main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args(arguments)
-    questions = write_questions(given.out, given.count, given.seed)
-    print(f"{len(questions)} questions in {given.out}")
+    options = parser.parse_args(arguments)
+    questions = write_questions(options.out, options.count, options.seed)
+    print(f"{len(questions)} questions in {options.out}")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Muon:
         by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for index, matrix in enumerate(self.matrices):
             by_shape[tuple(matrix.shape)].append(index)
-        self._alike = list(by_shape.values())
+        self._groups = list(by_shape.values())
 
     @torch.no_grad()
     def step(self, rate: Tensor) -> None:
@@ -52,9 +52,9 @@ class Muon:
         torch._foreach_mul_(self.momenta, MOMENTUM)
         torch._foreach_add_(self.momenta, gradients)
         torch._foreach_mul_(self.matrices, 1 - rate * self.weight_decay)
-        ahead = torch._foreach_add(gradients, self.momenta, alpha=MOMENTUM)
-        for indices in self._alike:
-            directions = orthogonal(torch.stack([ahead[index] for index in indices]))
+        lookahead = torch._foreach_add(gradients, self.momenta, alpha=MOMENTUM)
+        for indices in self._groups:
+            directions = orthogonal(torch.stack([lookahead[index] for index in indices]))
             size = ADAM_SIZE * max(directions.shape[1:]) ** 0.5
             changes = (directions * (-rate * size)).unbind()
             torch._foreach_add_([self.matrices[index] for index in indices], list(changes))
@@ -63,8 +63,8 @@ class Muon:
         return {"momenta": self.momenta}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for own, stored in zip(self.momenta, state["momenta"], strict=True):
-            own.copy_(stored)
+        for momentum, stored in zip(self.momenta, state["momenta"], strict=True):
+            momentum.copy_(stored)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -101,15 +101,15 @@ class Learner:
         named = [(n, p) for module in self.modules.values() for n, p in module.named_parameters() if p.requires_grad]
         self.parameters = [parameter for _, parameter in named]
         if not self.parameters:
-            raise InputError("nothing here learns: no parameter of the modules requires a gradient")
+            raise InputError("no parameter of the modules requires a gradient")
         self.device = self.parameters[0].device
         on_cuda = self.device.type == "cuda"
         self.use_graph, self.half = use_graph and on_cuda, half and on_cuda
         self.rate = torch.tensor(0.0, device=self.device)
         hidden = [p for n, p in named if orthogonal and is_hidden_matrix(n, p)]
         self.muon = Muon(hidden, weight_decay) if hidden else None
-        taken = {id(parameter) for parameter in hidden}
-        matrices = [p for p in self.parameters if p.ndim > 1 and id(p) not in taken]
+        muon_ids = {id(parameter) for parameter in hidden}
+        matrices = [p for p in self.parameters if p.ndim > 1 and id(p) not in muon_ids]
         vectors = [p for p in self.parameters if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.optimiser = torch.optim.AdamW(
@@ -120,8 +120,8 @@ class Learner:
             fused=on_cuda or None,
         )
         self.averaged = [p.detach().clone() for p in self.parameters] if average else []
-        self.follow = torch.tensor(1.0, device=self.device)  # update rate of the weight average
-        self.taken = 0
+        self.average_rate = torch.tensor(1.0, device=self.device)  # update rate of the weight average
+        self.steps_taken = 0
         self._eager_steps = 0
         self._shapes = set[tuple[Any, ...]]()
         self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, dict[str, Tensor], dict[str, Tensor]]] = {}
@@ -133,47 +133,51 @@ class Learner:
         if self.device.type != "cuda":
             for group in self.optimiser.param_groups:
                 group["lr"] = rate
-        self.taken += 1
-        # A young average follows fast, so that initial weights do not linger.
-        self.follow.fill_(max(1 - (self.average or 0.0), 9 / (9 + self.taken)))
+        self.steps_taken += 1
+        # Early on the average follows fast, so that initial weights are soon forgotten.
+        self.average_rate.fill_(max(1 - (self.average or 0.0), 9 / (9 + self.steps_taken)))
         if not self.use_graph:
-            return self._learn(batch)
+            return self._train_step(batch)
         self._eager_steps += 1
         shape = _shape_of(batch)
         is_new = shape not in self._shapes
         self._shapes.add(shape)
         # The first batch of a shape runs eagerly too: cuDNN benchmarks its engines, which cannot be captured.
-        return self._learn_aside(batch) if is_new or self._eager_steps <= EAGER_STEPS else self._replay(batch)
+        return (
+            self._train_step_on_side_stream(batch)
+            if is_new or self._eager_steps <= EAGER_STEPS
+            else self._replay(batch)
+        )
 
     @torch.no_grad()
     def swap_average(self) -> None:
         """Swap the averaged weights with the trained ones."""
         for parameter, averaged in zip(self.parameters, self.averaged, strict=True):
-            learned = parameter.clone()
+            trained = parameter.clone()
             parameter.copy_(averaged)
-            averaged.copy_(learned)
+            averaged.copy_(trained)
 
     def state(self) -> dict[str, Any]:
         """State for resuming."""
         modules = {name: module.state_dict() for name, module in self.modules.items()}
         stored = {"modules": modules, "optimiser": self.optimiser.state_dict(), "averaged": self.averaged}
-        return stored | {"taken": self.taken, "muon": self.muon.state_dict() if self.muon else None}
+        return stored | {"taken": self.steps_taken, "muon": self.muon.state_dict() if self.muon else None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         for name, module in self.modules.items():
             module.load_state_dict(state["modules"][name])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.taken = state["taken"]
+        self.steps_taken = state["taken"]
         if self.muon:
             self.muon.load_state_dict(state["muon"])
         if self.device.type == "cuda":
             for group in self.optimiser.param_groups:
                 group["lr"] = self.rate
         with torch.no_grad():
-            for own, stored in zip(self.averaged, state["averaged"], strict=True):
-                own.copy_(stored)
+            for averaged, stored in zip(self.averaged, state["averaged"], strict=True):
+                averaged.copy_(stored)
 
-    def _learn(self, batch: Batch) -> dict[str, Tensor]:
+    def _train_step(self, batch: Batch) -> dict[str, Tensor]:
         with torch.autocast("cuda", torch.bfloat16, enabled=self.half, cache_enabled=False):
             scalars = self.loss(batch)
         gradients = torch.autograd.grad(scalars["loss"], self.parameters, allow_unused=True)
@@ -186,15 +190,15 @@ class Learner:
         if self.average:
             with torch.no_grad():
                 change = torch._foreach_sub(list[Tensor](self.parameters), self.averaged)
-                torch._foreach_mul_(change, self.follow)
+                torch._foreach_mul_(change, self.average_rate)
                 torch._foreach_add_(self.averaged, change)
         return {name: value.detach() for name, value in scalars.items()} | {"gradient": norm.detach()}
 
-    def _learn_aside(self, batch: Batch) -> dict[str, Tensor]:
+    def _train_step_on_side_stream(self, batch: Batch) -> dict[str, Tensor]:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            scalars = self._learn(batch)
+            scalars = self._train_step(batch)
         torch.cuda.current_stream().wait_stream(side)
         return scalars
 
@@ -205,7 +209,7 @@ class Learner:
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
-                scalars = self._learn(static)
+                scalars = self._train_step(static)
             self._graphs[shape] = (graph, static, scalars)
         graph, static, scalars = self._graphs[shape]
         for name, tensor in batch.items():
@@ -325,12 +329,12 @@ class TrainingRun:
                 learner.restore(state["learners"][name])
         except (RuntimeError, KeyError, ValueError, OSError) as error:
             raise CheckpointError(
-                f"{file} is not a run of these learners ({error}); remove it to start again"
+                f"{file} is not the state of a run with these modules ({error}); remove it to start again"
             ) from error
         torch.set_rng_state(state["random"])
         if "cuda_random" in state and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda_random"])
-        self.report(f"resumes after step {self.number} ({self.elapsed:.0f} s)")
+        self.report(f"resuming after step {self.number} ({self.elapsed:.0f} s)")
 
     def _log(self, share: float) -> None:
         if not self._recorded:

@@ -31,9 +31,11 @@ class SpectralDistance(nn.Module):
             )
             self.register_buffer(f"window{size}", window / window.sum(), persistent=False)
 
-    def forward(self, made: Tensor, given: Tensor) -> Tensor:
+    def forward(self, generated: Tensor, recorded: Tensor) -> Tensor:
         """# [sound, sample] twice → scalar"""
-        differences = [functional.l1_loss(*self._log_mels(torch.stack([made, given]), size)) for size, _ in RESOLUTIONS]
+        differences = [
+            functional.l1_loss(*self._log_mels(torch.stack([generated, recorded]), size)) for size, _ in RESOLUTIONS
+        ]
         return torch.stack(differences).mean()
 
     def _log_mels(self, sounds: Tensor, size: int) -> Tensor:
@@ -54,9 +56,11 @@ class HarmonicDistance(nn.Module):
             window = torch.hann_window(size)
             self.register_buffer(f"window{size}", window / window.sum(), persistent=False)
 
-    def forward(self, made: Tensor, given: Tensor) -> Tensor:
+    def forward(self, generated: Tensor, recorded: Tensor) -> Tensor:
         """# [sound, sample] twice → scalar"""
-        differences = [functional.l1_loss(*self._low_bins(torch.stack([made, given]), size)) for size in self.bins]
+        differences = [
+            functional.l1_loss(*self._low_bins(torch.stack([generated, recorded]), size)) for size in self.bins
+        ]
         return torch.stack(differences).mean()
 
     def _low_bins(self, sounds: Tensor, size: int) -> Tensor:
@@ -74,7 +78,7 @@ SLOPE = 0.1
 class DiscriminatorOutput(NamedTuple):
     """A discriminator's score and its features."""
 
-    score: Tensor  # [batch, …]: 1 for recorded, 0 for made
+    score: Tensor  # [batch, …]: 1 for recorded, 0 for generated
     features: list[Tensor]
 
 
@@ -89,13 +93,13 @@ class Discriminator(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
-    def picture(self, sound: Tensor) -> Tensor:
+    def image(self, sound: Tensor) -> Tensor:
         """# [batch, sample] → [batch, channel, height, width]"""
         raise NotImplementedError
 
     def forward(self, sound: Tensor) -> DiscriminatorOutput:
         """# [batch, sample]"""
-        x, features = self.picture(sound), []
+        x, features = self.image(sound), []
         *hidden, last = self.layers
         for layer in hidden:
             x = functional.leaky_relu(layer(x), SLOPE)
@@ -113,7 +117,7 @@ class PeriodDiscriminator(Discriminator):
         super().__init__([*hidden, _conv(sizes[-1], 1, (3, 1))])
         self.period = period
 
-    def picture(self, sound: Tensor) -> Tensor:
+    def image(self, sound: Tensor) -> Tensor:
         missing = -sound.shape[-1] % self.period
         padded = functional.pad(sound[:, None], (0, missing), mode="reflect")
         return padded.unflatten(-1, (-1, self.period))
@@ -129,7 +133,7 @@ class SpectrumDiscriminator(Discriminator):
         self.window: Tensor
         self.register_buffer("window", torch.hann_window(window) * (6 / window) ** 0.5, persistent=False)
 
-    def picture(self, sound: Tensor) -> Tensor:
+    def image(self, sound: Tensor) -> Tensor:
         size = self.window.shape[0]
         spectrum = torch.fft.rfft(sound.float().unfold(-1, size, size // 4) * self.window)
         return torch.stack([spectrum.real, spectrum.imag], dim=1)
@@ -148,9 +152,11 @@ class Discriminators(nn.Module):
         """# [batch, sample]"""
         return [discriminator(sound) for discriminator in self.judges]
 
-    def of_pair(self, recorded: Tensor, made: Tensor) -> tuple[list[DiscriminatorOutput], list[DiscriminatorOutput]]:
+    def of_pair(
+        self, recorded: Tensor, generated: Tensor
+    ) -> tuple[list[DiscriminatorOutput], list[DiscriminatorOutput]]:
         """Outputs for two batches, in one pass."""
-        both = self(torch.cat([recorded, made]))
+        both = self(torch.cat([recorded, generated]))
         rows = len(recorded)
 
         def part(cut: Callable[[Tensor], Tensor]) -> list[DiscriminatorOutput]:
@@ -159,33 +165,33 @@ class Discriminators(nn.Module):
         return part(lambda x: x[:rows]), part(lambda x: x[rows:])
 
 
-def discriminator_loss(recorded: Sequence[DiscriminatorOutput], made: Sequence[DiscriminatorOutput]) -> Tensor:
+def discriminator_loss(recorded: Sequence[DiscriminatorOutput], generated: Sequence[DiscriminatorOutput]) -> Tensor:
     """Least-squares GAN loss: 1 for recorded audio, 0 for generated."""
     losses = [
         (1 - real.score.float()).square().mean() + fake.score.float().square().mean()
-        for real, fake in zip(recorded, made, strict=True)
+        for real, fake in zip(recorded, generated, strict=True)
     ]
     return torch.stack(losses).mean()
 
 
-def generator_loss(made: Sequence[DiscriminatorOutput]) -> Tensor:
+def generator_loss(generated: Sequence[DiscriminatorOutput]) -> Tensor:
     """Least-squares GAN loss of the generator."""
-    return torch.stack([(1 - fake.score.float()).square().mean() for fake in made]).mean()
+    return torch.stack([(1 - fake.score.float()).square().mean() for fake in generated]).mean()
 
 
-def feature_distance(recorded: Sequence[DiscriminatorOutput], made: Sequence[DiscriminatorOutput]) -> Tensor:
+def feature_distance(recorded: Sequence[DiscriminatorOutput], generated: Sequence[DiscriminatorOutput]) -> Tensor:
     """Feature matching loss, each layer relative to its own scale."""
     distances = [
         functional.l1_loss(fake_layer.float(), real_layer.detach().float())
         / real_layer.detach().float().abs().mean().clamp(min=1e-4)
-        for real, fake in zip(recorded, made, strict=True)
+        for real, fake in zip(recorded, generated, strict=True)
         for real_layer, fake_layer in zip(real.features, fake.features, strict=True)
     ]
     return torch.stack(distances).mean()
 
 
 BLANK = 0
-NEVER = -1e30  # a log-probability that stays finite in sums
+LOG_ZERO = -1e30  # a log-probability that stays finite in sums
 
 
 def ctc_loss(log_probs: Tensor, targets: Tensor, lengths: Tensor, target_lengths: Tensor) -> Tensor:
@@ -231,11 +237,11 @@ def _loss_and_gradient(
     last = forward.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, states))[:, 0]
     ending = torch.stack([ends - 1, (ends - 2).clamp(min=0)], dim=1)
     total = last.gather(1, ending).logsumexp(1)
-    there = torch.arange(frames, device=lengths.device) < lengths[:, None]
-    inside = torch.arange(states, device=lengths.device) < ends[:, None]
-    possible = (total > NEVER / 2) & (lengths > 0)
-    known = there[:, :, None] & inside[:, None] & possible[:, None, None]
-    occupied = (forward + backward - emitted - total[:, None, None]).exp().masked_fill(~known, 0.0)
+    is_frame = torch.arange(frames, device=lengths.device) < lengths[:, None]
+    is_state = torch.arange(states, device=lengths.device) < ends[:, None]
+    possible = (total > LOG_ZERO / 2) & (lengths > 0)
+    counted = is_frame[:, :, None] & is_state[:, None] & possible[:, None, None]
+    occupied = (forward + backward - emitted - total[:, None, None]).exp().masked_fill(~counted, 0.0)
     of_symbol = (labels[..., None] == torch.arange(symbols, device=labels.device)).to(occupied.dtype)
     return torch.where(possible, -total, 0.0), -(occupied @ of_symbol)
 
@@ -243,23 +249,23 @@ def _loss_and_gradient(
 def _paths(emitted: Tensor, skips: Tensor) -> Tensor:
     """Forward variables: log-probability of all prefixes that end in a state.  # [frame, row, state] → the same"""
     frames, rows, states = emitted.shape
-    reached = emitted.new_full((frames, rows, states + 2), NEVER)  # two states of padding before the first
+    reached = emitted.new_full((frames, rows, states + 2), LOG_ZERO)  # two states of padding before the first
     reached[0, :, 2:4] = emitted[0, :, :2]
     skipped, joined = torch.empty_like(skips), torch.empty_like(skips)
     for frame in range(1, frames):
-        before = reached[frame - 1]
-        torch.add(before[:, :-2], skips, out=skipped)
-        torch.logaddexp(before[:, 2:], before[:, 1:-1], out=joined)
+        previous = reached[frame - 1]
+        torch.add(previous[:, :-2], skips, out=skipped)
+        torch.logaddexp(previous[:, 2:], previous[:, 1:-1], out=joined)
         torch.logaddexp(joined, skipped, out=joined)
         torch.add(joined, emitted[frame], out=reached[frame, :, 2:])
     return reached[..., 2:]
 
 
 def _skips(labels: Tensor) -> Tensor:
-    """0 where a path may skip a blank: the label differs from the one before."""
+    """0 where a path may skip a blank: the label differs from the previous one."""
     allowed = labels[:, 2:] != labels[:, :-2]
     allowed = allowed & (labels[:, 2:] != BLANK)
-    skips = torch.full(labels.shape, NEVER, device=labels.device)
+    skips = torch.full(labels.shape, LOG_ZERO, device=labels.device)
     skips[:, 2:].masked_fill_(allowed, 0.0)
     return skips
 

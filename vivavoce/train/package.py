@@ -95,18 +95,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--draft", type=Path, help="folder written by `viva train draft` or `viva train medusa`")
     parser.add_argument("--codec", type=Path, help="folder written by `viva train assemble` or `viva train tts-codec`")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args(arguments)
-    if given.asr is not None:
-        size = package_asr(given.asr, given.out)
-    elif given.draft is not None:
-        size = package_draft(given.draft, given.out)
-    elif given.codec is None or (given.lm is None) == (given.tts is None):
+    options = parser.parse_args(arguments)
+    if options.asr is not None:
+        size = package_asr(options.asr, options.out)
+    elif options.draft is not None:
+        size = package_draft(options.draft, options.out)
+    elif options.codec is None or (options.lm is None) == (options.tts is None):
         raise InputError("give --asr, or --draft, or --codec with either --lm or --tts")
-    elif given.lm is not None:
-        size = package_speech(given.lm, given.codec, given.out)
+    elif options.lm is not None:
+        size = package_speech(options.lm, options.codec, options.out)
     else:
-        size = package_tts(given.tts, given.codec, given.out)
-    print(f"{given.out}: {size / 1e6:.1f} MB")
+        size = package_tts(options.tts, options.codec, options.out)
+    print(f"{options.out}: {size / 1e6:.1f} MB")
 
 
 VOICE_NAME = "rms"
@@ -141,32 +141,36 @@ def assemble_codec(speech_encoder: Path, flow: Path, vocoder: Path, teacher: Cor
 def _flow(folder: Path) -> FlowDecoder:
     config = read_sizes(folder / "sizes.json").flow
     if config is None:
-        raise CheckpointError(f"{folder}/sizes.json has no sizes of a flow decoder; give the folder of its training")
+        raise CheckpointError(
+            f"{folder}/sizes.json has no sizes of a flow decoder; give the folder written by `viva train flow`"
+        )
     return FlowDecoder.load(folder / FLOW_FILE, config)
 
 
 def _vocoder(folder: Path) -> HiFT:
     config = read_sizes(folder / "sizes.json").vocoder
     if config is None:
-        raise CheckpointError(f"{folder}/sizes.json has no sizes of a vocoder; give the folder of its training")
+        raise CheckpointError(
+            f"{folder}/sizes.json has no sizes of a vocoder; give the folder written by `viva train vocoder`"
+        )
     return HiFT.load(folder / "hift.safetensors", config=config)
 
 
 def _prompts(codec: MossSpeechCodec, teacher: Corpus, indices: np.ndarray) -> list[tuple[int, VoicePrompt]]:
     """Candidate prompts: sentences of about two seconds in whole chunks, so that replies start at a chunk."""
-    found = []
+    prompts = []
     per_code = ENCODER_RATE * codec.samples_per_code // DECODER_RATE
     for index in indices.tolist():
         length = int(teacher.starts[index + 1] - teacher.starts[index]) // per_code
         if length in PROMPT_CODES and teacher.voices[index] == TEACHER.name:
-            found.append((index, _prompt(codec, _sound(teacher, index), length)))
-        if len(found) == CANDIDATES:
+            prompts.append((index, _prompt(codec, _sound(teacher, index), length)))
+        if len(prompts) == CANDIDATES:
             break
-    if not found:
+    if not prompts:
         raise InputError(
             f"no sentence of the teacher has {' or '.join(map(str, PROMPT_CODES))} codes; give a larger corpus"
         )
-    return found
+    return prompts
 
 
 def _prompt(codec: MossSpeechCodec, sound: Sound, length: int) -> VoicePrompt:
@@ -181,9 +185,9 @@ def _evaluate(
     for reply in replies:
         sound = _sound(teacher, reply)
         spoken = codec.speak(codec.encode(sound), voice, LEFT_CHUNKS)
-        given, made = _mel(sound), _mel(Sound(spoken.numpy(), DECODER_RATE))
-        shared = min(len(given), len(made))
-        distances.append(float((given[:shared] - made[:shared]).abs().mean()))
+        recorded, generated = _mel(sound), _mel(Sound(spoken.numpy(), DECODER_RATE))
+        length = min(len(recorded), len(generated))
+        distances.append(float((recorded[:length] - generated[:length]).abs().mean()))
     return EvaluatedPrompt(
         teacher.texts[index], len(prompt.codes), round(float(np.mean(distances)), 4) if distances else 0.0
     )
@@ -203,8 +207,10 @@ def assemble_main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--speech-encoder", "--ear", type=Path, required=True)
     for name in ("flow", "vocoder", "corpus", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    given = parser.parse_args(arguments)
-    evaluated = assemble_codec(given.speech_encoder, given.flow, given.vocoder, Corpus.load(given.corpus), given.out)
+    options = parser.parse_args(arguments)
+    evaluated = assemble_codec(
+        options.speech_encoder, options.flow, options.vocoder, Corpus.load(options.corpus), options.out
+    )
     print(json.dumps(asdict(evaluated)), flush=True)
 
 

@@ -28,7 +28,7 @@ MBROLA_DATA = Path("/usr/share/mbrola")
 PICO_DATA = Path("/usr/share/pico")
 ARCHIVE = ".tar.xz"
 LOADER = {"aarch64": "ld-linux-aarch64.so.1"}.get(platform.machine(), "ld-linux-x86-64.so.2")
-MBROLA_ITSELF = "mbrola-itself"
+MBROLA_BINARY = "mbrola-itself"
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Programs:
 def programs(root: Path | None = None) -> Programs:
     """The installed synthesizers, or those of a folder or archive written by `bundle`."""
     if root is None:
-        found = {program: shutil.which(program) for program in DEBIAN_PACKAGES}
-        installed: dict[str, tuple[str, ...]] = {program: (path,) for program, path in found.items() if path}
+        paths = {program: shutil.which(program) for program in DEBIAN_PACKAGES}
+        installed: dict[str, tuple[str, ...]] = {program: (path,) for program, path in paths.items() if path}
         return Programs(installed, parts=_parts(installed, MBROLA_DATA, PICO_DATA, FESTIVAL_DATA))
     folder = _unpacked(Path(root).resolve())
     loader = folder / "lib" / LOADER
@@ -74,18 +74,18 @@ def programs(root: Path | None = None) -> Programs:
     databases = folder / "espeak-ng-data" / "mbrola"
     if "mbrola" in commands:
         commands["mbrola"] = (str(folder / "bin" / "mbrola"),)  # a script that finds the loader itself
-    finding_mbrola = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '')}"}
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '')}"}
     parts = _parts(commands, databases, folder / "pico", folder / "festival")
-    return Programs(commands, finding_mbrola, parts, databases)
+    return Programs(commands, environment, parts, databases)
 
 
 def _parts(commands: Container[str], mbrola: Path, pico: Path, festival: Path) -> frozenset[str]:
-    found = [path.name for path in festival.glob("voices/*/*")]
+    names = [path.name for path in festival.glob("voices/*/*")]
     if "mbrola" in commands:
-        found += [path.name for path in mbrola.glob("*")]
+        names += [path.name for path in mbrola.glob("*")]
     if "pico2wave" in commands:
-        found += [path.name.removesuffix("_ta.bin") for path in pico.glob("lang/*_ta.bin")]
-    return frozenset(found)
+        names += [path.name.removesuffix("_ta.bin") for path in pico.glob("lang/*_ta.bin")]
+    return frozenset(names)
 
 
 def bundle(target: Path) -> None:
@@ -95,10 +95,10 @@ def bundle(target: Path) -> None:
     """
     target = Path(target)
     if not target.name.endswith(ARCHIVE):
-        _gather(target)
+        _copy_programs(target)
         return
     with tempfile.TemporaryDirectory() as folder:
-        _gather(Path(folder))
+        _copy_programs(Path(folder))
         with tarfile.open(target, "w:xz", preset=6) as archive:
             archive.add(folder, arcname="")
 
@@ -111,13 +111,13 @@ def _unpacked(root: Path) -> Path:
     if not (folder / "lib" / LOADER).exists():
         if not root.exists():
             raise InputError(f"{root} does not exist; write it with voices.bundle")
-        with tempfile.TemporaryDirectory(dir=root.parent) as half, tarfile.open(root) as archive:
-            archive.extractall(half, filter="data")
-            shutil.copytree(half, folder, dirs_exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root.parent) as partial, tarfile.open(root) as archive:
+            archive.extractall(partial, filter="data")
+            shutil.copytree(partial, folder, dirs_exist_ok=True)
     return folder
 
 
-def _gather(folder: Path) -> None:
+def _copy_programs(folder: Path) -> None:
     present = programs()
     for part in ("bin", "lib"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def _gather(folder: Path) -> None:
         if program in OPTIONAL and program not in present.commands:
             continue
         binary = Path(present.command(program)[0]).resolve()
-        shutil.copy2(binary, folder / "bin" / (MBROLA_ITSELF if program == "mbrola" else program))
+        shutil.copy2(binary, folder / "bin" / (MBROLA_BINARY if program == "mbrola" else program))
         for library in _libraries(binary):
             shutil.copy2(library.resolve(), folder / "lib" / library.name)
     _copy_espeak_data(folder / "espeak-ng-data")
@@ -141,7 +141,7 @@ def _copy_mbrola(folder: Path) -> None:
     """Copy databases to where espeak-ng looks, and write a script `mbrola` that starts it with bundled libraries."""
     script, libraries = folder / "bin" / "mbrola", '"${0%/*}"/../lib'
     shutil.copy2(folder / "lib" / LOADER, folder / "lib" / "mbrola")  # espeak-ng waits for a process of this name
-    start = f'exec {libraries}/mbrola --library-path {libraries} "${{0%/*}}"/{MBROLA_ITSELF} "$@"'
+    start = f'exec {libraries}/mbrola --library-path {libraries} "${{0%/*}}"/{MBROLA_BINARY} "$@"'
     script.write_text(f"#!/bin/sh\n{start}\n")
     script.chmod(0o755)
     for package in MBROLA_PACKAGES.split()[1:]:
@@ -203,8 +203,8 @@ class ProsodyRange:
     pitch: tuple[float, float] = (0.75, 1.35)
     melody: tuple[float, float] = (0.2, 1.6)  # factor on pitch deviations from the mean
     accents: tuple[int, ...] = (0, 1, 1, 2, 3)  # number of vowel pairs exchanged throughout a sentence
-    slips: float = 0.04  # share of phones exchanged independently
-    faint: float = 0.3  # probability that consonants are shortened
+    exchanged_share: float = 0.04  # share of phones exchanged independently
+    shortened_share: float = 0.3  # probability that consonants are shortened
 
 
 def varied_prosody(phonemes: str, database: str, draw: random.Random, prosody: ProsodyRange | None = None) -> str:
@@ -216,25 +216,27 @@ def varied_prosody(phonemes: str, database: str, draw: random.Random, prosody: P
     mean = sum(points) / len(points) if points else 0.0
     tempo, pitch, melody = (draw.uniform(*span) for span in (prosody.tempo, prosody.pitch, prosody.melody))
     accent = dict(_vowel_pair(neighbours, draw) for _ in range(draw.choice(prosody.accents) if neighbours else 0))
-    crisp = draw.uniform(0.7, 1.0) if draw.random() < prosody.faint else 1.0
+    consonant_factor = draw.uniform(0.7, 1.0) if draw.random() < prosody.shortened_share else 1.0
     lines_out = []
     for sound, length, *melodies in lines:
         name = accent.get(sound, sound)
-        if draw.random() < prosody.slips:
+        if draw.random() < prosody.exchanged_share:
             name = _other_vowel(name, neighbours, draw)
         factor = 1.0 if sound == SILENCE else tempo * draw.lognormvariate(0.0, prosody.length)
-        factor *= 1.0 if melodies or sound == SILENCE else crisp
+        factor *= 1.0 if melodies or sound == SILENCE else consonant_factor
         heights = [f"{max(50.0, pitch * (mean + melody * (float(value) - mean))):.0f}" for value in melodies[1::2]]
-        moved = [word for position, height in zip(melodies[::2], heights, strict=True) for word in (position, height)]
-        lines_out.append(" ".join([name, f"{max(10.0, float(length) * factor):.0f}", *moved]))
+        pitch_points = [
+            word for position, height in zip(melodies[::2], heights, strict=True) for word in (position, height)
+        ]
+        lines_out.append(" ".join([name, f"{max(10.0, float(length) * factor):.0f}", *pitch_points]))
     return "\n".join(lines_out) + "\n"
 
 
 def _vowel_pair(neighbours: Pairs, draw: random.Random) -> tuple[str, str]:
-    some, other = draw.choice(neighbours)
-    return (some, other) if draw.random() < 0.5 else (other, some)
+    one, other = draw.choice(neighbours)
+    return (one, other) if draw.random() < 0.5 else (other, one)
 
 
 def _other_vowel(sound: str, neighbours: Pairs, draw: random.Random) -> str:
-    found = [other for pair in neighbours if sound in pair for other in pair if other != sound]
-    return draw.choice(found) if found else sound
+    choices = [other for pair in neighbours if sound in pair for other in pair if other != sound]
+    return draw.choice(choices) if choices else sound

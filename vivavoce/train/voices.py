@@ -36,12 +36,12 @@ __all__ = [
 
 RATE = 16_000
 LEAD = RATE * 2 // 100  # samples of silence before speech; short, as it delays a reply
-TAIL = RATE * 7 // 100  # and after it
+TAIL = RATE * 7 // 100  # samples of silence after it
 FRAME = RATE // 100
-QUIET = 10 ** (-42 / 20)  # relative to the loudest frame: below it is no speech
-CLICK = 10 ** (-38 / 20)  # below it no speech starts: flite's "I" has a click 150 ms before it
+QUIET = 10 ** (-42 / 20)  # relative to the loudest frame; quieter frames are not speech
+CLICK = 10 ** (-38 / 20)  # speech does not start below this level: flite's "I" has a click 150 ms before it
 FESTIVAL_BATCH = 64  # sentences per process, whose start costs as much as ten of them
-SECONDS_A_PROCESS = 120
+PROCESS_TIMEOUT = 120
 
 
 @dataclass(frozen=True)
@@ -212,25 +212,25 @@ def speak(voice: SyntheticVoice, text: str, programs: Programs) -> NDArray[np.fl
 def speak_many(voice: SyntheticVoice, texts: Sequence[str], programs: Programs) -> list[NDArray[np.float32]]:
     """Synthesize sentences as `speak` does; slow programs are started once for many."""
     if voice.program not in DEBIAN_PACKAGES:
-        raise InputError(f"voice {voice.name} wants the program {voice.program!r}; known: {', '.join(DEBIAN_PACKAGES)}")
+        raise InputError(f"voice {voice.name} needs the program {voice.program!r}; known: {', '.join(DEBIAN_PACKAGES)}")
     if voice.program == "festival":
         batches = [texts[begin : begin + FESTIVAL_BATCH] for begin in range(0, len(texts), FESTIVAL_BATCH)]
         return [sound for batch in batches for sound in _speak_festival(voice, batch, programs)]
     if voice.program == "pico2wave":
         return [_speak_pico(voice, text, programs) for text in texts]
-    return [_at_rate(_speak_once(voice, text, programs), voice, text) for text in texts]
+    return [_decode_wav(_speak_once(voice, text, programs), voice, text) for text in texts]
 
 
 def _speak_once(voice: SyntheticVoice, text: str, programs: Programs) -> bytes:
     if voice.program == "flite":
         return _run([*programs.command("flite"), *voice.arguments, "-t", text, "-o", "/dev/stdout"], voice, programs)
     if voice.loose:
-        return _speak_loosely(voice, text, programs)
+        return _speak_with_random_prosody(voice, text, programs)
     programs.command(voice.program)  # raises if missing; espeak-ng drives mbrola voices too
     return _run([*programs.command("espeak-ng"), *voice.arguments, "--stdout", "--", text], voice, programs)
 
 
-def _speak_loosely(voice: SyntheticVoice, text: str, programs: Programs) -> bytes:
+def _speak_with_random_prosody(voice: SyntheticVoice, text: str, programs: Programs) -> bytes:
     stdin = _run([*programs.command("espeak-ng"), *voice.arguments, "--pho", "-q", "--", text], voice, programs)
     varied = varied_prosody(stdin.decode(), voice.part, random.Random(f"{voice.name} {text}"))
     database = str(programs.database(voice.part))
@@ -241,9 +241,9 @@ def _speak_pico(voice: SyntheticVoice, text: str, programs: Programs) -> NDArray
     speaker, pitch, speed = voice.arguments
     marked = f'<pitch level="{pitch}"><speed level="{speed}">{escape(text)}</speed></pitch>'
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "said.wav")  # it only writes to names that end in .wav
+        file = Path(folder, "speech.wav")  # pico2wave only writes to names that end in .wav
         _run([*programs.command("pico2wave"), "-l", speaker, "-w", str(file), marked], voice, programs)
-        return _at_rate(file.read_bytes(), voice, text)
+        return _decode_wav(file.read_bytes(), voice, text)
 
 
 def _speak_festival(voice: SyntheticVoice, texts: Sequence[str], programs: Programs) -> list[NDArray[np.float32]]:
@@ -261,7 +261,7 @@ def _speak_festival(voice: SyntheticVoice, texts: Sequence[str], programs: Progr
         script.write_text("\n".join(lines))
         _run([*programs.command("festival"), "-b", str(script)], voice, programs)
         files = [Path(folder, f"{index}.wav") for index in range(len(texts))]
-        return [_at_rate(file.read_bytes(), voice, text) for file, text in zip(files, texts, strict=True)]
+        return [_decode_wav(file.read_bytes(), voice, text) for file, text in zip(files, texts, strict=True)]
 
 
 def _quoted(text: str) -> str:
@@ -270,27 +270,27 @@ def _quoted(text: str) -> str:
 
 def _run(command: list[str], voice: SyntheticVoice, programs: Programs, stdin: bytes | None = None) -> bytes:
     try:
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, timeout=SECONDS_A_PROCESS, env=programs.environment, check=False
+        finished = subprocess.run(
+            command, input=stdin, capture_output=True, timeout=PROCESS_TIMEOUT, env=programs.environment, check=False
         )
     except FileNotFoundError as error:
         package = DEBIAN_PACKAGES[voice.program]
         raise MissingDependencyError(f"voice {voice.name} needs {voice.program}: apt install {package}") from error
-    if done.returncode != 0:
-        complaint = done.stderr.decode(errors="replace").strip().splitlines()
+    if finished.returncode != 0:
+        stderr_lines = finished.stderr.decode(errors="replace").strip().splitlines()
         raise InputError(
-            f"{voice.program} failed for voice {voice.name}: {complaint[-1] if complaint else 'no word why'}"
+            f"{voice.program} failed for voice {voice.name}: {stderr_lines[-1] if stderr_lines else 'no error message'}"
         )
-    return done.stdout
+    return finished.stdout
 
 
-def _at_rate(wav: bytes, voice: SyntheticVoice, text: str) -> NDArray[np.float32]:
+def _decode_wav(wav: bytes, voice: SyntheticVoice, text: str) -> NDArray[np.float32]:
     """The samples of a synthesizer's WAV file at our rate, with trimmed silence."""
     from scipy.signal import resample_poly
 
     data = wav.find(b"data", 12)
     if data < 0 or len(wav) < data + 10:
-        raise InputError(f"voice {voice.name} gave no sound for {text!r}")
+        raise InputError(f"voice {voice.name} produced no audio for {text!r}")
     rate = int.from_bytes(wav[24:28], "little")
     body = wav[data + 8 :]
     samples = np.frombuffer(body[: len(body) // 2 * 2], "<i2").astype(np.float32) / np.float32(32768)
@@ -300,11 +300,11 @@ def _at_rate(wav: bytes, voice: SyntheticVoice, text: str) -> NDArray[np.float32
     return trimmed(samples.clip(-1, 1), f"voice {voice.name} is silent on {text!r}")
 
 
-def trimmed(samples: NDArray[np.float32], complaint: str = "the sound is silent") -> NDArray[np.float32]:
+def trimmed(samples: NDArray[np.float32], message: str = "the sound is silent") -> NDArray[np.float32]:
     """Speech with exactly LEAD and TAIL samples of silence around it."""
     frames = np.abs(samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)).max(axis=1, initial=0.0)
     if frames.size == 0 or frames.max() < 1e-3:
-        raise InputError(complaint)
+        raise InputError(message)
     first = np.flatnonzero(frames > CLICK * frames.max())[0]
     last = np.flatnonzero(frames > QUIET * frames.max())[-1]
     begin, end = first * FRAME - LEAD, (last + 1) * FRAME + TAIL

@@ -44,15 +44,17 @@ def initialise(model: Whisper) -> None:
 @torch.no_grad()
 def init_from_speech_encoder(model: Whisper, encoder: SpeechEncoder) -> None:
     """Initialise the encoder with the lower layers of a (causal) speech encoder."""
-    mine, theirs = model.encoder, encoder.config
-    sizes = (mine.config.d_model, mine.config.encoder_ffn_dim, mine.config.num_mel_bins)
-    if sizes != (theirs.d_model, theirs.encoder_ffn_dim, theirs.num_mel_bins) or len(mine.layers) > len(encoder.layers):
+    target, config = model.encoder, encoder.config
+    sizes = (target.config.d_model, target.config.encoder_ffn_dim, target.config.num_mel_bins)
+    if sizes != (config.d_model, config.encoder_ffn_dim, config.num_mel_bins) or len(target.layers) > len(
+        encoder.layers
+    ):
         raise InputError("the speech encoder has other sizes than the ASR model's encoder, or fewer layers")
     for name in ("conv1", "conv2"):
-        getattr(mine, name).load_state_dict(getattr(encoder, name).state_dict())
-    for layer, theirs_layer in zip(mine.layers, encoder.layers, strict=False):
-        layer.load_state_dict(theirs_layer.state_dict())
-    mine.embed_positions.weight.copy_(encoder.embed_positions.weight[: len(mine.embed_positions.weight)])
+        getattr(target, name).load_state_dict(getattr(encoder, name).state_dict())
+    for layer, source_layer in zip(target.layers, encoder.layers, strict=False):
+        layer.load_state_dict(source_layer.state_dict())
+    target.embed_positions.weight.copy_(encoder.embed_positions.weight[: len(target.embed_positions.weight)])
 
 
 @torch.no_grad()
@@ -62,26 +64,26 @@ def init_from_earlier(model: Whisper, earlier: Whisper) -> int:
     Decoder layers are spread evenly if there are more of them now, and hidden units come first if there are more; new
     ones add nothing, so that the output stays the same. Other weights are copied where shapes match.
     """
-    mine, known = model.state_dict(), earlier.state_dict()
-    layers, theirs = len(model.decoder.stack), len(earlier.decoder.stack)
-    if layers >= theirs:
-        _add_nothing(model)
-        positions = spread_layers(theirs, layers)
-        known = {_moved(name, positions): tensor for name, tensor in known.items()}
-    taken = 0
-    for name, tensor in mine.items():
-        if name in known and _has_room(name, tensor, known[name]):
-            tensor[tuple(slice(size) for size in known[name].shape)] = known[name]
-            taken += known[name].numel()
-    return round(100 * taken / sum(tensor.numel() for tensor in mine.values()))
+    own, theirs = model.state_dict(), earlier.state_dict()
+    layers, earlier_layers = len(model.decoder.stack), len(earlier.decoder.stack)
+    if layers >= earlier_layers:
+        _zero_output_projections(model)
+        positions = spread_layers(earlier_layers, layers)
+        theirs = {_at_layer(name, positions): tensor for name, tensor in theirs.items()}
+    copied = 0
+    for name, tensor in own.items():
+        if name in theirs and _can_copy(name, tensor, theirs[name]):
+            tensor[tuple(slice(size) for size in theirs[name].shape)] = theirs[name]
+            copied += theirs[name].numel()
+    return round(100 * copied / sum(tensor.numel() for tensor in own.values()))
 
 
-def _has_room(name: str, mine: Tensor, theirs: Tensor) -> bool:
+def _can_copy(name: str, own: Tensor, theirs: Tensor) -> bool:
     """Whether a weight can be copied: same shape, or more hidden units in a decoder layer."""
-    if mine.shape == theirs.shape:
+    if own.shape == theirs.shape:
         return True
     grows = re.search(r"^decoder.*\.fc[12]\.", name) is not None
-    return grows and all(size >= known_size for size, known_size in zip(mine.shape, theirs.shape, strict=True))
+    return grows and all(size >= known_size for size, known_size in zip(own.shape, theirs.shape, strict=True))
 
 
 def spread_layers(few: int, many: int) -> list[int]:
@@ -89,7 +91,7 @@ def spread_layers(few: int, many: int) -> list[int]:
     return [many - 1 - (few - 1 - index) * many // few for index in range(few)]
 
 
-def _add_nothing(model: Whisper) -> None:
+def _zero_output_projections(model: Whisper) -> None:
     """Zero the output projections, so that every decoder layer is the identity."""
     for layer in model.decoder.stack:
         for added in (layer.self_attn.out_proj, layer.encoder_attn.out_proj, layer.fc2):
@@ -97,11 +99,11 @@ def _add_nothing(model: Whisper) -> None:
                 parameter.zero_()
 
 
-def _moved(name: str, positions: list[int]) -> str:
-    return re.sub(r"^(decoder\.layers\.)(\d+)", lambda found: f"{found[1]}{positions[int(found[2])]}", name)
+def _at_layer(name: str, positions: list[int]) -> str:
+    return re.sub(r"^(decoder\.layers\.)(\d+)", lambda match: f"{match[1]}{positions[int(match[2])]}", name)
 
 
-def known_pieces(folder: Path, fresh: nn.Linear) -> dict[str, Tensor]:
+def load_ctc_head(folder: Path, fresh: nn.Linear) -> dict[str, Tensor]:
     """The CTC head stored with an earlier ASR model, else the fresh one."""
     file = folder / "pieces" / "model.safetensors"
     if not file.is_file():
@@ -111,7 +113,7 @@ def known_pieces(folder: Path, fresh: nn.Linear) -> dict[str, Tensor]:
 
 WORDS = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+(?!\S)|\s+")
 LANGUAGE = "en"
-SPELLINGS = 8  # random encodings of each word under merge dropout
+RANDOM_ENCODINGS = 8  # random encodings of each word under merge dropout
 
 Pair = tuple[str, str]
 
@@ -133,8 +135,8 @@ class Vocabulary:
     _ranks: dict[Pair, int] = field(init=False, repr=False)
     _ids: dict[str, int] = field(init=False, repr=False)
     _letters: dict[int, str] = field(init=False, repr=False)
-    _known: dict[str, list[int]] = field(init=False, repr=False, default_factory=dict)
-    _varied: dict[tuple[str, float], list[list[int]]] = field(init=False, repr=False, default_factory=dict)
+    _encoded: dict[str, list[int]] = field(init=False, repr=False, default_factory=dict)
+    _random_encodings: dict[tuple[str, float], list[list[int]]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
@@ -172,15 +174,15 @@ class Vocabulary:
         """Number of ids: text, special tokens and timestamps."""
         return self.tokens.timestamps + round(self.window_seconds / SECONDS_PER_TIMESTAMP) + 1
 
-    def encode(self, text: str, dropout: float = 0.0, chance: random.Random | None = None) -> list[int]:
+    def encode(self, text: str, dropout: float = 0.0, source: random.Random | None = None) -> list[int]:
         """Ids of a text at the start of a segment, so with a space before it; with `dropout`, merges are skipped."""
         words = WORDS.findall(" " + text)
-        if dropout and chance is not None:
-            return [id_ for word in words for id_ in chance.choice(self._spellings(word, dropout, chance))]
+        if dropout and source is not None:
+            return [id_ for word in words for id_ in source.choice(self._encodings_of(word, dropout, source))]
         for word in words:
-            if word not in self._known:
-                self._known[word] = self._encode_word(word, 0.0, random.Random(0))
-        return [id_ for word in words for id_ in self._known[word]]
+            if word not in self._encoded:
+                self._encoded[word] = self._encode_word(word, 0.0, random.Random(0))
+        return [id_ for word in words for id_ in self._encoded[word]]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids without special tokens."""
@@ -189,19 +191,19 @@ class Vocabulary:
         text = "".join(pieces[id_] for id_ in ids if id_ < len(pieces))
         return bytes(bytes_of[letter] for letter in text).decode(errors="replace")
 
-    def _spellings(self, word: str, dropout: float, chance: random.Random) -> list[list[int]]:
+    def _encodings_of(self, word: str, dropout: float, source: random.Random) -> list[list[int]]:
         """Random encodings of a word, drawn once."""
-        if (word, dropout) not in self._varied:
-            drawn = [self._encode_word(word, dropout, chance) for _ in range(SPELLINGS)]
-            self._varied[word, dropout] = drawn
-        return self._varied[word, dropout]
+        if (word, dropout) not in self._random_encodings:
+            drawn = [self._encode_word(word, dropout, source) for _ in range(RANDOM_ENCODINGS)]
+            self._random_encodings[word, dropout] = drawn
+        return self._random_encodings[word, dropout]
 
-    def _encode_word(self, word: str, dropout: float, chance: random.Random) -> list[int]:
+    def _encode_word(self, word: str, dropout: float, source: random.Random) -> list[int]:
         pieces = [self._letters[byte] for byte in word.encode()]
         while len(pieces) > 1:
             pairs = [p for p in pairwise(pieces) if p in self._ranks]
             if dropout:
-                pairs = [p for p in pairs if chance.random() >= dropout]
+                pairs = [p for p in pairs if source.random() >= dropout]
             if not pairs:
                 break
             pieces = _merged(pieces, min(pairs, key=self._ranks.__getitem__))

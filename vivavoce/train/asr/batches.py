@@ -101,11 +101,11 @@ class WindowMaker:
     ) -> None:
         self.recordings, self.options = recordings, options or WindowOptions()
         self.tokens: WhisperTokens = vocabulary.tokens
-        chance = random.Random(seed)
+        source = random.Random(seed)
         encoded = [[vocabulary.encode(text) for text in recordings.texts]]
         for _ in range(self.options.variants - 1):
             dropout = self.options.merge_dropout
-            encoded.append([vocabulary.encode(text, dropout, chance) for text in recordings.texts])
+            encoded.append([vocabulary.encode(text, dropout, source) for text in recordings.texts])
         self._encoded = encoded
         self._lengths: list[int] = recordings.lengths.tolist()
         self._starts: list[int] = recordings.starts.tolist()
@@ -130,87 +130,90 @@ class WindowMaker:
     def plan(self, shape: WindowShape, seed: int) -> dict[str, Tensor]:
         """All tensors of a batch but the samples, described by `cuts`. Host only, so it can run in another thread."""
         positions = shape.positions
-        chance = random.Random(seed)
+        source = random.Random(seed)
         tokens = np.full((shape.batch, positions), self.tokens.endoftext)
         labels = np.full((shape.batch, positions), IGNORED)
         pieces = np.zeros((shape.batch, positions), dtype=np.int64)
         counts = np.zeros(shape.batch, dtype=np.int64)
         cuts = np.zeros((shape.batch, shape.max_recordings, 4))
         for row in range(shape.batch):
-            placed = [] if chance.random() < self.options.share_of_silence else self._place(shape, chance)
+            placed = [] if source.random() < self.options.share_of_silence else self._place(shape, source)
             for slot, (index, begin, rate) in enumerate(placed):
-                reading = self._reading(index, rate)
-                cuts[row, slot] = self._starts[index], begin, reading, rate
-            earlier, written, pieces_of_text = self._write(placed, positions, chance)
-            known = len(earlier)
+                samples_read = self._samples_read(index, rate)
+                cuts[row, slot] = self._starts[index], begin, samples_read, rate
+            earlier, written, pieces_of_text = self._write(placed, positions, source)
+            context_length = len(earlier)
             sequence = [*earlier, *written][: positions + 1]
             tokens[row, : len(sequence) - 1] = sequence[:-1]
-            labels[row, known : len(sequence) - 1] = sequence[known + 1 :]
+            labels[row, context_length : len(sequence) - 1] = sequence[context_length + 1 :]
             counts[row] = len(pieces_of_text)
             pieces[row, : len(pieces_of_text)] = pieces_of_text
         planned = {"cuts": cuts, "tokens": tokens, "labels": labels, "pieces": pieces, "piece_counts": counts}
         return {name: torch.from_numpy(array) for name, array in planned.items()}
 
-    def _reading(self, index: int, rate: float) -> int:
+    def _samples_read(self, index: int, rate: float) -> int:
         return int((self._lengths[index] - 2) / rate)
 
-    def _place(self, shape: WindowShape, chance: random.Random) -> list[tuple[int, int, float]]:
+    def _place(self, shape: WindowShape, source: random.Random) -> list[tuple[int, int, float]]:
         """Index, start and speed of recordings, placed one after another while they fit."""
-        wanted = min(shape.max_recordings, chance.choice((1, 2, 2, 3, 4)))
+        wanted = min(shape.max_recordings, source.choice((1, 2, 2, 3, 4)))
         placed: list[tuple[int, int, float]] = []
-        at, length = 0, 8
+        cursor, length = 0, 8
         while len(placed) < wanted:
-            unchanged = chance.random() < self.options.share_as_recorded
-            rate = 1.0 if unchanged else chance.uniform(*self.options.rates)
-            at += int(chance.random() ** 2 * self.options.max_gap * RATE)
-            fitting = bisect_right(self._sorted_lengths, (shape.samples - at) * rate)
+            unchanged = source.random() < self.options.share_as_recorded
+            rate = 1.0 if unchanged else source.uniform(*self.options.rates)
+            cursor += int(source.random() ** 2 * self.options.max_gap * RATE)
+            fitting = bisect_right(self._sorted_lengths, (shape.samples - cursor) * rate)
             if fitting == 0:
                 break
-            index = self._by_length[chance.randrange(fitting)]
+            index = self._by_length[source.randrange(fitting)]
             length += max(len(encoding[index]) for encoding in self._encoded) + 2
             if length > shape.positions:
                 break
-            placed.append((index, at, rate))
-            at += self._reading(index, rate)
+            placed.append((index, cursor, rate))
+            cursor += self._samples_read(index, rate)
         return placed
 
     def _write(
-        self, placed: list[tuple[int, int, float]], positions: int, chance: random.Random
+        self, placed: list[tuple[int, int, float]], positions: int, source: random.Random
     ) -> tuple[list[int], list[int], list[int]]:
         """Tokens of the previous text (context without loss), tokens to predict, and the CTC targets."""
         ids = self.tokens
         if not placed:
             return [], [ids.startoftranscript, ids.nospeech, ids.endoftext], []
-        times = chance.random() < self.options.share_with_times
-        encoding = chance.choice(self._encoded)
+        times = source.random() < self.options.share_with_times
+        encoding = source.choice(self._encoded)
         written, pieces_of_text = ids.prompt(LANGUAGE, timestamps=times), []
         for index, begin, rate in placed:
-            end = begin + self._reading(index, rate)
+            end = begin + self._samples_read(index, rate)
             text = encoding[index]
             written += [ids.timestamp(begin / RATE), *text, ids.timestamp(end / RATE)] if times else text
             pieces_of_text += text
         written.append(ids.endoftext)
         earlier: list[int] = []
-        if chance.random() < self.options.share_after_earlier:
-            text = self._encoded[0][chance.randrange(len(self.recordings))]
+        if source.random() < self.options.share_after_earlier:
+            text = self._encoded[0][source.randrange(len(self.recordings))]
             earlier = [ids.startofprev, *text]
             earlier = earlier if len(earlier) + len(written) <= positions else []
         return earlier, written, pieces_of_text[:positions]
 
     def _cut(self, cuts: Tensor, samples: int) -> Tensor:
-        """Cut recordings at their speeds into windows.  # [row, slot, (start, begin, reading, rate)] → [row, time]"""
+        """Cut recordings at their speeds into windows.
+
+        # [row, slot, (start, begin, samples_read, rate)] → [row, time]
+        """
         source = self.recordings.samples
         time = torch.arange(samples, device=source.device)
         windows = torch.zeros(cuts.shape[0], samples, device=source.device)
         for slot in range(cuts.shape[1]):
-            start, begin, reading, rate = cuts[:, slot].unbind(-1)
-            since = time - begin[:, None]
-            inside = (since >= 0) & (since < reading[:, None])
-            position = start[:, None] + since.clamp(min=0) * rate[:, None]
+            start, begin, samples_read, rate = cuts[:, slot].unbind(-1)
+            elapsed = time - begin[:, None]
+            inside = (elapsed >= 0) & (elapsed < samples_read[:, None])
+            position = start[:, None] + elapsed.clamp(min=0) * rate[:, None]
             left = position.floor().long().clamp(0, source.shape[0] - 2)
-            share = (position - left).float().clamp(0, 1)
-            read = source[left].float() * (1 - share) + source[left + 1].float() * share
-            windows += torch.where(inside, read / 32768.0, 0.0)
+            fraction = (position - left).float().clamp(0, 1)
+            interpolated = source[left].float() * (1 - fraction) + source[left + 1].float() * fraction
+            windows += torch.where(inside, interpolated / 32768.0, 0.0)
         return windows
 
 
@@ -219,25 +222,25 @@ class AudioAugmentation:
 
     def __init__(self, bins: int, device: torch.device | str, strength: float) -> None:
         self.mel = WhisperMel(bins).to(device)
-        self.surroundings = AcousticAugmentation(device, strength) if strength else None
+        self.acoustics = AcousticAugmentation(device, strength) if strength else None
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, seed: int) -> Tensor:
         """Deterministic for a seed.  # [row, time] → [row, mel, frame]"""
         generator = torch.Generator(samples.device).manual_seed(seed)
         level = 10 ** (-5 + 2 * torch.rand(len(samples), 1, generator=generator, device=samples.device))
-        rush = torch.randn(samples.shape, generator=generator, device=samples.device)
-        samples = samples + level * rush  # so that the model does not rely on digital silence
-        if self.surroundings is None:
+        hiss = torch.randn(samples.shape, generator=generator, device=samples.device)
+        samples = samples + level * hiss  # so that the model does not rely on digital silence
+        if self.acoustics is None:
             clean: Tensor = self.mel(samples)
             return clean
         lengths = torch.full((len(samples),), samples.shape[1], device=samples.device)
-        mel = self.mel(torch.nan_to_num(self.surroundings(samples, lengths, seed)))
+        mel = self.mel(torch.nan_to_num(self.acoustics(samples, lengths, seed)))
         return mask_mel(warp_bands(mel, generator), generator)
 
 
-PLACES_STEP = 8  # texts of a batch are padded to a multiple of this
-KNOWING_STEP = 64  # the draft positions of a batch are padded to a multiple of this
+POSITIONS_STEP = 8  # texts of a batch are padded to a multiple of this
+DRAFT_POSITIONS_STEP = 64  # the draft positions of a batch are padded to a multiple of this
 
 
 @dataclass(frozen=True)
@@ -272,7 +275,7 @@ class TeacherBatches:
     """Batches of windows with encoder states and greedy transcripts of the frozen model, cached after the first use.
 
     # states [window, frame, d_model], tokens [window, position], counts [window, position] bool: whether the next
-    # token is the model's; knowing: see `DraftBatch`; pieces [window, position], piece_counts [window]: text
+    # token is the model's; draft_positions: see `DraftBatch`; pieces [window, position], piece_counts [window]: text
     """
 
     def __init__(
@@ -307,30 +310,34 @@ class TeacherBatches:
 
     def _padded(self, prompt: list[int], texts: Sequence[Text]) -> dict[str, Tensor]:
         """Padded texts; those that fail the transcriber's quality checks have no loss."""
-        end, known = self.transcriber.tokens.endoftext, len(prompt)
+        end, prompt_length = self.transcriber.tokens.endoftext, len(prompt)
         trusted = [self.transcriber.is_trusted(text) for text in texts]
-        texts = [text if trust else replace(text, tokens=[]) for text, trust in zip(texts, trusted, strict=True)]
-        positions = -(-(known + max(len(text.tokens) for text in texts)) // PLACES_STEP) * PLACES_STEP
+        texts = [
+            text if is_trusted else replace(text, tokens=[]) for text, is_trusted in zip(texts, trusted, strict=True)
+        ]
+        positions = -(-(prompt_length + max(len(text.tokens) for text in texts)) // POSITIONS_STEP) * POSITIONS_STEP
         tokens = torch.full((len(texts), positions), end)
         counts = torch.zeros(len(texts), positions, dtype=torch.bool)
         pieces, piece_counts = torch.zeros_like(tokens), torch.zeros(len(texts), dtype=torch.long)
         for row, text in enumerate(texts):
-            written = known + len(text.tokens)
-            tokens[row, :written] = torch.tensor([*prompt, *text.tokens])
-            counts[row, known - 1 : written - (not text.is_ended)] = trusted[row]
+            length = prompt_length + len(text.tokens)
+            tokens[row, :length] = torch.tensor([*prompt, *text.tokens])
+            counts[row, prompt_length - 1 : length - (not text.is_ended)] = trusted[row]
             pieces_of_text = [token for token in text.tokens if token < end]
             pieces[row, : len(pieces_of_text)] = torch.tensor(pieces_of_text, dtype=torch.long)
             piece_counts[row] = len(pieces_of_text)
-        knows = counts.clone()
-        knows[:, :-1] |= counts[:, 1:]  # the token after the position before the text is the end of the prompt
-        knows[:, -1] = False
-        knowing = knows.view(-1).nonzero()[:, 0]
-        filled = torch.zeros(-(-max(1, len(knowing)) // KNOWING_STEP) * KNOWING_STEP, dtype=torch.long)
-        filled[: len(knowing)] = knowing
+        is_drafted = counts.clone()
+        is_drafted[:, :-1] |= counts[:, 1:]  # the token after the position before the text is the end of the prompt
+        is_drafted[:, -1] = False
+        draft_positions = is_drafted.view(-1).nonzero()[:, 0]
+        filled = torch.zeros(
+            -(-max(1, len(draft_positions)) // DRAFT_POSITIONS_STEP) * DRAFT_POSITIONS_STEP, dtype=torch.long
+        )
+        filled[: len(draft_positions)] = draft_positions
         tensors = {
             "tokens": tokens,
             "counts": counts,
-            "knowing": filled,
+            "draft_positions": filled,
             "pieces": pieces,
             "piece_counts": piece_counts,
         }

@@ -1,7 +1,7 @@
 """Drafts for speculative decoding of a trained Whisper, which stays frozen.
 
-`viva train draft` distils a decoder of few layers, which starts from some of the model's own and shares its encoder and
-embeddings. With `--pieces` it trains CTC layers on the encoder instead, starting from the CTC head in the model's
+`viva train draft` distils a decoder of few layers, initialised from layers of the model, whose encoder and embeddings
+it shares. With `--pieces` it trains CTC layers on the encoder instead, starting from the CTC head in the model's
 folder if there is one. `viva train medusa` trains heads that predict several tokens ahead.
 """
 
@@ -66,7 +66,7 @@ class DraftBatch:
     entropy: Tensor  # [row, position]: of the probabilities
     best: Tensor  # [row, position]: the most likely token
     counts: Tensor  # [row, position] bool: whether that token has a loss
-    knowing: Tensor  # [knowing]: row × positions + position, where the next token is known and later ones are drafted
+    draft_positions: Tensor  # [draft]: row × positions + position, where the next token is known, later ones drafted
 
 
 class Student(Protocol):
@@ -141,7 +141,7 @@ class DraftTraining:
         entropy = torch.special.entr(probabilities).sum(-1)
         best = probabilities.argmax(-1)
         return DraftBatch(
-            states, memory, tokens, hidden, probabilities, entropy, best, batch["counts"], batch["knowing"]
+            states, memory, tokens, hidden, probabilities, entropy, best, batch["counts"], batch["draft_positions"]
         )
 
 
@@ -161,7 +161,7 @@ def distillation(
     return masked_mean(divergence, counts), masked_mean((log_probs.argmax(-1) == best).float(), counts)
 
 
-def options(description: str) -> argparse.ArgumentParser:
+def draft_parser(description: str) -> argparse.ArgumentParser:
     """Command-line options common to all drafts."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--asr", type=Path, required=True, help="the trained model: a folder, or a bundled name")
@@ -175,23 +175,23 @@ def options(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def train_draft(given: argparse.Namespace, make: Callable[[Whisper, Vocabulary], Student]) -> None:
+def train_draft(options: argparse.Namespace, make: Callable[[Whisper, Vocabulary], Student]) -> None:
     """Load model and corpus, train the student that `make` returns, save it and its metrics."""
     started = time.monotonic()
-    device = torch.device(given.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    given.asr = resolve(str(given.asr))
-    transcriber, vocabulary = WhisperTranscriber.load(given.asr, device), Vocabulary.read(given.asr)
-    recipe = (TINY if given.tiny else DraftRecipe()).on(device)
-    recordings = _recordings(given.corpus, transcriber.model.config.window_seconds, given.seed)
-    torch.manual_seed(given.seed)
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    options.asr = resolve(str(options.asr))
+    transcriber, vocabulary = WhisperTranscriber.load(options.asr, device), Vocabulary.read(options.asr)
+    recipe = (TINY if options.tiny else DraftRecipe()).on(device)
+    recordings = _recordings(options.corpus, transcriber.model.config.window_seconds, options.seed)
+    torch.manual_seed(options.seed)
     student = make(transcriber.model, vocabulary)
     count = sum(p.numel() for p in student.module.parameters() if p.requires_grad)
-    print(f"{len(recordings)} recordings; {count / 1e6:.2f} M parameters learn on {device}", flush=True)
-    until = started + given.seconds - min(3.0, 0.1 * given.seconds)
-    folder = given.out / "course"
-    training = DraftTraining(transcriber, vocabulary, student, recordings, folder, recipe, until, given.seed)
+    print(f"{len(recordings)} recordings; {count / 1e6:.2f} M trainable parameters on {device}", flush=True)
+    until = started + options.seconds - min(3.0, 0.1 * options.seconds)
+    folder = options.out / "course"
+    training = DraftTraining(transcriber, vocabulary, student, recordings, folder, recipe, until, options.seed)
     last = training.run()
-    student.save(given.out)
+    student.save(options.out)
     plot_curves(folder)
     metrics: dict[str, Any] = {
         "parameters": count,
@@ -199,18 +199,18 @@ def train_draft(given: argparse.Namespace, make: Callable[[Whisper, Vocabulary],
         "training_seconds": round(training.training_run.elapsed, 1),
         "last_step": {name: round(value, 4) for name, value in last.items()},
     }
-    (given.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf8")
+    (options.out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf8")
     print(json.dumps(metrics), flush=True)
 
 
 def _recordings(corpus: Path, window_seconds: float, seed: int) -> Recordings:
     """The recordings of a corpus that fit in a window."""
-    named: Sequence[Path] = [corpus / name for name in ("train", "mixed")] if corpus.is_dir() else [corpus]
-    found = next((path for path in named if path.with_suffix(".npz").is_file()), named[0])
-    everything = Recordings.of_corpus(Corpus.load(found))
+    candidates: Sequence[Path] = [corpus / name for name in ("train", "mixed")] if corpus.is_dir() else [corpus]
+    path = next((path for path in candidates if path.with_suffix(".npz").is_file()), candidates[0])
+    recordings = Recordings.of_corpus(Corpus.load(path))
     max_samples = int(window_seconds * RATE)
-    order = random.Random(seed).sample(range(len(everything)), len(everything))
-    return everything.of([index for index in order if int(everything.lengths[index]) < max_samples])
+    order = random.Random(seed).sample(range(len(recordings)), len(recordings))
+    return recordings.of([index for index in order if int(recordings.lengths[index]) < max_samples])
 
 
 LAYERS = 2
@@ -254,7 +254,7 @@ class PiecesStudent:
         guesser = PieceGuesser(config.d_model, text_ids, PIECE_LAYERS, config.encoder_attention_heads)
         if initial is not None and len(initial.layers) == PIECE_LAYERS:
             guesser.load_state_dict(initial.state_dict())
-        elif initial is not None:  # fresh layers are the identity, so it starts as good as the model's own CTC head
+        elif initial is not None:  # fresh layers are the identity: the initial output is the CTC head's
             guesser.pieces.load_state_dict(initial.pieces.state_dict())
         self.module = self.guesser = guesser.to(model.decoder.embed_tokens.weight.device)
 
@@ -271,11 +271,11 @@ class PiecesStudent:
         deepcopy(self.guesser).half().save(folder, self.model.config)
 
 
-FADING = 0.8  # loss weight of a position ahead relative to the one before, without which it is not reached
+HEAD_LOSS_DECAY = 0.8  # loss weight of each head relative to the previous one, without which it is unused
 
 
 class HeadsStudent:
-    """Medusa heads, distilled from the model's own predictions."""
+    """Medusa heads, distilled from the predictions of the model."""
 
     peak_rate = 2e-3
 
@@ -285,20 +285,28 @@ class HeadsStudent:
 
     def loss(self, teacher: DraftBatch, batch: Batch) -> dict[str, Tensor]:
         """KL divergence from the model at every position ahead, and how often the greedy tokens agree."""
-        decoder, places = self.model.decoder, teacher.counts.shape[1]
-        row, position = teacher.knowing // places, teacher.knowing % places
+        decoder, length = self.model.decoder, teacher.counts.shape[1]
+        row, position = teacher.draft_positions // length, teacher.draft_positions % length
         # The first position of a text has no state that a token was sampled from.
         known = teacher.counts[row, position]
         hidden = torch.where(known[:, None], teacher.hidden[row, position], self.heads.start)
         newest = decoder.embed_tokens(teacher.tokens[row, position + 1])
-        states = self.heads(hidden, newest, lambda query: _look(query, teacher, row))
+        states = self.heads(hidden, newest, lambda query: _attend_to_window(query, teacher, row))
         total, scalars, weight = states.new_zeros((), dtype=torch.float32), {}, 1.0
         for index in range(self.heads.places):
-            ahead = (position + index + 1).clamp(max=places - 1)
-            counts = teacher.counts[row, ahead] & teacher.counts[row, position + 1] & (ahead == position + index + 1)
-            target = (teacher.probabilities[row, ahead], teacher.entropy[row, ahead], teacher.best[row, ahead])
+            target_position = (position + index + 1).clamp(max=length - 1)
+            counts = (
+                teacher.counts[row, target_position]
+                & teacher.counts[row, position + 1]
+                & (target_position == position + index + 1)
+            )
+            target = (
+                teacher.probabilities[row, target_position],
+                teacher.entropy[row, target_position],
+                teacher.best[row, target_position],
+            )
             divergence, agreed = distillation(decoder.logits(states[:, index]), *target, counts)
-            total, weight = total + weight * divergence, weight * FADING
+            total, weight = total + weight * divergence, weight * HEAD_LOSS_DECAY
             scalars[f"agreed_{index + 1}"] = agreed
         return {"loss": total, **scalars}
 
@@ -309,8 +317,8 @@ class HeadsStudent:
         half.half().save(folder, self.model.config)
 
 
-def _look(query: Tensor, teacher: DraftBatch, row: Tensor) -> Tensor:
-    """Cross-attention of every query to its row's window in the last layer.  # [knowing, place, head, head_dim]"""
+def _attend_to_window(query: Tensor, teacher: DraftBatch, row: Tensor) -> Tensor:
+    """Cross-attention of every query to its row's window in the last layer.  # [draft, position, head, head_dim]"""
     keys, values = teacher.memory.keys[-1][row], teacher.memory.values[-1][row]
     # Not a fused attention, which would compute unused gradients of keys and values.
     weights = query.transpose(1, 2).to(keys.dtype) @ keys.transpose(2, 3) * query.shape[-1] ** -0.5
@@ -318,33 +326,35 @@ def _look(query: Tensor, teacher: DraftBatch, row: Tensor) -> Tensor:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = options("Train a draft for a frozen Whisper.")
+    parser = draft_parser("Train a draft for a frozen Whisper.")
     parser.add_argument("--layers", type=int, default=LAYERS, help="layers of the small decoder")
     parser.add_argument("--pieces", action="store_true", help="train a CTC draft instead")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
 
     def make(model: Whisper, vocabulary: Vocabulary) -> DecoderStudent | PiecesStudent:
-        if given.pieces:
-            folder = given.init or given.asr / PieceGuesser.kind
+        if options.pieces:
+            folder = options.init or options.asr / PieceGuesser.kind
             initial = PieceGuesser.load(folder, model.config) if folder.is_dir() else None
             return PiecesStudent(model, vocabulary.tokens.endoftext, initial)
-        layers = min(given.layers, model.config.decoder_layers - 1)
-        return DecoderStudent(model, layers, None if given.init is None else load_decoder(given.init, model.decoder))
+        layers = min(options.layers, model.config.decoder_layers - 1)
+        return DecoderStudent(
+            model, layers, None if options.init is None else load_decoder(options.init, model.decoder)
+        )
 
-    train_draft(given, make)
+    train_draft(options, make)
 
 
 def medusa_main(arguments: Sequence[str] | None = None) -> None:
-    parser: argparse.ArgumentParser = options("Train Medusa heads on a frozen Whisper.")
+    parser: argparse.ArgumentParser = draft_parser("Train Medusa heads on a frozen Whisper.")
     parser.add_argument("--places", type=int, default=PLACES, help="number of tokens predicted ahead")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
 
     def make(model: Whisper, vocabulary: Vocabulary) -> HeadsStudent:
         like = model.decoder.embed_tokens.weight
-        initial = None if given.init is None else WhisperHeads.load(given.init, model.config, like.device)
-        return HeadsStudent(model, given.places, initial and initial.requires_grad_(True))
+        initial = None if options.init is None else WhisperHeads.load(options.init, model.config, like.device)
+        return HeadsStudent(model, options.places, initial and initial.requires_grad_(True))
 
-    train_draft(given, make)
+    train_draft(options, make)
 
 
 if __name__ == "__main__":

@@ -111,16 +111,19 @@ class RecognitionScores:
         }
 
 
-def score_texts(said: Sequence[str], meant: Sequence[str], shown: int = 12) -> RecognitionScores:
+def score_texts(hypotheses: Sequence[str], references: Sequence[str], shown: int = 12) -> RecognitionScores:
     """Score hypotheses against references, both normalised."""
-    pairs = [(normalise(one), normalise(other)) for one, other in zip(said, meant, strict=True)]
-    by_words = [edit_distance(one.split(), other.split()) for one, other in pairs]
-    by_letters = [edit_distance(one, other) for one, other in pairs]
+    pairs = [
+        (normalise(hypothesis), normalise(reference))
+        for hypothesis, reference in zip(hypotheses, references, strict=True)
+    ]
+    by_words = [edit_distance(hypothesis.split(), reference.split()) for hypothesis, reference in pairs]
+    by_letters = [edit_distance(hypothesis, reference) for hypothesis, reference in pairs]
     order = sorted(range(len(pairs)), key=lambda index: -by_words[index])
     return RecognitionScores(
-        words=sum(len(other.split()) for _, other in pairs),
+        words=sum(len(reference.split()) for _, reference in pairs),
         word_errors=sum(by_words),
-        letters=sum(len(other) for _, other in pairs),
+        letters=sum(len(reference) for _, reference in pairs),
         letter_errors=sum(by_letters),
         sentences=len(pairs),
         right_sentences=sum(errors == 0 for errors in by_words),
@@ -174,13 +177,15 @@ def windows_of(model: Whisper, recordings: Recordings, chosen: Sequence[int], pa
     return windows
 
 
-def _people(model: Whisper) -> Corpus:
+def _human_corpus(model: Whisper) -> Corpus:
     """Human recordings that fit in a window."""
     max_samples = int(model.config.window_seconds * RATE)
-    found = [recorded for recorded in human_recordings() if len(recorded[0]) <= max_samples]
-    if not found:
-        raise InputError("no recordings of people here: apt install asterisk-core-sounds-en-g722 pocketsphinx-testdata")
-    return Corpus.of([((samples * 32767).astype(np.int16), text, source) for samples, text, source in found])
+    recordings = [recorded for recorded in human_recordings() if len(recorded[0]) <= max_samples]
+    if not recordings:
+        raise InputError(
+            "no human recordings are installed: apt install asterisk-core-sounds-en-g722 pocketsphinx-testdata"
+        )
+    return Corpus.of([((samples * 32767).astype(np.int16), text, source) for samples, text, source in recordings])
 
 
 @torch.inference_mode()
@@ -192,16 +197,18 @@ def timing_heads(
     pairs = [(layer, head) for layer in range(config.decoder_layers) for head in range(config.decoder_attention_heads)]
     prompt = tokens.prompt(LANGUAGE)
     mel = WhisperMel(config.num_mel_bins).to(recordings.samples.device)
-    found = torch.zeros(len(pairs))
+    steadiness_sums = torch.zeros(len(pairs))
     for index, text in enumerate(recordings.texts):
         windows = windows_of(model, recordings, [index], "full")
         memory = model.decoder.cross_kv(model.encoder(mel(windows)))
         room = config.max_target_positions - len(prompt) - 1
-        written = torch.tensor([[*prompt, *vocabulary.encode(text)[:room]]], device=windows.device)
-        sound = min(int(recordings.lengths[index]), windows.shape[1]) * POSITIONS_PER_SECOND // RATE + 1
-        attention = cross_attention_weights(model.decoder, written, memory, pairs, sound)[0, :, len(prompt) - 1 :]
-        found += steadiness(attention).cpu()
-    best = found.topk(min(count, len(pairs))).indices.sort().values
+        text_tokens = torch.tensor([[*prompt, *vocabulary.encode(text)[:room]]], device=windows.device)
+        positions = min(int(recordings.lengths[index]), windows.shape[1]) * POSITIONS_PER_SECOND // RATE + 1
+        attention = cross_attention_weights(model.decoder, text_tokens, memory, pairs, positions)[
+            0, :, len(prompt) - 1 :
+        ]
+        steadiness_sums += steadiness(attention).cpu()
+    best = steadiness_sums.topk(min(count, len(pairs))).indices.sort().values
     return [pairs[index] for index in best.tolist()]
 
 
@@ -219,7 +226,9 @@ def steadiness(attention: Tensor) -> Tensor:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """`viva train evaluate-asr --model DIR --corpus PATH`: error rates of a saved model."""
-    parser = argparse.ArgumentParser(description="Word error rates of a trained mini-asr on a corpus, or on people.")
+    parser = argparse.ArgumentParser(
+        description="Word error rates of a trained mini-asr on a corpus, or on human recordings."
+    )
     parser.add_argument("--model", type=Path, required=True)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--corpus", type=Path)
@@ -227,14 +236,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
     model, vocabulary = Whisper.load(options.model, options.device), Vocabulary.read(options.model)
-    recordings = Recordings.of_corpus(_people(model) if options.people else Corpus.load(options.corpus))
+    recordings = Recordings.of_corpus(_human_corpus(model) if options.people else Corpus.load(options.corpus))
     recordings = recordings.to(options.device)
-    for way, padding, decibels in CONDITIONS:
+    for condition, padding, decibels in CONDITIONS:
         texts = transcribe_all(model, vocabulary, recordings, padding, decibels)
         scores = score_texts(texts, recordings.texts)
-        print(f"{way}: {scores.line()}")
-        for said, meant in scores.worst[:5]:
-            print(f"    {meant!r} was written {said!r}")
+        print(f"{condition}: {scores.line()}")
+        for hypothesis, reference in scores.worst[:5]:
+            print(f"    {reference!r} was transcribed as {hypothesis!r}")
 
 
 if __name__ == "__main__":

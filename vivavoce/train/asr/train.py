@@ -32,7 +32,7 @@ from vivavoce.train.asr import (
     init_from_earlier,
     init_from_speech_encoder,
     initialise,
-    known_pieces,
+    load_ctc_head,
     save_whisper,
     write_json,
 )
@@ -42,8 +42,8 @@ from vivavoce.train.corpus import Corpus
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, TrainingStep, plot_curves
 from vivavoce.train.losses import BLANK, ctc_loss
 
-MIN_WINDOW_SECONDS = 2.0  # seconds
-TIMED_BY = 25  # recordings used to choose the alignment heads
+MIN_SECONDS = 2.0  # shortest training window
+ALIGNMENT_RECORDINGS = 25  # recordings used to choose the alignment heads
 MIN_PIECES = 4  # minimum divisor of a row's CTC loss, so that silence does not dominate
 SECONDS_AFTER_TRAINING = 35.0  # reserved for evaluation and saving
 
@@ -65,7 +65,7 @@ class ASRRecipe:
     )
     merges: int = 256
     shapes: tuple[WindowShape, ...] = (  # used in turn
-        WindowShape(MIN_WINDOW_SECONDS, 256, 1, 32),
+        WindowShape(MIN_SECONDS, 256, 1, 32),
         WindowShape(3.2, 192, 1, 44),
         WindowShape(6.4, 96, 2, 64),
         WindowShape(10.0, 64, 4, 96),
@@ -114,27 +114,27 @@ TINY = ASRRecipe(
 class Rounding:
     """Quantisation-aware training: the rounded matrices of a module, with straight-through gradients."""
 
-    def __init__(self, module: nn.Module, bits: int, wide: str | None = None) -> None:
+    def __init__(self, module: nn.Module, bits: int, excluded: str | None = None) -> None:
         self.bits = bits
         named = [
             (name, parameter)
             for name, parameter in module.named_parameters()
-            if parameter.requires_grad and is_matrix(parameter) and not (wide and re.search(wide, name))
+            if parameter.requires_grad and is_matrix(parameter) and not (excluded and re.search(excluded, name))
         ]
         by_shape: dict[tuple[int, ...], list[tuple[str, nn.Parameter]]] = defaultdict(list)
         for name, parameter in named:
-            # Matrices of one shape are rounded together; convolution kernels have other rows.
+            # Matrices of one shape are rounded in one call; convolution kernels have other rows.
             by_shape[tuple(parameter.shape) if parameter.ndim == 2 else (len(by_shape),)].append((name, parameter))
         self._by_shape = list(by_shape.values())
 
     def __call__(self, share: Tensor) -> dict[str, Tensor]:
         """Matrices by name, interpolated by this share towards their rounded values."""
-        moved: dict[str, Tensor] = {}
+        matrices: dict[str, Tensor] = {}
         for group in self._by_shape:
-            whole = torch.cat([parameter for _, parameter in group])
-            changed = whole + share * (rounded(whole.detach(), self.bits) - whole.detach())
-            moved.update(zip((name for name, _ in group), changed.split(len(group[0][1])), strict=True))
-        return moved
+            stacked = torch.cat([parameter for _, parameter in group])
+            changed = stacked + share * (rounded(stacked.detach(), self.bits) - stacked.detach())
+            matrices.update(zip((name for name, _ in group), changed.split(len(group[0][1])), strict=True))
+        return matrices
 
 
 class ASRModule(nn.Module):
@@ -148,31 +148,31 @@ class ASRModule(nn.Module):
         self.pieces = nn.Linear(recipe.config.d_model, self.text_ids + 1)
         initialise(self.model)
         add_dropout(self.model, recipe.dropout)
-        self.rounding = Rounding(self, recipe.bits, wide=r"^pieces")
+        self.rounding = Rounding(self, recipe.bits, excluded=r"^pieces")
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """The loss with weights quantised to the degree that the batch asks for; no host synchronisation."""
-        found: dict[str, Tensor] = functional_call(self, self.rounding(batch["roundness"]), (batch,))
-        return found
+        losses: dict[str, Tensor] = functional_call(self, self.rounding(batch["roundness"]), (batch,))
+        return losses
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The loss with the weights as they are."""
+        """The loss without quantisation of the weights."""
         states = self.model.encoder(batch["mel"])
         ctc_loss_mean = self._ctc(states, batch)
-        text_loss = self._written(states, batch)
+        text_loss = self._text_loss(states, batch)
         share = batch["ctc_share"]
         return {"loss": (1 - share) * text_loss + share * ctc_loss_mean, "text": text_loss, "ctc": ctc_loss_mean}
 
     def _ctc(self, states: Tensor, batch: Batch) -> Tensor:
         """CTC on pairs of encoder states: enough for word pieces, at half the cost."""
         pooled = functional.avg_pool1d(states.transpose(1, 2), 2).transpose(1, 2)
-        chances = self.pieces(pooled).float().log_softmax(-1)
+        log_probs = self.pieces(pooled).float().log_softmax(-1)
         counts = batch["piece_counts"]
-        frames = torch.full_like(counts, chances.shape[1])
-        losses = ctc_loss(chances, batch["pieces"] + BLANK + 1, frames, counts)
+        frames = torch.full_like(counts, log_probs.shape[1])
+        losses = ctc_loss(log_probs, batch["pieces"] + BLANK + 1, frames, counts)
         return (losses / counts.clamp(min=MIN_PIECES)).mean()
 
-    def _written(self, states: Tensor, batch: Batch) -> Tensor:
+    def _text_loss(self, states: Tensor, batch: Batch) -> Tensor:
         tokens, decoder = batch["tokens"], self.model.decoder
         wrong = (torch.rand(tokens.shape, device=tokens.device) < self.recipe.wrong_tokens) & (tokens < self.text_ids)
         tokens = torch.where(wrong, torch.randint_like(tokens, self.text_ids), tokens)
@@ -188,12 +188,12 @@ class ASRModule(nn.Module):
 def add_dropout(model: Whisper, share: float) -> None:
     """Dropout on the output of every sublayer in training mode."""
 
-    def dropped(module: nn.Module, given: Any, out: Tensor) -> Tensor:
+    def drop_output(module: nn.Module, inputs: Any, out: Tensor) -> Tensor:
         return functional.dropout(out, share, module.training)
 
     for name, module in model.named_modules():
         if name.endswith(("out_proj", "fc2")):
-            module.register_forward_hook(dropped)
+            module.register_forward_hook(drop_output)
 
 
 class Training:
@@ -226,10 +226,9 @@ class Training:
         if encoder is not None:
             init_from_speech_encoder(self.module.model, encoder)
         if initial is not None:
-            report(
-                f"{init_from_earlier(self.module.model, Whisper.load(initial))} % of the weights are those of {initial}"
-            )
-            self.module.pieces.load_state_dict(known_pieces(initial, self.module.pieces))
+            copied = init_from_earlier(self.module.model, Whisper.load(initial))
+            report(f"{copied} % of the weights were copied from {initial}")
+            self.module.pieces.load_state_dict(load_ctc_head(initial, self.module.pieces))
         self.module.to(device)
         self.augmentation = AudioAugmentation(recipe.config.num_mel_bins, device, recipe.augmentation)
         self.maker = WindowMaker(recordings.to(device), self.vocabulary, seed=seed)
@@ -248,10 +247,10 @@ class Training:
     def run(self) -> None:
         """Train to the end of the budget and load the averaged weights."""
         self.module.train()
-        with ThreadPoolExecutor(1) as beside:
-            planned = beside.submit(self._plan, self.training_run.number)
+        with ThreadPoolExecutor(1) as executor:
+            planned = executor.submit(self._plan, self.training_run.number)
             for step in self.training_run:
-                plan, planned = planned.result(), beside.submit(self._plan, step.number + 1)
+                plan, planned = planned.result(), executor.submit(self._plan, step.number + 1)
                 self.training_run.record(self.learner.step(self._batch(plan, step), step.rate_share))
         self.learner.swap_average()
         self.module.eval()
@@ -279,8 +278,8 @@ class Training:
 
     def save(self, folder: str | Path) -> None:
         """Save a float16 Whisper checkpoint in Hugging Face's layout, with the CTC head in `pieces`."""
-        spoken = self.maker.recordings.of(range(min(TIMED_BY, len(self.maker.recordings))))
-        heads = timing_heads(self.module.model, self.vocabulary, spoken)
+        recordings = self.maker.recordings.of(range(min(ALIGNMENT_RECORDINGS, len(self.maker.recordings))))
+        heads = timing_heads(self.module.model, self.vocabulary, recordings)
         save_whisper(self.module.model, self.vocabulary, Path(folder), heads)
         config = self.module.model.config
         guesser = PieceGuesser(config.d_model, self.module.text_ids, layers=0, heads=config.encoder_attention_heads)
@@ -293,10 +292,10 @@ class Training:
         """Word error rates on sets of recordings under every condition."""
         evaluated = {}
         for name, recordings in sets.items():
-            for way, padding, decibels in CONDITIONS:
+            for condition, padding, decibels in CONDITIONS:
                 texts = transcribe_all(self.module.model, self.vocabulary, recordings, padding, decibels)
-                evaluated[f"{name}, {way}"] = score_texts(texts, recordings.texts)
-                report(f"{name}, {way}: {evaluated[f'{name}, {way}'].line()}")
+                evaluated[f"{name}, {condition}"] = score_texts(texts, recordings.texts)
+                report(f"{name}, {condition}: {evaluated[f'{name}, {condition}'].line()}")
         return evaluated
 
 
@@ -305,14 +304,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     started = time.monotonic()
     options = _options(arguments)
     recipe = TINY if options.tiny else ASRRecipe()
-    learning, held_out = _recordings(options, recipe)
+    training_set, held_out = _recordings(options, recipe)
     sizes = ", ".join(f"{name} {len(recordings)}" for name, recordings in held_out.items())
-    print(f"{len(learning)} recordings to learn from; held out: {sizes}", flush=True)
+    print(f"{len(training_set)} training recordings; held out: {sizes}", flush=True)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     until = started + options.seconds - min(SECONDS_AFTER_TRAINING, 0.1 * options.seconds)
     encoder = None if options.speech_encoder is None else SpeechEncoder.load(options.speech_encoder)
     training = Training(
-        learning, options.out / "course", recipe, until, device, options.seed, encoder=encoder, initial=options.init
+        training_set, options.out / "course", recipe, until, device, options.seed, encoder=encoder, initial=options.init
     )
     count = sum(p.numel() for p in training.module.model.parameters())
     print(f"{count / 1e6:.2f} M parameters, vocabulary {training.vocabulary.size}, on {device}", flush=True)
@@ -324,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "steps": training.training_run.number,
         "training_seconds": round(training.training_run.elapsed, 1),
         "seed": options.seed,
-        "recordings": len(learning),
+        "recordings": len(training_set),
     }
     write_json(options.out / "metrics.json", metrics)
     evaluated = training.evaluate({name: recordings.to(device) for name, recordings in held_out.items()})
@@ -335,25 +334,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _recordings(options: argparse.Namespace, recipe: ASRRecipe) -> tuple[Recordings, dict[str, Recordings]]:
     """Training recordings, and held-out ones: of the same voices, and of held-out voices."""
     corpus, held_out_corpus = _corpora(options)
-    everything = Recordings.of_corpus(Corpus.load(corpus))
-    order = random.Random(options.seed).sample(range(len(everything)), len(everything))
+    all_recordings = Recordings.of_corpus(Corpus.load(corpus))
+    order = random.Random(options.seed).sample(range(len(all_recordings)), len(all_recordings))
     held_out_indices = order[: max(1, min(recipe.evaluated, len(order) // 20))]
-    held_out = {"known voices": everything.of(held_out_indices)}
+    held_out = {"known voices": all_recordings.of(held_out_indices)}
     if held_out_corpus is not None:
         held_out_recordings = Recordings.of_corpus(Corpus.load(held_out_corpus))
         held_out["held-out voices"] = held_out_recordings.of(range(min(recipe.evaluated, len(held_out_recordings))))
-    held_out_texts = {everything.texts[index] for index in held_out_indices}
-    learning = [index for index in order if everything.texts[index] not in held_out_texts]
+    held_out_texts = {all_recordings.texts[index] for index in held_out_indices}
+    training = [index for index in order if all_recordings.texts[index] not in held_out_texts]
     max_samples = int(recipe.config.window_seconds * RATE)
-    return everything.of([index for index in learning if int(everything.lengths[index]) < max_samples]), held_out
+    return all_recordings.of(
+        [index for index in training if int(all_recordings.lengths[index]) < max_samples]
+    ), held_out
 
 
 def _corpora(options: argparse.Namespace) -> tuple[Path, Path | None]:
     """The named corpora, or `train` and `held_out` of a folder."""
     if not options.corpus.is_dir():
         return options.corpus, options.held_out
-    beside = options.corpus / "held_out"
-    return options.corpus / "train", options.held_out or (beside if beside.with_suffix(".npz").is_file() else None)
+    default = options.corpus / "held_out"
+    return options.corpus / "train", options.held_out or (default if default.with_suffix(".npz").is_file() else None)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -34,8 +34,8 @@ BATCH = 64
 def upsampled(samples: Tensor) -> Tensor:
     """Resample 16 kHz to 24 kHz.  # [batch, time] → [batch, time // 2 · 3]"""
     position = torch.arange(3, dtype=torch.float64)[:, None] * 2 / 3  # of three outputs for every two inputs
-    away = torch.arange(-REACH, REACH + 2, dtype=torch.float64) - position
-    taps = torch.sinc(away) * torch.special.i0(9 * (1 - (away / (REACH + 2)).square()).sqrt())
+    distance = torch.arange(-REACH, REACH + 2, dtype=torch.float64) - position
+    taps = torch.sinc(distance) * torch.special.i0(9 * (1 - (distance / (REACH + 2)).square()).sqrt())
     taps = (taps / taps.sum(-1, keepdim=True)).to(samples)
     even = samples[:, : samples.shape[-1] // 2 * 2]
     phases = functional.conv1d(functional.pad(even[:, None], (REACH, REACH)), taps[:, None], stride=2)
@@ -54,7 +54,7 @@ class TeacherSpeech:
     @classmethod
     def of(cls, corpus: Corpus, indices: np.ndarray, device: torch.device | str) -> "TeacherSpeech":
         if len(indices) == 0:
-            raise InputError("there is no utterance to learn from; give a larger corpus")
+            raise InputError("the corpus has no utterance to train on; use a larger one")
         pieces = [corpus.samples[corpus.starts[index] : corpus.starts[index + 1]] for index in indices]
         ratio = MATCHA_24KHZ.hop * CORPUS_RATE // MATCHA_24KHZ.rate
         frames = np.array([len(piece) // ratio for piece in pieces])
@@ -125,8 +125,8 @@ def copy_curves(out: Path) -> None:
             (out / file.name).write_bytes(file.read_bytes())
 
 
-EVERYTHING = 1_000_000  # left chunks: unlimited
-NO_MASK = -1  # left chunks: full attention
+UNLIMITED = 1_000_000  # left chunks
+NO_MASK = -1  # left chunks; stands for full attention
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ class FlowBatchOptions:
     prompt: float = 0.85
     prompts: tuple[int, int] = (2, 8)  # in chunks
     from_the_start: float = 0.6  # speech starts at the start of an utterance
-    final: float = 0.4  # no look-ahead: the end of a reply
+    final: float = 0.4  # without look-ahead, as at the end of a reply
     unguided: float = 0.15
-    misheard: float = 0.03  # share of codes replaced
+    replaced: float = 0.03  # share of codes replaced
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class CodedSpeech:
         codes, mel = self.utterance(int(candidates[0]) if len(candidates) else int(lengths.argmax()))
         length = min(max_codes, len(codes) // chunk * chunk)
         if length == 0:
-            raise InputError(f"no utterance of the corpus is as long as a chunk of {chunk} codes; give longer ones")
+            raise InputError(f"no utterance of the corpus is as long as a chunk of {chunk} codes; use longer ones")
         return codes[:length].cpu(), mel[: length * self.ratio].cpu()
 
 
@@ -222,19 +222,21 @@ class FlowBatches:
     ) -> None:
         needed = max(shape.codes for shape in shapes) + config.lookahead
         if len(speech.codes) <= needed:
-            raise InputError(f"the corpus has {len(speech.codes)} codes; a sequence needs {needed}: give a larger one")
+            raise InputError(
+                f"the corpus has {len(speech.codes)} codes; a sequence needs {needed}; use a larger corpus"
+            )
         self.speech, self.config, self.shapes, self.options = speech, config, shapes, options
         self.solver_times, self.solver_share = solver_times, solver_share
 
     def batch(self, number: int, generator: torch.Generator) -> dict[str, Tensor]:
         shape = self.shapes[number % len(self.shapes)]
         prompt = self._prompts(shape, generator)
-        indices = self._places(shape, prompt, generator)
-        codes = self._misheard(self.speech.codes[indices], generator)
+        indices = self._code_indices(shape, prompt, generator)
+        codes = self._replace_codes(self.speech.codes[indices], generator)
         device, ratio = codes.device, self.config.ratio
         inner = torch.arange(ratio, device=device)
         frames = (indices[:, : shape.codes, None] * ratio + inner).flatten(1)
-        final = self._chance(shape.rows, generator) < self.options.final
+        final = self._uniform(shape.rows, generator) < self.options.final
         mel = self.speech.mel[frames]
         return {
             "codes": codes,
@@ -244,7 +246,7 @@ class FlowBatches:
             "sink": (prompt - self.config.chunk).clamp(min=0),  # the last chunk looks ahead into the speech
             "left": self._windows(shape, generator),
             "ends": torch.where(final, shape.codes, shape.codes + self.config.lookahead),
-            "guided": (self._chance(shape.rows, generator) >= self.options.unguided).float(),
+            "guided": (self._uniform(shape.rows, generator) >= self.options.unguided).float(),
             "times": self._times(shape, generator),
         }
 
@@ -252,41 +254,41 @@ class FlowBatches:
         """Length of each row's prompt in codes: whole chunks, as in inference, at most half of the row."""
         low, high = self.options.prompts
         high = min(high, shape.codes // self.config.chunk // 2)
-        chunks = min(low, high) + (self._chance(shape.rows, generator) * (max(0, high - low) + 1)).long()
-        return chunks * self.config.chunk * (self._chance(shape.rows, generator) < self.options.prompt)
+        chunks = min(low, high) + (self._uniform(shape.rows, generator) * (max(0, high - low) + 1)).long()
+        return chunks * self.config.chunk * (self._uniform(shape.rows, generator) < self.options.prompt)
 
-    def _places(self, shape: FlowBatchShape, prompt: Tensor, generator: torch.Generator) -> Tensor:
+    def _code_indices(self, shape: FlowBatchShape, prompt: Tensor, generator: torch.Generator) -> Tensor:
         """Code indices of each row: a prompt from anywhere, then speech from anywhere else.  # [row, code]"""
         total = shape.codes + self.config.lookahead
         last = len(self.speech.codes) - total
         begins = self.speech.starts[:-1]
-        begins = begins[(self._chance(shape.rows, generator) * len(begins)).long()].clamp(max=last)
-        anywhere = (self._chance(shape.rows, generator) * last).long()
-        begins = torch.where(self._chance(shape.rows, generator) < self.options.from_the_start, begins, anywhere)
-        prompts = (self._chance(shape.rows, generator) * last).long()
+        begins = begins[(self._uniform(shape.rows, generator) * len(begins)).long()].clamp(max=last)
+        anywhere = (self._uniform(shape.rows, generator) * last).long()
+        begins = torch.where(self._uniform(shape.rows, generator) < self.options.from_the_start, begins, anywhere)
+        prompts = (self._uniform(shape.rows, generator) * last).long()
         position = torch.arange(total, device=begins.device)
         behind = position - prompt[:, None]
         return torch.where(behind < 0, prompts[:, None] + position, begins[:, None] + behind)
 
-    def _misheard(self, codes: Tensor, generator: torch.Generator) -> Tensor:
-        chance = torch.rand(codes.shape, generator=generator, device=codes.device)
+    def _replace_codes(self, codes: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = torch.rand(codes.shape, generator=generator, device=codes.device)
         others = torch.rand(codes.shape, generator=generator, device=codes.device) * len(self.speech.codes)
-        return torch.where(chance < self.options.misheard, self.speech.codes[others.long()], codes)
+        return torch.where(drawn < self.options.replaced, self.speech.codes[others.long()], codes)
 
     def _windows(self, shape: FlowBatchShape, generator: torch.Generator) -> Tensor:
         low, high = self.options.windows
-        windows = low + (self._chance(shape.rows, generator) * (high - low + 1)).long()
-        kind = self._chance(shape.rows, generator)
-        windows = torch.where(kind < self.options.whole + self.options.window, windows, EVERYTHING)
+        windows = low + (self._uniform(shape.rows, generator) * (high - low + 1)).long()
+        kind = self._uniform(shape.rows, generator)
+        windows = torch.where(kind < self.options.whole + self.options.window, windows, UNLIMITED)
         return torch.where(kind < self.options.whole, NO_MASK, windows)
 
     def _times(self, shape: FlowBatchShape, generator: torch.Generator) -> Tensor:
         """Flow times: with the density of the solver's schedule, or exactly the solver's times."""
-        anywhere = 1 - torch.cos(self._chance(shape.rows, generator) * (torch.pi / 2))
-        chosen = self.solver_times[(self._chance(shape.rows, generator) * len(self.solver_times)).long()]
-        return torch.where(self._chance(shape.rows, generator) < self.solver_share, chosen, anywhere)
+        anywhere = 1 - torch.cos(self._uniform(shape.rows, generator) * (torch.pi / 2))
+        chosen = self.solver_times[(self._uniform(shape.rows, generator) * len(self.solver_times)).long()]
+        return torch.where(self._uniform(shape.rows, generator) < self.solver_share, chosen, anywhere)
 
-    def _chance(self, rows: int, generator: torch.Generator) -> Tensor:
+    def _uniform(self, rows: int, generator: torch.Generator) -> Tensor:
         return torch.rand(rows, generator=generator, device=self.speech.codes.device)
 
 
@@ -346,8 +348,8 @@ def _autocorrelation(frames: Tensor, lags: int) -> Tensor:  # [batch, frame, tim
     def correlate(x: Tensor) -> Tensor:
         return torch.fft.irfft(torch.fft.rfft(x, size).abs().square())[..., :lags]
 
-    raw, own = correlate(frames), correlate(window)
-    return raw / (raw[..., :1] + EPSILON) / (own / own[0])
+    raw, window_correlation = correlate(frames), correlate(window)
+    return raw / (raw[..., :1] + EPSILON) / (window_correlation / window_correlation[0])
 
 
 def _peaks(heights: Tensor, min_lag: int, max_lag: int, rate: int, settings: PitchSettings) -> tuple[Tensor, Tensor]:

@@ -64,8 +64,8 @@ class DifferentiableAttention(Silence):
 
 def features(flow: FlowDecoder, codes: Tensor, ends: Tensor, masks: tuple[Tensor, Tensor]) -> Tensor:
     """Encoder output for codes, the last of which are look-ahead.  # [row, code] → [row, frame, band]"""
-    count, nowhere = codes.shape[1] - flow.config.lookahead, torch.zeros_like(ends)
-    span = KeySpan(nowhere, count, nowhere, ends=ends)
+    count, zeros = codes.shape[1] - flow.config.lookahead, torch.zeros_like(ends)
+    span = KeySpan(zeros, count, zeros, ends=ends)
     embedded = flow.input_embedding(codes)
     encoded = flow.encoder(embedded, span, *masks, DifferentiableAttention(), DifferentiableAttention())
     predicted: Tensor = flow.encoder_proj(encoded)
@@ -118,7 +118,7 @@ def _pass_noise_through(estimator: FlowEstimator, bands: int) -> None:
             assert isinstance(conv, CausalConv1d)
             conv.weight.mul_(QUIET)
             conv.weight[:, :, -1] += torch.eye(conv.out_channels)
-    _turn_around(estimator, bands)
+    _negate_output(estimator, bands)
 
 
 def _pass_residual(block: ResidualBlock, bands: int) -> None:
@@ -139,20 +139,20 @@ def _weight(module: nn.Module) -> Tensor:
     return cast(Tensor, module.weight)
 
 
-def _turn_around(estimator: FlowEstimator, bands: int) -> None:
-    """Two opposite channels per band: their difference is linear through Mish."""
+def _negate_output(estimator: FlowEstimator, bands: int) -> None:
+    """Negate the noise by two opposite channels per band, whose difference is linear through Mish."""
     conv = estimator.final_block.block["0"]
     assert isinstance(conv, CausalConv1d)
     pairs = min(bands, conv.out_channels // 2)
-    there, back = slice(0, pairs), slice(pairs, 2 * pairs)
-    one = torch.eye(pairs)
+    positive, negative = slice(0, pairs), slice(pairs, 2 * pairs)
+    identity = torch.eye(pairs)
     conv.weight.mul_(0.3)
-    conv.weight[there, there, -1] += one
-    conv.weight[back, there, -1] -= one
+    conv.weight[positive, positive, -1] += identity
+    conv.weight[negative, positive, -1] -= identity
     weight = estimator.final_proj.weight[..., 0]
     weight.mul_(0.3)
-    weight[there, there] -= SLOPE * one
-    weight[there, back] += SLOPE * one
+    weight[positive, positive] -= SLOPE * identity
+    weight[positive, negative] += SLOPE * identity
 
 
 SIGMA = 1e-6  # remaining noise at the end of the flow
@@ -211,7 +211,7 @@ class MelScale:
         mean = mel.mean(0)
         return cls(mean, (mel - mean).std())
 
-    def plain(self, mel: Tensor) -> Tensor:
+    def normalised(self, mel: Tensor) -> Tensor:
         """Zero mean, unit variance."""
         return (mel - self.mean) / self.deviation
 
@@ -239,12 +239,14 @@ class FlowLoss:
         )
         times = batch["times"][:, None, None]
         noisy = (1 - (1 - SIGMA) * times) * batch["noise"] + times * mel
-        moved = velocity(flow, noisy, batch["times"], conditions, frame_mask)
-        wanted = mel - (1 - SIGMA) * batch["noise"]
+        predicted_velocity = velocity(flow, noisy, batch["times"], conditions, frame_mask)
+        target = mel - (1 - SIGMA) * batch["noise"]
         counted = (~prompted).float()
-        off = ((moved.float() - wanted).square() * counted).sum() / (counted.sum() * mel.shape[-1])
-        prior = ((predicted.float() - self.scale.plain(mel)).abs() * counted).sum() / (counted.sum() * mel.shape[-1])
-        return {"loss": off + self.plan.prior * prior, "flow": off, "prior": prior * self.scale.deviation}
+        flow_loss = ((predicted_velocity.float() - target).square() * counted).sum() / (counted.sum() * mel.shape[-1])
+        prior = ((predicted.float() - self.scale.normalised(mel)).abs() * counted).sum() / (
+            counted.sum() * mel.shape[-1]
+        )
+        return {"loss": flow_loss + self.plan.prior * prior, "flow": flow_loss, "prior": prior * self.scale.deviation}
 
 
 def teacher_vector(dim: int) -> Tensor:
@@ -264,8 +266,8 @@ def train_flow(
 ) -> FlowDecoder:
     """Train a flow decoder within a time budget; weights, log and metrics are written to `out`."""
     started = time.monotonic()
-    own = np.array([voice == TEACHER.name for voice in corpus.voices])
-    learned, held_out = (each[own[each]] for each in split_held_out(corpus))
+    is_teacher = np.array([voice == TEACHER.name for voice in corpus.voices])
+    learned, held_out = (each[is_teacher[each]] for each in split_held_out(corpus))
     codes_by_index = encode_corpus(encoder, corpus, device)
     config = plan.config(encoder.config.quantize_vocab_size)
     speech = CodedSpeech.of(
@@ -308,7 +310,7 @@ def flow_mels(flow: FlowDecoder, speech: CodedSpeech, prompt: VoicePrompt, codes
     begins = torch.arange(0, len(speech.codes), codes, device=device)
     indices = begins[:, None] + torch.arange(codes + config.lookahead, device=device)
     passages = speech.codes[indices.clamp(max=len(speech.codes) - 1)]
-    mels = [_passage_mels(flow, some, prompt) for some in passages.split(rows)]
+    mels = [_passage_mels(flow, chunk, prompt) for chunk in passages.split(rows)]
     return torch.cat(mels).flatten(0, 1)[: len(speech.codes) * config.ratio]
 
 
@@ -317,9 +319,9 @@ def _passage_mels(flow: FlowDecoder, passages: Tensor, prompt: VoicePrompt) -> T
     length = len(prompt.codes)
     codes = torch.cat([prompt.codes.to(device).expand(rows, -1), passages], dim=1)
     time = codes.shape[1] - config.lookahead
-    nowhere = torch.zeros(rows, dtype=torch.int64, device=device)
+    zeros = torch.zeros(rows, dtype=torch.int64, device=device)
     sink = max(0, (length - config.lookahead) // config.chunk * config.chunk)
-    span = KeySpan(nowhere, time, nowhere + sink)
+    span = KeySpan(zeros, time, zeros + sink)
     prompt_mel = torch.zeros(rows, time * config.ratio, config.mel_bands, device=device)
     prompt_mel[:, : length * config.ratio] = prompt.mel.to(device)
     speaker = flow.spk_embed_affine_layer(functional.normalize(prompt.speaker.to(device), dim=0)).expand(rows, -1)
@@ -356,25 +358,25 @@ def measure(flow: FlowDecoder, speech: CodedSpeech, prompt: VoicePrompt) -> dict
 
     figures: dict[str, float] = {}
     for guidance in GUIDANCES:
-        with _guided(flow, guidance):
-            figures |= _compared(speech, streamed, f"stream_guidance_{guidance}")
-    figures |= _compared(speech, lambda codes: flow(codes, prompt), "offline")
-    figures |= _compared(speech, lambda codes: flow(codes, prompt, streaming=True), "masked")
+        with _with_guidance(flow, guidance):
+            figures |= _distances(speech, streamed, f"stream_guidance_{guidance}")
+    figures |= _distances(speech, lambda codes: flow(codes, prompt), "offline")
+    figures |= _distances(speech, lambda codes: flow(codes, prompt, streaming=True), "masked")
     return figures
 
 
-def _compared(speech: CodedSpeech, decode: Callable[[Tensor], Tensor], name: str) -> dict[str, float]:
+def _distances(speech: CodedSpeech, decode: Callable[[Tensor], Tensor], name: str) -> dict[str, float]:
     distances, liveliness = [], []
     for index in range(len(speech)):
-        codes, given = speech.utterance(index)
+        codes, recorded = speech.utterance(index)
         generated = decode(codes).T  # [frame, band]
-        distances.append(float((generated - given).abs().mean()))
-        liveliness.append(float(generated.diff(dim=0).abs().mean() / given.diff(dim=0).abs().mean()))
+        distances.append(float((generated - recorded).abs().mean()))
+        liveliness.append(float(generated.diff(dim=0).abs().mean() / recorded.diff(dim=0).abs().mean()))
     return {f"{name}_l1": round(float(np.mean(distances)), 4), f"{name}_lively": round(float(np.mean(liveliness)), 4)}
 
 
 @contextmanager
-def _guided(flow: FlowDecoder, guidance: float) -> Iterator[None]:
+def _with_guidance(flow: FlowDecoder, guidance: float) -> Iterator[None]:
     usual, flow.decoder.guidance = flow.decoder.guidance, guidance
     try:
         yield
@@ -383,7 +385,7 @@ def _guided(flow: FlowDecoder, guidance: float) -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Teach a flow decoder the reply voice.")
+    parser = argparse.ArgumentParser(description="Train a flow decoder of the reply voice.")
     parser.add_argument("--corpus", type=Path, required=True, help="a corpus with the reply voice")
     parser.add_argument("--speech-encoder", "--ear", type=Path, required=True, help="folder of the trained encoder")
     parser.add_argument("--out", type=Path, required=True)
@@ -392,10 +394,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny model, to test the pipeline")
-    given = parser.parse_args(arguments)
-    corpus, encoder = Corpus.load(given.corpus), SpeechEncoder.load(given.speech_encoder, given.device)
-    plan = TINY if given.tiny else FlowPlan()
-    train_flow(corpus, encoder, given.out, plan, given.seconds, given.device, given.seed, given.init)
+    options = parser.parse_args(arguments)
+    corpus, encoder = Corpus.load(options.corpus), SpeechEncoder.load(options.speech_encoder, options.device)
+    plan = TINY if options.tiny else FlowPlan()
+    train_flow(corpus, encoder, options.out, plan, options.seconds, options.device, options.seed, options.init)
 
 
 if __name__ == "__main__":

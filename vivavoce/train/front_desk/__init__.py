@@ -55,14 +55,14 @@ WEIGHTS = {"table": 5.0, "room": 2.5, "decline": 9.0, "directions": 3.0, "price"
 TRAIN_WEIGHTS = WEIGHTS | {"decline": 6.0}  # training has other declined sentences besides
 COMPOSED = 0.45  # share of composed phrasings in training
 OPTIONAL = 0.4  # probability of an optional part
-BEFORE = ("um, ", "excuse me, ", "hello, ", "hi, ", "sorry, ", "well, ", "okay, ", "so, ", "oh, ", "and ", "uh, ")
-MORE_BEFORE = (  # in training only, like the endings
-    *BEFORE,
+FILLERS = ("um, ", "excuse me, ", "hello, ", "hi, ", "sorry, ", "well, ", "okay, ", "so, ", "oh, ", "and ", "uh, ")
+TRAINING_FILLERS = (  # in training only, like the endings
+    *FILLERS,
     *("hey, ", "good morning, ", "good evening, ", "one question, ", "a quick question, ", "right, ", "yes, ", "ah, "),
     *("now, ", "then ", "by the way, ", "one more thing, ", "tell me, ", "please, ", "thank you, and "),
 )
-AFTER = (", please", ", thank you", ", thanks", ", if I may ask", ", if possible", " right now", " then", ", sorry")
-PLAIN = ("greeting", "thanks", "goodbye", "repeat", "how_are_you", *ANSWERS)  # without fillers
+ENDINGS = (", please", ", thank you", ", thanks", ", if I may ask", ", if possible", " right now", " then", ", sorry")
+WITHOUT_FILLERS = ("greeting", "thanks", "goodbye", "repeat", "how_are_you", *ANSWERS)  # without fillers
 
 
 @cache
@@ -109,20 +109,20 @@ def dialogues(split: str, count: int, seed: int, turns: tuple[int, int] = (1, 4)
     return [_dialogue(split, random_source.randint(*turns), random_source) for _ in range(count)]
 
 
-def single_questions(intents: Sequence[str], count: int, seed: int, saying: str = "") -> list[Exchange]:
-    """Distinct first turns of these intents from the training split whose user text contains `saying`."""
-    random_source = random.Random(f"questions {intents} {seed} {saying}")
-    asked: dict[str, Exchange] = {}
+def single_questions(intents: Sequence[str], count: int, seed: int, containing: str = "") -> list[Exchange]:
+    """Distinct first turns of these intents from the training split whose user text contains `containing`."""
+    random_source = random.Random(f"questions {intents} {seed} {containing}")
+    exchanges: dict[str, Exchange] = {}
 
     def draw() -> str:
         while True:
             intent = random_source.choice(intents)
             user, slots = _phrase(intent, "train", random_source)
-            if saying in user:
-                asked[user] = Exchange(intent, user, DialogueState().answer(intent, dict(slots)), slots)
+            if containing in user:
+                exchanges[user] = Exchange(intent, user, DialogueState().answer(intent, dict(slots)), slots)
                 return user
 
-    return [asked[user] for user in _distinct(draw, count, f"questions with {saying!r}")]
+    return [exchanges[user] for user in _distinct(draw, count, f"questions with {containing!r}")]
 
 
 def user_sentences(split: str, count: int, seed: int) -> list[str]:
@@ -178,19 +178,19 @@ def _next_intent(state: DialogueState, split: str, turn: int, turns: int, random
     awaited = state.awaited()
     if awaited is not None and random_source.random() < 0.75:
         return f"give_{awaited}"
-    chance = random_source.random()
-    if turn > 0 and turn == turns - 1 and chance < 0.12:
+    drawn = random_source.random()
+    if turn > 0 and turn == turns - 1 and drawn < 0.12:
         return random_source.choice(("goodbye", "thanks"))
     answerable = [intent for intent, slot in REMEMBERED.items() if slot in state.known]
-    if answerable and chance < 0.5:
+    if answerable and drawn < 0.5:
         return random_source.choice(answerable)
-    if chance > (0.9 if turn else 0.97):
-        return _needs_memory(state, random_source)
+    if drawn > (0.9 if turn else 0.97):
+        return _intent_needing_memory(state, random_source)
     weights = [_weight(intent, split) for intent in OPENERS]
     return random_source.choices(OPENERS, weights)[0]
 
 
-def _needs_memory(state: DialogueState, random_source: random.Random) -> str:
+def _intent_needing_memory(state: DialogueState, random_source: random.Random) -> str:
     """An intent that refers to earlier turns: repeat, cancel, or asking for an unknown value."""
     if random_source.random() < 0.6:
         return "repeat"
@@ -210,8 +210,8 @@ def _phrase(intent: str, split: str, random_source: random.Random) -> tuple[str,
         return _fill(match.group(1), intent, slots, random_source)
 
     text = re.sub(r"\{(\w+)\}", fill, _choose(template, random_source))
-    if intent not in PLAIN:
-        text = _surrounded(text, split, random_source)
+    if intent not in WITHOUT_FILLERS:
+        text = _with_fillers(text, split, random_source)
     return _sentence(text), tuple(slots.items())
 
 
@@ -221,36 +221,36 @@ def _template(intent: str, split: str, random_source: random.Random) -> str:
     return random_source.choice(_written(intent) if split == "train" else templates(intent, split))
 
 
-def _surrounded(text: str, split: str, random_source: random.Random) -> str:
+def _with_fillers(text: str, split: str, random_source: random.Random) -> str:
     """Add a random filler before and, in training, a random ending after the text."""
     if random_source.random() < 0.25:
-        text = random_source.choice(MORE_BEFORE if split == "train" else BEFORE) + text
+        text = random_source.choice(TRAINING_FILLERS if split == "train" else FILLERS) + text
     if split == "train" and "please" not in text and random_source.random() < 0.1:
         bare = text.rstrip(".?!")
-        text = bare + random_source.choice(AFTER) + text[len(bare) :]
+        text = bare + random_source.choice(ENDINGS) + text[len(bare) :]
     return text
 
 
-def _fill(gap: str, intent: str, slots: dict[str, str], random_source: random.Random) -> str:
-    if gap == "weekday":
+def _fill(slot_name: str, intent: str, slots: dict[str, str], random_source: random.Random) -> str:
+    if slot_name == "weekday":
         return random_source.choice(DAYS)
-    if gap in SLOT_WORDS:
-        return random_source.choice(SLOT_WORDS[gap])
-    if gap == "number":
+    if slot_name in SLOT_WORDS:
+        return random_source.choice(SLOT_WORDS[slot_name])
+    if slot_name == "number":
         slot = "nights" if intent == "give_nights" else "people"
         slots[slot] = random_source.choice(VALUES[slot])
         return slots[slot]
-    slots[gap] = random_source.choice(VALUES[gap])
-    return random_source.choice(ways_to_say(gap, slots[gap]))
+    slots[slot_name] = random_source.choice(VALUES[slot_name])
+    return random_source.choice(ways_to_say(slot_name, slots[slot_name]))
 
 
 def _choose(template: str, random_source: random.Random) -> str:
     """Resolve the optional parts and choices of a template at random."""
 
-    def keep(match: re.Match[str]) -> str:
+    def resolve_optional(match: re.Match[str]) -> str:
         return match[1] + match[2] if random_source.random() < OPTIONAL else ""
 
-    text = re.sub(r"(\s*)\[([^\]]*)\]", keep, template)
+    text = re.sub(r"(\s*)\[([^\]]*)\]", resolve_optional, template)
     return re.sub(r"\(([^)]*)\)", lambda match: random_source.choice(match[1].split("/")), text)
 
 
@@ -262,11 +262,11 @@ def _sentence(text: str) -> str:
 
 
 def _distinct(draw: Callable[[], str], count: int, what: str) -> list[str]:
-    found: dict[str, None] = {}
+    sentences: dict[str, None] = {}
     for _ in range(200 * count + 10_000):
-        if len(found) == count:
+        if len(sentences) == count:
             break
-        found.setdefault(draw())
-    if len(found) < count:
-        raise InputError(f"only {len(found)} distinct {what} were found, {count} were asked for; ask for fewer")
-    return list(found)
+        sentences.setdefault(draw())
+    if len(sentences) < count:
+        raise InputError(f"only {len(sentences)} distinct {what} exist, fewer than the {count} requested")
+    return list(sentences)

@@ -247,16 +247,16 @@ DAY_WORDS = frozenset((*DAYS, "today", "tonight", "tomorrow"))
 NUMBER_WORDS = frozenset((*ONES, *TENS, "noon"))
 
 
-def judge(said: str, expected: Exchange) -> bool:
+def judge(transcript: str, expected: Exchange) -> bool:
     """Whether a transcript has the intent of the expected reply and all its numbers, times, names, dishes and days."""
-    words, reply_words = spoken_words(said), spoken_words(expected.reply)
+    words, reply_words = spoken_words(transcript), spoken_words(expected.reply)
     pairs = aligned(reply_words, words)
-    wrong = errors(pairs)
-    if wrong > MAX_WORD_ERRORS * len(reply_words):
+    errors = word_errors(pairs)
+    if errors > MAX_WORD_ERRORS * len(reply_words):
         return False
-    if any(is_value(word) and not carries(word, other) for word, other in pairs if word):
+    if any(is_value(word) and not is_recognised_value(word, other) for word, other in pairs if word):
         return False
-    return wrong == 0 or all(wrong <= errors(aligned(reply, words)) for reply in _every_reply())
+    return errors == 0 or all(errors <= word_errors(aligned(reply, words)) for reply in _every_reply())
 
 
 def spoken_words(text: str) -> tuple[str, ...]:
@@ -275,7 +275,7 @@ def aligned(expected: Sequence[str], transcribed: Sequence[str]) -> list[tuple[s
     cost = [[row + column for column in range(len(transcribed) + 1)] for row in range(len(expected) + 1)]
     for row, word in enumerate(expected, 1):
         for column, other in enumerate(transcribed, 1):
-            swap = cost[row - 1][column - 1] + (not same(word, other))
+            swap = cost[row - 1][column - 1] + (not same_word(word, other))
             cost[row][column] = min(swap, cost[row - 1][column] + 1, cost[row][column - 1] + 1)
     pairs: list[tuple[str, str]] = []
     row, column = len(expected), len(transcribed)
@@ -284,7 +284,7 @@ def aligned(expected: Sequence[str], transcribed: Sequence[str]) -> list[tuple[s
         if (
             row
             and column
-            and total == cost[row - 1][column - 1] + (not same(expected[row - 1], transcribed[column - 1]))
+            and total == cost[row - 1][column - 1] + (not same_word(expected[row - 1], transcribed[column - 1]))
         ):
             row, column = row - 1, column - 1
             pairs.append((expected[row], transcribed[column]))
@@ -297,8 +297,8 @@ def aligned(expected: Sequence[str], transcribed: Sequence[str]) -> list[tuple[s
     return pairs[::-1]
 
 
-def errors(pairs: Sequence[tuple[str, str]]) -> int:
-    return sum(not same(word, other) for word, other in pairs)
+def word_errors(pairs: Sequence[tuple[str, str]]) -> int:
+    return sum(not same_word(word, other) for word, other in pairs)
 
 
 def is_value(word: str) -> bool:
@@ -307,7 +307,7 @@ def is_value(word: str) -> bool:
 
 
 @cache
-def same(word: str, other: str) -> bool:
+def same_word(word: str, other: str) -> bool:
     """Whether two words count as the same: homophones and small spelling differences do."""
     if word == other or HOMOPHONES.get(other) == word:
         return True
@@ -315,15 +315,15 @@ def same(word: str, other: str) -> bool:
         return word == f"{other}:0"
     if not word or not other or word.partition("-")[0] in NUMBER_WORDS:
         return False
-    return _likeness(word, other) >= MIN_SIMILARITY
+    return _similarity(word, other) >= MIN_SIMILARITY
 
 
-def carries(word: str, other: str) -> bool:
+def is_recognised_value(word: str, other: str) -> bool:
     """Whether a value was recognised and not confused with another of its kind."""
-    if not same(word, other):
+    if not same_word(word, other):
         return False
     return not any(
-        _likeness(rival, other) > _likeness(word, other)
+        _similarity(rival, other) > _similarity(word, other)
         for kind in (NAME_WORDS, DISH_WORDS, DAY_WORDS)
         if word in kind
         for rival in kind
@@ -331,7 +331,7 @@ def carries(word: str, other: str) -> bool:
 
 
 @cache
-def _likeness(word: str, other: str) -> float:
+def _similarity(word: str, other: str) -> float:
     return SequenceMatcher(None, word, other, autojunk=False).ratio()
 
 

@@ -135,7 +135,7 @@ SPOKEN_DAYS: dict[str, tuple[str, ...]] = {
     "tomorrow": ("tomorrow", "tomorrow evening", "tomorrow night"),
     **{f"on {day}": (f"on {day}", f"this {day}", f"for {day}") for day in DAYS},
 }
-WAYS: dict[str, dict[str, tuple[str, ...]]] = {
+WAYS_TO_SAY: dict[str, dict[str, tuple[str, ...]]] = {
     "time": TIMES,
     "day": SPOKEN_DAYS,
     "people": PARTIES,
@@ -147,7 +147,7 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
 
 def ways_to_say(slot: str, value: str) -> tuple[str, ...]:
     """Ways to say a slot value."""
-    return WAYS.get(slot, {}).get(value, (value,))
+    return WAYS_TO_SAY.get(slot, {}).get(value, (value,))
 
 
 VALUES: dict[str, tuple[str, ...]] = {
@@ -160,7 +160,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "place": tuple(DIRECTIONS),
 }
 
-SAME = {  # words treated as equal when comparing phrasings
+CANONICAL_WORDS = {  # words treated as equal when comparing phrasings
     **dict.fromkeys(("could", "may", "would", "will"), "can"),
     **{"we": "i", "us": "me", "our": "my", "we'd": "i'd", "i'll": "i can", "we'll": "i can", "i'd": "i can"},
     **{
@@ -174,61 +174,61 @@ SAME = {  # words treated as equal when comparing phrasings
     **{"can't": "cannot", "don't": "do not", "didn't": "did not"},
 }
 POLITE = frozenset(("please", "um", "uh", "sorry", "hello", "hi", "well", "okay", "so", "oh", "and"))
-LONG = 5  # words from which phrasings that differ in one word are near duplicates
+MIN_WORDS = 5  # phrasings of at least this many words that differ in one word are near duplicates
 
 
 def composed(intent: str) -> list[str]:
     """All combinations of openings and cores of the same kind."""
-    found: dict[str, None] = {}
+    combined: dict[str, None] = {}
     for kind, cores in CORES[intent].items():
         for opening, core in itertools.product(OPENINGS[kind], cores):
-            found.update(dict.fromkeys(expanded(opening.replace("~", core))))
-    return list(found)
+            combined.update(dict.fromkeys(expanded(opening.replace("~", core))))
+    return list(combined)
 
 
 def expanded(template: str) -> Iterator[str]:
     """All expansions of a template's choices and optional parts."""
-    found = re.search(r"(\s*)\[([^\]]*)\]|\(([^)]*)\)", template)
-    if found is None:
+    match = re.search(r"(\s*)\[([^\]]*)\]|\(([^)]*)\)", template)
+    if match is None:
         yield " ".join(template.split()).replace(" ,", ",")
         return
-    ways = found[3].split("/") if found[3] is not None else ("", found[1] + found[2])
+    ways = match[3].split("/") if match[3] is not None else ("", match[1] + match[2])
     for way in ways:
-        yield from expanded(template[: found.start()] + way + template[found.end() :])
+        yield from expanded(template[: match.start()] + way + template[match.end() :])
 
 
 def plain_words(phrasing: str) -> tuple[str, ...]:
     """Canonical words of a phrasing: without politeness, with synonyms merged."""
     words = re.sub(r"[^\w'{} ]", " ", phrasing.lower()).split()
-    plain = " ".join(SAME.get(word, word) for word in words if word not in POLITE)
+    plain = " ".join(CANONICAL_WORDS.get(word, word) for word in words if word not in POLITE)
     return tuple(plain.replace("{number}", "{people}").split())
 
 
 class NearDuplicates:
-    """Membership test for near duplicates of given templates."""
+    """Membership test for near duplicates of a list of templates."""
 
     def __init__(self, templates: list[str]) -> None:
         every = {plain_words(way) for template in templates for way in expanded(template)}
-        self._same = every
-        self._shorter = {short for words in every if len(words) > LONG for short in _one_left_out(words)}
-        self._gapped = {gapped for words in every if len(words) >= LONG for gapped in _one_hidden(words)}
+        self._exact = every
+        self._shorter = {short for words in every if len(words) > MIN_WORDS for short in _without_one_word(words)}
+        self._gapped = {gapped for words in every if len(words) >= MIN_WORDS for gapped in _with_one_gap(words)}
 
     def __contains__(self, phrasing: str) -> bool:
         words = plain_words(phrasing)
-        if words in self._same or words in self._shorter:
+        if words in self._exact or words in self._shorter:
             return True
-        if len(words) < LONG:
+        if len(words) < MIN_WORDS:
             return False
-        return any(gapped in self._gapped for gapped in _one_hidden(words)) or any(
-            len(short) >= LONG and short in self._same for short in _one_left_out(words)
+        return any(gapped in self._gapped for gapped in _with_one_gap(words)) or any(
+            len(short) >= MIN_WORDS and short in self._exact for short in _without_one_word(words)
         )
 
 
-def _one_left_out(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _without_one_word(words: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [words[:index] + words[index + 1 :] for index in range(len(words))]
 
 
-def _one_hidden(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _with_one_gap(words: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [(*words[:index], "", *words[index + 1 :]) for index in range(len(words))]
 
 
@@ -246,11 +246,11 @@ def number_words(number: int) -> str:
 def general_sentences(count: int, seed: int) -> list[str]:
     """Distinct general sentences: statements, orders, questions, opinions, numbers."""
     source = random.Random(f"general {seed}")
-    kinds = (_story, _story, _move, _opinion, _order, _question, _number, _comparison, _list)
-    found = dict.fromkeys(_written(sentence) for sentence in FIXED_SENTENCES[:count])
-    while len(found) < count:
-        found.setdefault(_written(source.choice(kinds)(source)))
-    return list(found)
+    kinds = (_statement, _statement, _move, _opinion, _order, _question, _number, _comparison, _list)
+    sentences = dict.fromkeys(_written(sentence) for sentence in FIXED_SENTENCES[:count])
+    while len(sentences) < count:
+        sentences.setdefault(_written(source.choice(kinds)(source)))
+    return list(sentences)
 
 
 def _written(text: str) -> str:
@@ -274,7 +274,7 @@ def _noun(owner: str, rest: str) -> str:
     return f"{'an' if owner == 'a' and rest[0] in 'aeiou' else owner} {rest}"
 
 
-def _story(source: random.Random) -> str:
+def _statement(source: random.Random) -> str:
     ending = f" {source.choice(LOCATIONS)}" if source.random() < 0.5 else ""
     how = f"{source.choice(ADVERBS)} " if source.random() < 0.25 else ""
     return f"{_person(source)} {how}{source.choice(ACTIONS)} {_thing(source)}{ending}"
@@ -286,7 +286,7 @@ def _move(source: random.Random) -> str:
 
 
 def _opinion(source: random.Random) -> str:
-    matter = _story(source) if source.random() < 0.5 else f"{_thing(source)} is {source.choice(QUALITIES)}"
+    matter = _statement(source) if source.random() < 0.5 else f"{_thing(source)} is {source.choice(QUALITIES)}"
     return f"{source.choice(LEAD_INS)} {matter}"
 
 
@@ -335,13 +335,13 @@ VOWELS = "aeiou"
 def word_strings(count: int, seed: int, lengths: tuple[int, int] = (3, 9)) -> list[str]:
     """Distinct random word strings, many with an inflection: they cover letter-to-sound rules and word boundaries."""
     source = random.Random(f"word strings {seed}")
-    found: dict[str, None] = {}
-    while len(found) < count:
+    strings: dict[str, None] = {}
+    while len(strings) < count:
         words = [
             _with_ending(source.choice(EVERYDAY_WORDS), source.choice(ENDINGS)) for _ in range(source.randint(*lengths))
         ]
-        found.setdefault(" ".join(words).capitalize() + source.choice("...?"))
-    return list(found)
+        strings.setdefault(" ".join(words).capitalize() + source.choice("...?"))
+    return list(strings)
 
 
 def _with_ending(word: str, ending: str) -> str:

@@ -70,8 +70,8 @@ def hidden_states(
     """
     trunk = model.model
     x = functional.dropout(_embed(model, rows), dropout)
-    blind = torch.finfo(_compute_dtype(x)).min
-    bias = torch.zeros((), dtype=_compute_dtype(x), device=x.device).masked_fill(~visible, blind)[:, None]
+    masked = torch.finfo(_compute_dtype(x)).min
+    bias = torch.zeros((), dtype=_compute_dtype(x), device=x.device).masked_fill(~visible, masked)[:, None]
     cos, sin = trunk.rotary.cos[positions][:, None], trunk.rotary.sin[positions][:, None]
     shared = Pass(cos, sin, positions, bias, dropout, past)
     with _attention_backend(x):
@@ -103,7 +103,7 @@ def _block(block: LayerGroup, x: Tensor, shared: Pass) -> Tensor:
     for index, layer in enumerate(block.layers, start=block.first):
         assert isinstance(layer, DecoderLayer)
         x = x + functional.dropout(_attend(layer, index, x, shared), shared.dropout)
-        x = x + functional.dropout(_feed(layer.mlp, _norm(layer.post_attention_layernorm, x)), shared.dropout)
+        x = x + functional.dropout(_feed_forward(layer.mlp, _norm(layer.post_attention_layernorm, x)), shared.dropout)
     return x
 
 
@@ -111,11 +111,11 @@ def _attend(layer: DecoderLayer, index: int, x: Tensor, shared: Pass) -> Tensor:
     attention = layer.self_attn
     packed = attention.qkv_proj(_norm(layer.input_layernorm, x)).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
     queries, keys, values = packed.split([attention.heads, attention.kv_heads, attention.kv_heads], dim=1)
-    queries = _turn(_normed_heads(attention.q_norm, queries), shared).to(values.dtype)
-    keys = _turn(_normed_heads(attention.k_norm, keys), shared).to(values.dtype)
+    queries = _rotate(_normed_heads(attention.q_norm, queries), shared).to(values.dtype)
+    keys = _rotate(_normed_heads(attention.k_norm, keys), shared).to(values.dtype)
     if shared.past is not None:
         keys, values = shared.past.extend(index, shared.positions, keys, values)
-    keys, values = _for_every_head(keys, attention), _for_every_head(values, attention)
+    keys, values = _repeat_kv(keys, attention), _repeat_kv(values, attention)
     out = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=shared.bias.to(queries.dtype))
     return attention.o_proj(out.transpose(1, 2).flatten(-2))
 
@@ -124,18 +124,18 @@ def _normed_heads(norm: RMSNorm | None, x: Tensor) -> Tensor:
     return x if norm is None else _norm(norm, x)
 
 
-def _for_every_head(x: Tensor, attention: PagedAttention) -> Tensor:
+def _repeat_kv(x: Tensor, attention: PagedAttention) -> Tensor:
     return x.repeat_interleave(attention.heads // attention.kv_heads, dim=1)
 
 
-def _turn(x: Tensor, shared: Pass) -> Tensor:
+def _rotate(x: Tensor, shared: Pass) -> Tensor:
     """Rotary embedding of split halves.  # [batch, head, row, head_dim]"""
     first, second = x.chunk(2, dim=-1)
     cos, sin = shared.cos, shared.sin
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def _feed(feed: GatedFeedForward, x: Tensor) -> Tensor:
+def _feed_forward(feed: GatedFeedForward, x: Tensor) -> Tensor:
     gate, up = feed.gate_up_proj(x).chunk(2, dim=-1)
     return feed.down_proj(functional.silu(gate) * up)
 
@@ -186,7 +186,7 @@ class CodeJitter:
         self.levels = torch.tensor(list(levels), device=device)
         self.strides = torch.tensor([math.prod(levels[index + 1 :]) for index in range(len(levels))], device=device)
 
-    def __call__(self, codes: Tensor, chance: Tensor) -> Tensor:
+    def __call__(self, codes: Tensor, probability: Tensor) -> Tensor:
         """Each dimension of a code moves one step with the line's probability, per row and again per (line, code).
 
         # [line, row], [line, 1] → [line, row]
@@ -196,10 +196,10 @@ class CodeJitter:
         drawn = torch.rand((*codes.shape, dimensions), device=codes.device)
         of_voice = torch.rand((lines, self.size, dimensions), device=codes.device)
         of_voice = of_voice.gather(1, codes[..., None].expand(-1, -1, dimensions))
-        chance = chance[..., None]
-        moved = steps + _step(drawn, chance) + _step(of_voice, chance)
+        probability = probability[..., None]
+        moved = steps + _step(drawn, probability) + _step(of_voice, probability)
         return (moved.clamp(min=0).minimum(self.levels - 1) * self.strides).sum(-1)
 
 
-def _step(drawn: Tensor, chance: Tensor) -> Tensor:
-    return (drawn > 1 - chance / 2).long() - (drawn < chance / 2).long()
+def _step(drawn: Tensor, probability: Tensor) -> Tensor:
+    return (drawn > 1 - probability / 2).long() - (drawn < probability / 2).long()

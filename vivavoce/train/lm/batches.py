@@ -1,7 +1,7 @@
 """Training data of the language model: encoded dialogues, and conversations packed as rows in the chat format.
 
 The system text comes first, as in live sessions; in a share of the examples its default comes before the last reply, as
-in the published prompt. Transcription and reading aloud have system texts of their own.
+in the published prompt. Transcription and reading aloud have separate system texts.
 """
 
 import json
@@ -40,8 +40,8 @@ SYSTEMS: dict[Modality, tuple[str, ...]] = {
         "Be brief and friendly.",
     ),
 }
-CONTEXT, HEARD, WRITTEN, SPOKEN, SAID = range(5)
-"""Kinds of rows: context; user code; reply text and reply speech with loss; reply speech as context."""
+CONTEXT, USER_SPEECH, REPLY_TEXT, REPLY_SPEECH, REPLY_SPEECH_CONTEXT = range(5)
+"""Kinds of rows; only user speech, reply text and reply speech have a loss."""
 CLOSE = "<|im_end|>\n"
 COLUMNS = ("text", "audio", "position", "segment", "kind")
 TEXT_ONLY = {"text_text": 1.0}
@@ -99,13 +99,13 @@ class Utterances:
 
     def of(self, sentence: str, condition: int | None = None) -> NDArray[np.int64]:
         """Indices of the utterances of a sentence."""
-        found = self._by_sentence.get(sentence, np.zeros(0, dtype=np.int64))
-        return found if condition is None else found[self.condition[found] == condition]
+        indices = self._by_sentence.get(sentence, np.zeros(0, dtype=np.int64))
+        return indices if condition is None else indices[self.condition[indices] == condition]
 
     def pick(self, sentence: str, random_source: np.random.Generator, condition: int | None = None) -> Codes | None:
-        """Codes of a random utterance of a sentence, None if there is none."""
-        found = self.of(sentence, condition)
-        return self.codes[int(found[random_source.integers(len(found))])] if len(found) else None
+        """Codes of a random utterance of a sentence, or None."""
+        indices = self.of(sentence, condition)
+        return self.codes[int(indices[random_source.integers(len(indices))])] if len(indices) else None
 
 
 @dataclass(frozen=True)
@@ -113,21 +113,21 @@ class SpokenDialogues:
     """Dialogues with encoded utterances: user turns in many voices and conditions, replies in one voice."""
 
     dialogues: list[list[Exchange]]
-    heard: Utterances
+    user_speech: Utterances
     replies: Utterances
     code_count: int
 
     @property
     def written(self) -> Iterable[str]:
         """All distinct sentences."""
-        spoken = dict.fromkeys([*self.heard.sentences, *self.replies.sentences])
+        spoken = dict.fromkeys([*self.user_speech.sentences, *self.replies.sentences])
         return dict.fromkeys([*spoken, *(text for line in self.dialogues for e in line for text in (e.user, e.reply))])
 
     def save(self, file: str | Path) -> None:
         lines = json.dumps([[asdict(exchange) for exchange in line] for line in self.dialogues])
         arrays: dict[str, NDArray[np.generic]] = {"code_count": np.array(self.code_count)}
         arrays["dialogues"] = np.frombuffer(lines.encode(), dtype=np.uint8)
-        for name, utterances in (("heard", self.heard), ("replies", self.replies)):
+        for name, utterances in (("heard", self.user_speech), ("replies", self.replies)):
             arrays[f"{name}_sentences"] = np.frombuffer(json.dumps(utterances.sentences).encode(), dtype=np.uint8)
             arrays[f"{name}_values"], arrays[f"{name}_starts"] = utterances.codes.values, utterances.codes.starts
             arrays[f"{name}_sentence"], arrays[f"{name}_condition"] = utterances.sentence, utterances.condition
@@ -137,17 +137,17 @@ class SpokenDialogues:
     @classmethod
     def load(cls, file: str | Path) -> "SpokenDialogues":
         if not Path(file).is_file():
-            raise InputError(f"{file} does not exist; make it with: viva train lm-data")
+            raise InputError(f"{file} does not exist; create it with `viva train lm-data`")
         with np.load(file) as stored:
-            lines = [[_exchange(given) for given in line] for line in json.loads(stored["dialogues"].tobytes())]
-            heard, replies = (_utterances(stored, name) for name in ("heard", "replies"))
-            return cls(lines, heard, replies, int(stored["code_count"]))
+            lines = [[_exchange(entry) for entry in line] for line in json.loads(stored["dialogues"].tobytes())]
+            user_speech, replies = (_utterances(stored, name) for name in ("heard", "replies"))
+            return cls(lines, user_speech, replies, int(stored["code_count"]))
 
 
-def _exchange(given: dict[str, object]) -> Exchange:
-    slots = given["slots"]
+def _exchange(entry: dict[str, object]) -> Exchange:
+    slots = entry["slots"]
     assert isinstance(slots, list)
-    return Exchange(str(given["intent"]), str(given["user"]), str(given["reply"]), tuple((a, b) for a, b in slots))
+    return Exchange(str(entry["intent"]), str(entry["user"]), str(entry["reply"]), tuple((a, b) for a, b in slots))
 
 
 def _utterances(stored: "np.lib.npyio.NpzFile", name: str) -> Utterances:
@@ -181,9 +181,9 @@ class LMBatchOptions:
 
     late_system: float = 0.15
     no_system: float = 0.04
-    strange_system: float = 0.08
+    other_system: float = 0.08
     interrupted: float = 0.06
-    distant: float = 0.2
+    position_gap: float = 0.2
     """Share of examples with a gap in their positions, so that large positions are trained too."""
 
 
@@ -203,15 +203,15 @@ class LMBatches:
         self.options = options or LMBatchOptions()
         self.prompt = MossSpeechPrompt(config, tokenizer)
         self.modes = list(mix)
-        self.chances = np.cumsum(list(mix.values())) / sum(mix.values())
+        self.cumulative_shares = np.cumsum(list(mix.values())) / sum(mix.values())
         self._written = range(len(data.dialogues))
-        self._spoken = [i for i in self._written if all(len(data.heard.of(e.user)) for e in data.dialogues[i])]
+        self._spoken = [i for i in self._written if all(len(data.user_speech.of(e.user)) for e in data.dialogues[i])]
         self._texts: dict[tuple[str, int], Rows] = {}
-        self._open_speech = _marked(self.prompt.open_speech(), CONTEXT)
+        self._open_speech = _with_kind(self.prompt.open_speech(), CONTEXT)
 
     def draw(self, random_source: np.random.Generator) -> LMExample:
         """A random example of a mode drawn from the mix."""
-        mode = self.modes[int(np.searchsorted(self.chances, random_source.random()))]
+        mode = self.modes[int(np.searchsorted(self.cumulative_shares, random_source.random()))]
         if mode == "transcribe":
             return self.transcription(random_source)
         if mode == "read":
@@ -232,15 +232,20 @@ class LMBatches:
             self._user_turn(example, exchange.user, user_modality, random_source)
             if system is not None and is_late and is_last:
                 self._text_turn(example, "system", system)
-            is_cut = not is_last and random_source.random() < self.options.interrupted
+            is_interrupted = not is_last and random_source.random() < self.options.interrupted
             self._reply(
-                example, exchange.reply, reply_modality, random_source, learned=is_last or not is_late, is_cut=is_cut
+                example,
+                exchange.reply,
+                reply_modality,
+                random_source,
+                has_loss=is_last or not is_late,
+                is_interrupted=is_interrupted,
             )
         return example
 
     def transcription(self, random_source: np.random.Generator) -> LMExample:
         """Transcription of a user utterance or a reply."""
-        utterances = self.data.heard if random_source.random() < 0.7 else self.data.replies
+        utterances = self.data.user_speech if random_source.random() < 0.7 else self.data.replies
         chosen = int(random_source.integers(len(utterances.codes)))
         example = LMExample()
         self._text_turn(example, "system", TRANSCRIBE)
@@ -259,7 +264,7 @@ class LMBatches:
         return example
 
     def batch(self, random_source: np.random.Generator, lines: int, length: int) -> Tensor:
-        """Examples packed into lines, each a segment of its own.  # [line, row, column of COLUMNS] int32"""
+        """Examples packed into lines, each one segment.  # [line, row, column of COLUMNS] int32"""
         packed = np.zeros((lines, length, len(COLUMNS)), dtype=np.int32)
         packed[..., 0], packed[..., 1] = self.config.pad_token_id, self.config.audio_pad_token_id
         packed[..., 2] = np.arange(length)  # padding rows have positions too
@@ -286,35 +291,35 @@ class LMBatches:
     def _positions(self, example: LMExample, random_source: np.random.Generator) -> NDArray[np.int64]:
         positions = np.arange(example.length)
         room = self.config.max_position_embeddings - example.length
-        if example.turn_ends and room > 0 and random_source.random() < self.options.distant:
+        if example.turn_ends and room > 0 and random_source.random() < self.options.position_gap:
             gap_at = example.turn_ends[int(random_source.integers(len(example.turn_ends)))]
             positions[gap_at:] += int(random_source.integers(room))
         return positions
 
     def _sides(self, mode: str, random_source: np.random.Generator) -> tuple[Modality, Modality]:
         if mode == "mixed":
-            chances = random_source.random(2)
-            return ("speech" if chances[0] < 0.6 else "text"), ("speech" if chances[1] < 0.6 else "text")
+            drawn = random_source.random(2)
+            return ("speech" if drawn[0] < 0.6 else "text"), ("speech" if drawn[1] < 0.6 else "text")
         user_modality, reply_modality = mode.split("_")
         return ("speech" if user_modality == "speech" else "text"), ("speech" if reply_modality == "speech" else "text")
 
     def _system(self, reply_modality: Modality, random_source: np.random.Generator) -> tuple[str | None, bool]:
         """The system text, if any, and whether it stands late, before the last reply."""
-        options, chance = self.options, random_source.random()
-        if chance < options.late_system:
+        options, drawn = self.options, random_source.random()
+        if drawn < options.late_system:
             return DEFAULT_SYSTEM[reply_modality], True
-        if chance < options.late_system + options.no_system:
+        if drawn < options.late_system + options.no_system:
             return None, False
-        if self.other_systems and chance < options.late_system + options.no_system + options.strange_system:
+        if self.other_systems and drawn < options.late_system + options.no_system + options.other_system:
             return self.other_systems[int(random_source.integers(len(self.other_systems)))], False
         return SYSTEMS[reply_modality][int(random_source.integers(len(SYSTEMS[reply_modality])))], False
 
     def _user_turn(
         self, example: LMExample, text: str, user_modality: Modality, random_source: np.random.Generator
     ) -> None:
-        codes = self.data.heard.pick(text, random_source) if user_modality == "speech" else None
+        codes = self.data.user_speech.pick(text, random_source) if user_modality == "speech" else None
         if codes is None:
-            self._text_turn(example, "user", typed(text, random_source))
+            self._text_turn(example, "user", as_typed(text, random_source))
         else:
             self._speech_turn(example, codes)
 
@@ -327,7 +332,7 @@ class LMBatches:
     def _speech_turn(self, example: LMExample, codes: Codes) -> None:
         example.add(self._text("<|im_start|>user\n"))
         example.add(self._open_speech)
-        example.add(self._speech(codes, HEARD))
+        example.add(self._speech(codes, USER_SPEECH))
         example.add(self._text(CLOSE))
         example.end_turn()
 
@@ -337,20 +342,20 @@ class LMBatches:
         text: str,
         reply_modality: Modality,
         random_source: np.random.Generator,
-        learned: bool = True,
-        is_cut: bool = False,
+        has_loss: bool = True,
+        is_interrupted: bool = False,
     ) -> None:
         codes = self.data.replies.pick(text, random_source, condition=0) if reply_modality == "speech" else None
         example.add(self._text("<|im_start|>assistant\n"))
         if codes is None:
-            example.add(self._text(text, WRITTEN if learned else CONTEXT))
-        elif is_cut:  # interrupted: the rest is dropped, and the reply has no loss
+            example.add(self._text(text, REPLY_TEXT if has_loss else CONTEXT))
+        elif is_interrupted:  # interrupted: the rest is dropped, and the reply has no loss
             example.add(self._open_speech)
-            example.add(self._speech(codes[: int(random_source.integers(1, len(codes)))], SAID))
+            example.add(self._speech(codes[: int(random_source.integers(1, len(codes)))], REPLY_SPEECH_CONTEXT))
         else:
             example.add(self._open_speech)
-            example.add(self._speech(codes, SPOKEN if learned else SAID))
-        ending = CONTEXT if not learned or (is_cut and codes is not None) else WRITTEN
+            example.add(self._speech(codes, REPLY_SPEECH if has_loss else REPLY_SPEECH_CONTEXT))
+        ending = CONTEXT if not has_loss or (is_interrupted and codes is not None) else REPLY_TEXT
         example.add(self._text("<|im_end|>", ending))
         example.add(self._text("\n"))
         example.end_turn()
@@ -360,17 +365,17 @@ class LMBatches:
         rows = np.empty((len(codes) + 1, 3), dtype=np.int32)
         rows[:, 0], rows[:-1, 1], rows[:, 2] = self.config.modality_pad_token_id, codes, kind
         rows[-1, 1] = self.config.eosp_token_id
-        if kind != SPOKEN:
+        if kind != REPLY_SPEECH:
             rows[-1, 2] = CONTEXT
         return rows
 
     def _text(self, text: str, kind: int = CONTEXT) -> Rows:
         if (text, kind) not in self._texts:
-            self._texts[text, kind] = _marked(self.prompt.text(text), kind)
+            self._texts[text, kind] = _with_kind(self.prompt.text(text), kind)
         return self._texts[text, kind]
 
 
-def typed(text: str, random_source: np.random.Generator) -> str:
+def as_typed(text: str, random_source: np.random.Generator) -> str:
     """A sentence as typed: as is, without final punctuation, or also in lower case."""
     style = int(random_source.integers(3))
     if style == 0:
@@ -379,5 +384,5 @@ def typed(text: str, random_source: np.random.Generator) -> str:
     return bare if style == 1 else bare.replace(",", "").lower()
 
 
-def _marked(rows: Sequence[tuple[int, ...]], kind: int) -> Rows:
+def _with_kind(rows: Sequence[tuple[int, ...]], kind: int) -> Rows:
     return np.array([(*row, kind) for row in rows], dtype=np.int32).reshape(-1, 3)

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
 from vivavoce.models.speech_encoder.model import SpeechEncoder
-from vivavoce.train.augment import NOISES, Augmenter, at_snr, noise, other_lengths, taken_at, warp_bands
+from vivavoce.train.augment import NOISES, Augmenter, at_positions, at_snr, noise, stretched_positions, warp_bands
 from vivavoce.train.corpus import Corpus, build
 from vivavoce.train.front_desk import DECLINE, Exchange, dialogues, general_sentences, single_questions
 from vivavoce.train.lm.batches import Ragged, SpokenDialogues, Utterances
@@ -39,10 +39,10 @@ from vivavoce.train.voices import TEACHER, TRAINING, SyntheticVoice, draw, progr
 CLEAN, NOISY = 0, 1
 TRAIN, HELD_OUT = "train.npz", "held_out.npz"
 HELD_OUT_SNR_DB = 15.0
-VALUED = ("table", "room", "wake_up", "price", "order")  # intents whose replies repeat slots
+SLOT_INTENTS = ("table", "room", "wake_up", "price", "order")  # intents whose replies repeat slots
 CONVERTED_TIME_INTENTS = ("table", "wake_up")
 CONVERTED_TIME = "forty five"  # the reply says "a quarter to" the next hour instead
-EVALUATION_SEED = 0  # the same questions whatever the training data
+EVALUATION_SEED = 0  # the questions do not depend on the training data
 RATE = 16_000
 MAX_STRETCH = 1.3  # factor by which an augmenter may lengthen audio
 FLOOR_DB = (-100.0, -66.0)  # level of microphone noise
@@ -53,12 +53,12 @@ Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 class SilenceAugmentation:
     """Extra silence before and after an utterance in milliseconds."""
 
-    before: tuple[float, float] = (0.0, 0.0)
-    after: tuple[float, float] = (0.0, 0.0)
+    lead: tuple[float, float] = (0.0, 0.0)
+    tail: tuple[float, float] = (0.0, 0.0)
 
 
 NONE = SilenceAugmentation()
-LIVE = SilenceAugmentation(before=(0.0, 330.0), after=(0.0, 250.0))
+LIVE = SilenceAugmentation(lead=(0.0, 330.0), tail=(0.0, 250.0))
 
 
 class CodeExtractor:
@@ -81,7 +81,7 @@ class CodeExtractor:
     ) -> list[NDArray[np.int16]]:
         """Codes of the chosen utterances, in their order."""
         generator = torch.Generator(self.device).manual_seed(seed)
-        found: dict[int, NDArray[np.int16]] = {}
+        codes_by_index: dict[int, NDArray[np.int16]] = {}
         wanted = set(chosen.tolist())
         for group in self.sounds.length_batches(batch):
             rows = np.array([index for index in group if int(index) in wanted], dtype=np.int64)
@@ -89,8 +89,8 @@ class CodeExtractor:
                 samples, lengths = self._surrounded(rows, silence, generator)
                 if change is not None:
                     samples, lengths = change(functional.pad(samples, (0, self._spare(samples))), lengths)
-                found.update(zip(rows.tolist(), self._encode(samples, lengths, change), strict=True))
-        return [found[index] for index in chosen.tolist()]
+                codes_by_index.update(zip(rows.tolist(), self._encode(samples, lengths, change), strict=True))
+        return [codes_by_index[index] for index in chosen.tolist()]
 
     def _surrounded(
         self, chosen: NDArray[np.int64], silence: SilenceAugmentation, generator: torch.Generator
@@ -98,10 +98,10 @@ class CodeExtractor:
         """Utterances with silence around them and a noise floor.  # [row, time], [row]"""
         samples, _ = self.sounds.rows(chosen)
         lengths = torch.from_numpy(self.sounds.lengths[chosen]).to(self.device)
-        before, after = (self._uniform(len(chosen), *span, generator) for span in (silence.before, silence.after))
-        before, after = (before * RATE / 1000).long(), (after * RATE / 1000).long()
-        total = before + lengths + after
-        position = torch.arange(self._whole(int(total.max())), device=self.device) - before[:, None]
+        lead, tail = (self._uniform(len(chosen), *span, generator) for span in (silence.lead, silence.tail))
+        lead, tail = (lead * RATE / 1000).long(), (tail * RATE / 1000).long()
+        total = lead + lengths + tail
+        position = torch.arange(self._whole(int(total.max())), device=self.device) - lead[:, None]
         placed = samples.gather(1, position.clamp(0, samples.shape[1] - 1))
         placed = placed.masked_fill((position < 0) | (position >= lengths[:, None]), 0.0)
         if silence is NONE:
@@ -112,8 +112,8 @@ class CodeExtractor:
     def _encode(self, samples: Tensor, lengths: Tensor, change: Change | None) -> list[NDArray[np.int16]]:
         per_code = self.sounds.samples_per_code
         whole = ((lengths + per_code - 1) // per_code * per_code).clamp(max=samples.shape[1])
-        there = torch.arange(samples.shape[1], device=self.device) < lengths[:, None]
-        mel, frames = self.mel(samples * there, whole, running=True), whole // WhisperMel.HOP
+        is_inside = torch.arange(samples.shape[1], device=self.device) < lengths[:, None]
+        mel, frames = self.mel(samples * is_inside, whole, running=True), whole // WhisperMel.HOP
         if isinstance(change, SpeakerAugmenter):
             mel = change.of_mel(mel, frames)
         codes = encode_batch(self.encoder, mel, frames)
@@ -135,15 +135,15 @@ class SpeakerAugmenter(Augmenter):
 
     def of_mel(self, mel: Tensor, frames: Tensor) -> Tensor:
         """Augment mels of rows with these lengths.  # [batch, band, frame], [batch]"""
-        uneven = taken_at(mel, other_lengths(frames, mel.shape[2], 0.5, self.generator))
-        return self.chance(0.5, warp_bands(uneven, self.generator), uneven)
+        uneven = at_positions(mel, stretched_positions(frames, mel.shape[2], 0.5, self.generator))
+        return self.apply_to_share(0.5, warp_bands(uneven, self.generator), uneven)
 
 
-def other_speaker(device: torch.device | str, seed: int, strength: float = 1.0) -> Change:
+def speaker_augmenter(device: torch.device | str, seed: int, strength: float = 1.0) -> Change:
     return SpeakerAugmenter(device, seed, strength)
 
 
-def over_noise(device: torch.device | str, seed: int, decibels: float) -> Change:
+def noise_augmenter(device: torch.device | str, seed: int, decibels: float) -> Change:
     """An augmenter that adds all kinds of noise in turn at one SNR."""
     generator = torch.Generator(device).manual_seed(seed)
     turn = iter(range(1_000_000))
@@ -182,8 +182,10 @@ def train_dialogues(plan: DialoguePlan) -> tuple[list[list[Exchange]], list[str]
     """Training dialogues, and their spoken user sentences in order of first use."""
     spoken = dialogues("train", plan.spoken, plan.seed, (1, 4))
     spoken += [_declined(text) for text in general_sentences(plan.general, plan.seed)]
-    converted = single_questions(CONVERTED_TIME_INTENTS, plan.valued // 2, plan.seed, saying=CONVERTED_TIME)
-    spoken += [[each] for each in (*converted, *single_questions(VALUED, plan.valued - len(converted), plan.seed))]
+    converted = single_questions(CONVERTED_TIME_INTENTS, plan.valued // 2, plan.seed, containing=CONVERTED_TIME)
+    spoken += [
+        [each] for each in (*converted, *single_questions(SLOT_INTENTS, plan.valued - len(converted), plan.seed))
+    ]
     sentences = list(dict.fromkeys(exchange.user for line in spoken for exchange in line))
     return spoken + dialogues("train", plan.written, plan.seed + 1, (1, 6)), sentences
 
@@ -207,17 +209,19 @@ def voices_of(
     return {sentence: min(max(8, min_voices), min_voices + uses[sentence] // 4) for sentence in sentences}
 
 
-def spelled_data(plan: DialoguePlan, code_count: int) -> tuple[SpokenDialogues, SpokenDialogues]:
+def pseudo_data(plan: DialoguePlan, code_count: int) -> tuple[SpokenDialogues, SpokenDialogues]:
     """Training and held-out data without speech: pseudo-codes derived from the words, with errors in noise."""
     lines, sentences = train_dialogues(plan)
     spoken = [sentence for sentence in sentences for _ in range(plan.versions)]
-    heard = _spelled(spoken, code_count, CLEAN, plan.seed)
-    replies = _spelled([*_replies(lines), *general_sentences(plan.read, plan.seed + 2)], code_count, CLEAN, plan.seed)
+    user_speech = _pseudo_utterances(spoken, code_count, CLEAN, plan.seed)
+    replies = _pseudo_utterances(
+        [*_replies(lines), *general_sentences(plan.read, plan.seed + 2)], code_count, CLEAN, plan.seed
+    )
     tests = held_out_dialogues(plan)
-    asked = list(dict.fromkeys(exchange.user for line in tests for exchange in line))
-    both = joined([_spelled(asked, code_count, condition, plan.seed) for condition in (CLEAN, NOISY)])
-    answers = _spelled(_replies(tests), code_count, CLEAN, plan.seed)
-    return SpokenDialogues(lines, heard, replies, code_count), SpokenDialogues(tests, both, answers, code_count)
+    questions = list(dict.fromkeys(exchange.user for line in tests for exchange in line))
+    both = joined([_pseudo_utterances(questions, code_count, condition, plan.seed) for condition in (CLEAN, NOISY)])
+    answers = _pseudo_utterances(_replies(tests), code_count, CLEAN, plan.seed)
+    return SpokenDialogues(lines, user_speech, replies, code_count), SpokenDialogues(tests, both, answers, code_count)
 
 
 def speech_plan(plan: DialoguePlan, voices: Sequence[SyntheticVoice] = TRAINING) -> list[tuple[str, SyntheticVoice]]:
@@ -225,18 +229,20 @@ def speech_plan(plan: DialoguePlan, voices: Sequence[SyntheticVoice] = TRAINING)
     random_source = np.random.default_rng(EVALUATION_SEED)
     lines, sentences = train_dialogues(plan)
     tests = held_out_dialogues(plan)
-    asked = dict.fromkeys(exchange.user for line in tests for exchange in line)
+    questions = dict.fromkeys(exchange.user for line in tests for exchange in line)
     replies = dict.fromkeys([*_replies(lines), *_replies(tests), *general_sentences(plan.read, plan.seed + 2)])
-    said = [
+    plan_entries = [
         (sentence, voice)
         for sentence, count in voices_of(lines, sentences, plan.voices).items()
         for voice in _training_voices(random.Random(f"{plan.seed} {sentence}"), count, voices)
     ]
-    said += [(sentence, voice) for sentence in asked for voice in _some(HELD_OUT_VOICES, 1, random_source)]
-    return said + [(sentence, TEACHER) for sentence in replies]
+    plan_entries += [
+        (sentence, voice) for sentence in questions for voice in _sample(HELD_OUT_VOICES, 1, random_source)
+    ]
+    return plan_entries + [(sentence, TEACHER) for sentence in replies]
 
 
-def heard_data(
+def encoded_data(
     plan: DialoguePlan, corpus: Corpus, encoder: SpeechEncoder, device: str
 ) -> tuple[SpokenDialogues, SpokenDialogues]:
     """Training and held-out data: the synthesized plan, augmented and encoded."""
@@ -250,22 +256,22 @@ def heard_data(
         chosen: NDArray[np.int64], condition: int, silence: SilenceAugmentation, change: Change | None, seed: int
     ) -> Utterances:
         texts = [corpus.texts[index] for index in chosen]
-        _print(f"encodes {len(chosen)} utterances")
+        _print(f"encoding {len(chosen)} utterances")
         return utterances(texts, extractor.codes(chosen, silence, seed, change), condition)
 
     seeds = range(plan.seed + 1, plan.seed + plan.versions)
     versions = [encode(train_rows, CLEAN, LIVE, None, plan.seed)]
-    versions += [encode(train_rows, NOISY, LIVE, other_speaker(device, seed), seed) for seed in seeds]
+    versions += [encode(train_rows, NOISY, LIVE, speaker_augmenter(device, seed), seed) for seed in seeds]
     replies = encode(reply_rows, CLEAN, NONE, None, plan.seed)
     tests = [encode(test_rows, CLEAN, LIVE, None, EVALUATION_SEED + 200)]
     tests += [
-        encode(test_rows, NOISY, LIVE, over_noise(device, EVALUATION_SEED, HELD_OUT_SNR_DB), EVALUATION_SEED + 201)
+        encode(test_rows, NOISY, LIVE, noise_augmenter(device, EVALUATION_SEED, HELD_OUT_SNR_DB), EVALUATION_SEED + 201)
     ]
-    lines, asked = held_out_dialogues(plan), joined(tests)
-    whole = [line for line in lines if all(len(asked.of(e.user)) and len(replies.of(e.reply)) for e in line)]
+    lines, questions = held_out_dialogues(plan), joined(tests)
+    complete = [line for line in lines if all(len(questions.of(e.user)) and len(replies.of(e.reply)) for e in line)]
     train = SpokenDialogues(train_dialogues(plan)[0], joined(versions), replies, code_count)
-    answers = {exchange.reply for line in whole for exchange in line}
-    return train, SpokenDialogues(whole, asked, only(replies, answers), code_count)
+    answers = {exchange.reply for line in complete for exchange in line}
+    return train, SpokenDialogues(complete, questions, only(replies, answers), code_count)
 
 
 def only(spoken: Utterances, sentences: Container[str]) -> Utterances:
@@ -290,7 +296,7 @@ def utterances(texts: Sequence[str], codes: Sequence[NDArray[np.integer]], condi
     return Utterances(list(numbers), Ragged.of(codes), sentence, np.full(len(texts), condition, dtype=np.uint8))
 
 
-def _spelled(texts: Sequence[str], code_count: int, condition: int, seed: int) -> Utterances:
+def _pseudo_utterances(texts: Sequence[str], code_count: int, condition: int, seed: int) -> Utterances:
     random_source = np.random.default_rng([seed, condition])
     codes = [
         np.array([code for word in text.lower().split() for code in _word_codes(word, code_count)]) for text in texts
@@ -322,7 +328,7 @@ def _training_voices(source: random.Random, count: int, voices: Sequence[Synthet
     return [voice for voice in draw(source, count + 1, voices) if voice != TEACHER][:count]
 
 
-def _some(voices: Sequence[Any], count: int, random_source: np.random.Generator) -> list[Any]:
+def _sample(voices: Sequence[Any], count: int, random_source: np.random.Generator) -> list[Any]:
     chosen = random_source.choice(len(voices), size=min(count, len(voices)), replace=False)
     return [voices[int(index)] for index in chosen]
 
@@ -347,25 +353,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--voices", type=int, help="minimum number of voices per user sentence")
     parser.add_argument("--spelled", type=int, nargs="?", const=256, metavar="CODES", help="pseudo-codes, no speech")
     parser.add_argument("--tiny", action="store_true", help="a few dialogues")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     names = ("spoken", "general", "valued", "versions", "voices", "seed")
-    changes = {name: value for name in names if (value := getattr(given, name)) is not None}
-    plan = dataclasses.replace(TINY if given.tiny else DialoguePlan(), **changes)
-    if (given.corpus is None) == (given.spelled is None):
+    changes = {name: value for name in names if (value := getattr(options, name)) is not None}
+    plan = dataclasses.replace(TINY if options.tiny else DialoguePlan(), **changes)
+    if (options.corpus is None) == (options.spelled is None):
         parser.error("either --corpus or --spelled is needed")
-    if given.out is None and (given.spelled or given.speech_encoder):
+    if options.out is None and (options.spelled or options.speech_encoder):
         parser.error("--out is needed")
-    if given.spelled:
-        data = spelled_data(plan, given.spelled)
+    if options.spelled:
+        data = pseudo_data(plan, options.spelled)
     else:
-        corpus = _corpus(given.corpus, plan, given.workers, given.synthesizers)
-        if given.speech_encoder is None:
+        corpus = _corpus(options.corpus, plan, options.workers, options.synthesizers)
+        if options.speech_encoder is None:
             return
-        data = heard_data(plan, corpus, SpeechEncoder.load(given.speech_encoder, given.device), given.device)
+        data = encoded_data(plan, corpus, SpeechEncoder.load(options.speech_encoder, options.device), options.device)
     for name, part in zip((TRAIN, HELD_OUT), data, strict=True):
-        part.save(given.out / name)
-        counts = f"{len(part.dialogues)} dialogues, {len(part.heard.codes)} + {len(part.replies.codes)} utterances"
-        _print(f"{given.out / name}: {counts}, {len(part.heard.codes.values) + len(part.replies.codes.values)} codes")
+        part.save(options.out / name)
+        users, replies = part.user_speech.codes, part.replies.codes
+        counts = f"{len(part.dialogues)} dialogues, {len(users)} + {len(replies)} utterances"
+        _print(f"{options.out / name}: {counts}, {len(users.values) + len(replies.values)} codes")
 
 
 def _corpus(path: Path, plan: DialoguePlan, workers: int, root: Path | None) -> Corpus:
@@ -375,7 +382,7 @@ def _corpus(path: Path, plan: DialoguePlan, workers: int, root: Path | None) -> 
     corpus = build(speech_plan(plan, training_voices(programs(root))), workers, plan.seed, _progress(), root)
     path.parent.mkdir(parents=True, exist_ok=True)
     corpus.save(path)
-    _print(f"spoke {len(corpus)} sentences, {corpus.seconds / 3600:.1f} h, in {time.monotonic() - started:.0f} s")
+    _print(f"synthesized {len(corpus)} sentences, {corpus.seconds / 3600:.1f} h, in {time.monotonic() - started:.0f} s")
     return corpus
 
 
@@ -386,7 +393,7 @@ def _progress() -> Callable[[int, int], None]:
     def progress(done: int, total: int) -> None:
         if time.monotonic() - last_print[0] > 10:
             last_print[0] = time.monotonic()
-            _print(f"spoke {done} of {total}")
+            _print(f"synthesized {done} of {total} sentences")
 
     return progress
 

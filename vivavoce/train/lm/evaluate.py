@@ -20,18 +20,18 @@ from vivavoce.train.lm.batches import READ, TRANSCRIBE, Codes, SpokenDialogues
 from vivavoce.train.lm.corpus import CLEAN, NOISY
 
 ALIGNED = 16  # mask columns are a multiple of this, as attention kernels require
-LOOK_EVERY = 16  # rows between checks for the end of all replies; each check synchronises
+CHECK_EVERY = 16  # rows between checks for the end of all replies; each check synchronises
 
 
 @torch.no_grad()
 def greedy_replies(
-    model: MossSpeech, prompts: Sequence[Sequence[Row]], max_rows: int, at_once: int = 256
+    model: MossSpeech, prompts: Sequence[Sequence[Row]], max_rows: int, batch_size: int = 256
 ) -> list[list[Row]]:
     """Greedy reply to each prompt as the engine would generate it, end row included."""
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     replies: dict[int, list[Row]] = {}
-    for begin in range(0, len(order), at_once):
-        chosen = order[begin : begin + at_once]
+    for begin in range(0, len(order), batch_size):
+        chosen = order[begin : begin + batch_size]
         generated = _batch(model, [prompts[index] for index in chosen], max_rows).tolist()
         for index, rows in zip(chosen, generated, strict=True):
             replies[index] = _until_end(model, [tuple(row) for row in rows])
@@ -61,15 +61,15 @@ def _batch(model: MossSpeech, prompts: list[Sequence[Row]], max_rows: int) -> Te
 
     # Padding after a shorter prompt is masked, and overwritten by new rows.
     text, audio = forward(rows, columns[:max_length].expand(len(prompts), -1))
-    pick = (torch.arange(len(prompts), device=device), lengths - 1)
-    text, audio = text[pick], audio[pick]
+    last = (torch.arange(len(prompts), device=device), lengths - 1)
+    text, audio = text[last], audio[last]
     generated: list[Tensor] = []
     finished = torch.zeros_like(lengths, dtype=torch.bool)
     for number in range(max_rows):
         row, modes = _next(model, text, audio, modes)
         generated.append(row)
         finished |= (row[:, TEXT] == model.config.eos_token_id) | (row[:, TEXT] == model.config.pad_token_id)
-        if number % LOOK_EVERY == LOOK_EVERY - 1 and bool(finished.all()):
+        if number % CHECK_EVERY == CHECK_EVERY - 1 and bool(finished.all()):
             break
         text, audio = (state[:, 0] for state in forward(row[:, None], (lengths + number)[:, None]))
     return torch.stack(generated, dim=1)
@@ -171,9 +171,13 @@ class Evaluation:
 
     def transcription(self) -> dict[str, float]:
         """Word error rates: held-out users, clean and noisy, and replies."""
-        heard, replies = self.data.heard, self.data.replies
+        user_speech, replies = self.data.user_speech, self.data.replies
         figures = {}
-        for name, spoken, condition in (("clean", heard, CLEAN), ("15dB", heard, NOISY), ("desk", replies, CLEAN)):
+        for name, spoken, condition in (
+            ("clean", user_speech, CLEAN),
+            ("15dB", user_speech, NOISY),
+            ("desk", replies, CLEAN),
+        ):
             chosen = [int(i) for i in np.flatnonzero(spoken.condition == condition)]
             transcribed = self.transcripts([spoken.codes[i] for i in chosen])
             expected = [spoken.sentences[spoken.sentence[i]] for i in chosen]
@@ -202,8 +206,8 @@ class Evaluation:
         return self.prompt.rows(turns[:-1], reply_modality)
 
     def _codes(self, sentence: str, condition: int) -> list[int]:
-        found = self.data.heard.of(sentence, condition)
-        return [int(code) for code in self.data.heard.codes[int(found[0])]]
+        indices = self.data.user_speech.of(sentence, condition)
+        return [int(code) for code in self.data.user_speech.codes[int(indices[0])]]
 
     def _reply_codes(self, sentence: str) -> list[int]:
         return [int(code) for code in self.data.replies.codes[int(self.data.replies.of(sentence)[0])]]
@@ -246,10 +250,10 @@ def word_error_rate(expected: Sequence[str], transcribed: Sequence[str]) -> floa
 
 def _table(by_intent: Mapping[str, Sequence[EvaluatedAnswer]]) -> dict[str, dict[str, float]]:
     return {
-        intent: {"right": _share([answer.is_right for answer in of_it]), "questions": len(of_it)}
-        for intent, of_it in sorted(by_intent.items())
+        intent: {"right": _share([answer.is_right for answer in of_intent]), "questions": len(of_intent)}
+        for intent, of_intent in sorted(by_intent.items())
     }
 
 
-def _share(facts: Sequence[bool]) -> float:
-    return round(float(np.mean(facts)), 4) if facts else float("nan")
+def _share(values: Sequence[bool]) -> float:
+    return round(float(np.mean(values)), 4) if values else float("nan")

@@ -1,8 +1,8 @@
-"""Train the miniature MOSS-Speech language model, the published way, in three stages.
+"""Train the miniature MOSS-Speech language model, in the three published stages.
 
     viva train lm --data DATA --out OUT --seconds 420
 
-First the text trunk alone; then, with the trunk frozen, the audio embedding, layers (copied from the text layers) and
+First only the text trunk; then, with the trunk frozen, the audio embedding, layers (copied from the text layers) and
 head; then everything on all modes. Ends with an evaluation on held-out data.
 """
 
@@ -39,14 +39,14 @@ from vivavoce.train.lm import (
 )
 from vivavoce.train.lm.batches import (
     FULL_MIX,
-    HEARD,
     READ,
-    SAID,
-    SPOKEN,
+    REPLY_SPEECH,
+    REPLY_SPEECH_CONTEXT,
+    REPLY_TEXT,
     SYSTEMS,
     TEXT_ONLY,
     TRANSCRIBE,
-    WRITTEN,
+    USER_SPEECH,
     LMBatches,
     SpokenDialogues,
 )
@@ -54,7 +54,7 @@ from vivavoce.train.lm.corpus import HELD_OUT, TRAIN
 from vivavoce.train.lm.evaluate import Evaluation
 from vivavoce.train.loop import Batch, Budget, Learner, LossFunction, TrainingRun, plot_curves
 
-PREFETCHED_BATCHES = 6  # prefetched batches
+PREFETCHED_BATCHES = 6
 CONTINUED_RATE = 0.7  # factor on the peak rate when continuing
 FORMER_SETTINGS = {"exam_seconds": "evaluation_seconds"}  # still accepted by `--set`
 RUN_FOLDER = "courses"  # of the stages, with logs and states
@@ -157,8 +157,8 @@ def initialise(model: MossSpeech, seed: int) -> None:
         if parameter.ndim == 1:
             parameter.fill_(1.0)
             continue
-        writes = name.endswith(("o_proj.weight", "down_proj.weight"))
-        parameter.normal_(0.0, 0.02 / (2 * layers) ** 0.5 if writes else 0.02, generator=generator)
+        into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        parameter.normal_(0.0, 0.02 / (2 * layers) ** 0.5 if into_residual else 0.02, generator=generator)
 
 
 @torch.no_grad()
@@ -166,9 +166,9 @@ def copy_text_layers(model: MossSpeech) -> None:
     """Initialise the audio layers as copies of the text layers."""
     trunk = model.model
     pairs = ((trunk.audio_block, trunk.text_block), (trunk.audio_norm, trunk.text_norm))
-    for ours, theirs in pairs:
-        for target, given in zip(ours.parameters(), theirs.parameters(), strict=True):
-            target.copy_(given)
+    for audio, text in pairs:
+        for target, source in zip(audio.parameters(), text.parameters(), strict=True):
+            target.copy_(source)
 
 
 def set_trainable(model: MossSpeech, text: bool, audio: bool) -> None:
@@ -189,45 +189,47 @@ def make_loss(model: MossSpeech, recipe: LMRecipe, dropout: float) -> LossFuncti
     def loss(batch: Batch) -> dict[str, Tensor]:
         packed = batch["packed"].long()
         rows, positions, segments, kinds = packed[..., :2], packed[..., 2], packed[..., 3], packed[..., 4]
-        given = rows if jitter is None else jittered(jitter, rows, kinds, recipe.heard_stray)
-        given = corrupted_codes(model.config, given, kinds, recipe.heard_noise, recipe.said_noise)
-        text, audio = hidden_states(model, given, positions, within_segments(segments), dropout)
+        inputs = rows if jitter is None else jittered(jitter, rows, kinds, recipe.heard_stray)
+        inputs = corrupted_codes(model.config, inputs, kinds, recipe.heard_noise, recipe.said_noise)
+        text, audio = hidden_states(model, inputs, positions, within_segments(segments), dropout)
         following, kind = rows[:, 1:], kinds[:, 1:]
         written = _cross_entropy(model.text_lm_head(text[:, :-1]), following[..., TEXT])
         spoken, is_right = _audio_cross_entropy(model.audio_lm_head(audio[:, :-1]), following[..., AUDIO])
         parts = {
-            "text": _mean(written, kind == WRITTEN),
-            "speech": _mean(spoken, kind == SPOKEN),
-            "heard": _mean(spoken, kind == HEARD),
+            "text": _mean(written, kind == REPLY_TEXT),
+            "speech": _mean(spoken, kind == REPLY_SPEECH),
+            "heard": _mean(spoken, kind == USER_SPEECH),
         }
         total = parts["text"] + parts["speech"] + recipe.heard_weight * parts["heard"]
-        return {"loss": total, **parts, "speech_right": _mean(is_right.float(), kind == SPOKEN)}
+        return {"loss": total, **parts, "speech_right": _mean(is_right.float(), kind == REPLY_SPEECH)}
 
     return loss
 
 
-def jittered(jitter: CodeJitter, rows: Tensor, kinds: Tensor, max_chance: float) -> Tensor:
+def jittered(jitter: CodeJitter, rows: Tensor, kinds: Tensor, max_probability: float) -> Tensor:
     """Rows with jitter on user codes.  # [line, row, 2]"""
-    if not max_chance:
+    if not max_probability:
         return rows
     audio, text = rows[..., AUDIO], rows[..., TEXT]
-    near = jitter(audio.clamp(max=jitter.size - 1), max_chance * torch.rand(rows.shape[0], 1, device=rows.device))
-    return torch.stack([text, torch.where((kinds == HEARD) & (audio < jitter.size), near, audio)], dim=-1)
+    near = jitter(audio.clamp(max=jitter.size - 1), max_probability * torch.rand(rows.shape[0], 1, device=rows.device))
+    return torch.stack([text, torch.where((kinds == USER_SPEECH) & (audio < jitter.size), near, audio)], dim=-1)
 
 
-def corrupted_codes(config: MossSpeechConfig, rows: Tensor, kinds: Tensor, heard: float, said: float) -> Tensor:
+def corrupted_codes(
+    config: MossSpeechConfig, rows: Tensor, kinds: Tensor, user_share: float, reply_share: float
+) -> Tensor:
     """Rows with some codes masked or replaced.  # [line, row, 2]"""
-    if not heard and not said:
+    if not user_share and not reply_share:
         return rows
     audio, text = rows[..., AUDIO], rows[..., TEXT]
     share = torch.rand(rows.shape[0], 1, device=rows.device)
-    is_reply = (kinds == SPOKEN) | (kinds == SAID)
-    rate = torch.where(kinds == HEARD, heard, torch.where(is_reply, said, 0.0)) * share
+    is_reply = (kinds == REPLY_SPEECH) | (kinds == REPLY_SPEECH_CONTEXT)
+    rate = torch.where(kinds == USER_SPEECH, user_share, torch.where(is_reply, reply_share, 0.0)) * share
     rate = rate.masked_fill(audio == config.eosp_token_id, 0.0)
-    chance = torch.rand(audio.shape, device=rows.device)
+    drawn = torch.rand(audio.shape, device=rows.device)
     others = torch.randint(0, config.eosp_token_id, audio.shape, device=rows.device)
-    instead = torch.where(chance < rate * 0.5, config.audio_pad_token_id, others)
-    return torch.stack([text, torch.where(chance < rate, instead, audio)], dim=-1)
+    replacement = torch.where(drawn < rate * 0.5, config.audio_pad_token_id, others)
+    return torch.stack([text, torch.where(drawn < rate, replacement, audio)], dim=-1)
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -243,7 +245,7 @@ def _mean(values: Tensor, chosen: Tensor) -> Tensor:
 
 
 def prefetched(batches: LMBatches, recipe: LMRecipe, seed: int, first: int, device: torch.device) -> Iterator[Batch]:
-    """Batches made ahead by a thread; the batch of a step depends on seed and step alone."""
+    """Batches prefetched by a thread; the batch of a step depends only on seed and step."""
 
     def make(number: int) -> Tensor:
         packed = batches.batch(np.random.default_rng([seed, number]), recipe.lines, recipe.length)
@@ -362,36 +364,38 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="override values of the recipe")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to test the pipeline")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     started = time.monotonic()
-    recipe = TINY if given.tiny else LMRecipe()
+    recipe = TINY if options.tiny else LMRecipe()
     changes = {
         FORMER_SETTINGS.get(name, name): json.loads(value)
-        for name, value in (entry.split("=", 1) for entry in given.set)
+        for name, value in (entry.split("=", 1) for entry in options.set)
     }
-    recipe = dataclasses.replace(recipe, **changes, use_graph=not given.eager)
-    data, held_out = (SpokenDialogues.load(given.data / name) for name in (TRAIN, HELD_OUT))
-    left = given.seconds - recipe.evaluation_seconds - (time.monotonic() - started) if given.seconds else None
-    model, tokenizer = train(recipe, data, given.out, left, torch.device(given.device), given.seed, _print, given.init)
-    picture = plot_curves(given.out / RUN_FOLDER / STAGES[-1].name)
+    recipe = dataclasses.replace(recipe, **changes, use_graph=not options.eager)
+    data, held_out = (SpokenDialogues.load(options.data / name) for name in (TRAIN, HELD_OUT))
+    left = options.seconds - recipe.evaluation_seconds - (time.monotonic() - started) if options.seconds else None
+    model, tokenizer = train(
+        recipe, data, options.out, left, torch.device(options.device), options.seed, _print, options.init
+    )
+    picture = plot_curves(options.out / RUN_FOLDER / STAGES[-1].name)
     if picture is not None:
-        shutil.copy(picture, given.out / "curves.png")
+        shutil.copy(picture, options.out / "curves.png")
     evaluate(
         model,
         tokenizer,
         held_out,
-        given.out,
-        {"seed": given.seed, "seconds": given.seconds, "recipe": dataclasses.asdict(recipe)},
+        options.out,
+        {"seed": options.seed, "seconds": options.seconds, "recipe": dataclasses.asdict(recipe)},
     )
 
 
 def evaluate(
-    model: MossSpeech, tokenizer: TextTokenizer, data: SpokenDialogues, out: Path, facts: Mapping[str, Any]
+    model: MossSpeech, tokenizer: TextTokenizer, data: SpokenDialogues, out: Path, run_settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Evaluate, print a summary, and write `metrics.json`."""
     started = time.monotonic()
     figures = Evaluation(model, tokenizer, data).run()
-    figures |= {"run": dict(facts), "exam_seconds": round(time.monotonic() - started, 1)}
+    figures |= {"run": dict(run_settings), "exam_seconds": round(time.monotonic() - started, 1)}
     (out / "metrics.json").write_text(json.dumps(figures, indent=1), encoding="utf8")
     for name, part in figures.items():
         if isinstance(part, dict):

@@ -81,7 +81,7 @@ def new_encoder(config: SpeechEncoderConfig, lattice: Lattice) -> SpeechEncoder:
     with torch.no_grad():
         encoder.embed_positions.weight.copy_(sinusoids(config.max_source_positions, config.d_model))
         # Learned positions would not generalise past the length of training sentences. Small, and zero in the
-        # dimensions that are quantised, so that they do not dominate the audio.
+        # dimensions that are quantised, so that they do not dominate the features.
         encoder.embed_positions.weight.mul_(0.3)
         encoder.embed_positions.weight[:, : lattice.dimensions] = 0.0
         encoder.codebook.weight.copy_(lattice.codebook(config.d_model))
@@ -97,8 +97,8 @@ def features(encoder: SpeechEncoder, mel: Tensor, starts: Tensor, dropout: float
     """`encoder.features` with the positions of each row starting at `starts`.  # [batch, code, d_model]"""
     x = functional.gelu(encoder.conv1(mel))
     x = functional.gelu(encoder.conv2(x)).transpose(1, 2)
-    places = starts[:, None] + torch.arange(x.shape[1], device=x.device)
-    x = x + functional.embedding(places, encoder.embed_positions.weight)
+    positions = starts[:, None] + torch.arange(x.shape[1], device=x.device)
+    x = x + functional.embedding(positions, encoder.embed_positions.weight)
     for layer in encoder.layers:
         assert isinstance(layer, WhisperLayer)
         x = layer_forward(layer, x, dropout, causal=True)
@@ -109,8 +109,8 @@ def layer_forward(
     layer: WhisperLayer, x: Tensor, dropout: float, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
     """A layer with dropout."""
-    mixed = layer.self_attn(layer.self_attn_layer_norm(x), mask, causal)
-    x = x + functional.dropout(mixed, dropout, training=dropout > 0)
+    attended = layer.self_attn(layer.self_attn_layer_norm(x), mask, causal)
+    x = x + functional.dropout(attended, dropout, training=dropout > 0)
     inner = functional.gelu(layer.fc1(layer.final_layer_norm(x)))
     inner = functional.dropout(inner, dropout, training=dropout > 0)
     out: Tensor = x + functional.dropout(layer.fc2(inner), dropout, training=dropout > 0)
@@ -122,19 +122,19 @@ SYMBOLS = len(LETTERS) + 1
 STEPS = 4  # CTC frames per code: 12.5 a second are too few for letters
 
 
-def spelled(text: str) -> list[int]:
+def letter_symbols(text: str) -> list[int]:
     """A normalised sentence as symbols."""
     return [1 + LETTERS.index(letter) for letter in normalise(text) if letter in LETTERS]
 
 
-def read(symbols: list[int]) -> str:
+def read_symbols(symbols: list[int]) -> str:
     """Greedy CTC decoding of the best symbol of each frame."""
-    kept = [
+    collapsed = [
         symbol
         for position, symbol in enumerate(symbols)
         if symbol and (position == 0 or symbol != symbols[position - 1])
     ]
-    return " ".join("".join(LETTERS[symbol - 1] for symbol in kept).split())
+    return " ".join("".join(LETTERS[symbol - 1] for symbol in collapsed).split())
 
 
 class Probe(nn.Module):
@@ -200,18 +200,18 @@ class BatchMel(nn.Module):
             power = self.mel.log_mel_power(_reflected(samples.float(), lengths))
         power = power[..., : samples.shape[-1] // WhisperMel.HOP]
         frame = torch.arange(power.shape[-1], device=power.device)
-        past = frame >= (lengths // WhisperMel.HOP)[:, None]
-        return power.masked_fill(past[:, None], SILENT_LOG_POWER)
+        is_past = frame >= (lengths // WhisperMel.HOP)[:, None]
+        return power.masked_fill(is_past[:, None], SILENT_LOG_POWER)
 
 
 def _reflected(samples: Tensor, lengths: Tensor) -> Tensor:
     """Rows extended by reflection at their ends, by half an FFT window.  # [batch, time + 200]"""
     time = torch.arange(samples.shape[-1] + REACH, device=samples.device)
-    past = time - lengths[:, None]  # [batch, time], 0 at the first sample that is not there
+    past = time - lengths[:, None]  # [batch, time], 0 at the first sample after the end
     mirrored = torch.where(past < 0, time, lengths[:, None] - 2 - past)
-    known = (past < REACH) & ((past < 0) | (lengths[:, None] > REACH))
+    is_known = (past < REACH) & ((past < 0) | (lengths[:, None] > REACH))
     padded = samples.gather(1, mirrored.clamp(0, samples.shape[-1] - 1))
-    return padded.masked_fill(~known, 0.0)
+    return padded.masked_fill(~is_known, 0.0)
 
 
 MAX_PADDING_RATIO = 1.25  # longest to shortest utterance of a batch
@@ -222,22 +222,24 @@ class Sounds:
 
     def __init__(self, corpus: Corpus, config: SpeechEncoderConfig, device: torch.device | str) -> None:
         self.samples = torch.as_tensor(corpus.samples).to(device)
-        ends = np.asarray(corpus.starts, dtype=np.int64)
-        self.starts, self.lengths = ends[:-1], np.diff(ends)
+        bounds = np.asarray(corpus.starts, dtype=np.int64)
+        self.starts, self.lengths = bounds[:-1], np.diff(bounds)
         self.samples_per_code = config.frames_per_code * WhisperMel.HOP
-        max_lag = config.segment_frames * WhisperMel.HOP
-        if len(self.lengths) and self.lengths.max() > max_lag:
-            raise InputError(f"a sound of the corpus has {self.lengths.max()} samples; one segment takes {max_lag}")
+        max_samples = config.segment_frames * WhisperMel.HOP
+        if len(self.lengths) and self.lengths.max() > max_samples:
+            raise InputError(
+                f"an utterance of the corpus has {self.lengths.max()} samples; a segment holds at most {max_samples}"
+            )
 
     def rows(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
         """Padded utterances, and their lengths in samples of whole codes.  # [row, time], [row]"""
         start, length = (torch.from_numpy(v[chosen]).to(self.samples.device) for v in (self.starts, self.lengths))
-        whole = self.in_whole_codes(length)
-        position = torch.arange(int(whole.max()), device=self.samples.device)
-        taken = self.samples[(start[:, None] + position).clamp(max=len(self.samples) - 1)].float() / 32768
-        return taken.masked_fill(position >= length[:, None], 0.0), whole
+        padded_lengths = self.round_up_to_codes(length)
+        position = torch.arange(int(padded_lengths.max()), device=self.samples.device)
+        samples = self.samples[(start[:, None] + position).clamp(max=len(self.samples) - 1)].float() / 32768
+        return samples.masked_fill(position >= length[:, None], 0.0), padded_lengths
 
-    def in_whole_codes(self, samples: Tensor) -> Tensor:
+    def round_up_to_codes(self, samples: Tensor) -> Tensor:
         """Lengths rounded up to whole codes."""
         return (samples + self.samples_per_code - 1) // self.samples_per_code * self.samples_per_code
 
@@ -259,7 +261,7 @@ def encode_batch(encoder: SpeechEncoder, mel: Tensor, lengths: Tensor) -> list[T
     """Codes of each row up to its length.  # [batch, bins, frame], frames [batch] → [code] each"""
     per_code = encoder.config.frames_per_code
     if mel.shape[-1] > encoder.config.segment_frames:
-        raise InputError(f"{mel.shape[-1]} mel frames are more than one segment; cut the sound at 30 s")
+        raise InputError(f"{mel.shape[-1]} mel frames are more than one segment; split the audio at 30 s")
     codes = encoder.nearest(encoder.features(mel))
     return [row[: -(-length // per_code)] for row, length in zip(codes, lengths.tolist(), strict=True)]
 
@@ -272,7 +274,7 @@ def encode_corpus(
     augmenter: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     batch: int = 256,
 ) -> list[np.ndarray]:
-    """int16 codes of every utterance of a corpus, in its order; augmented first if an augmenter is given."""
+    """int16 codes of every utterance of a corpus, in order, after the augmenter if one is passed."""
     encoder = encoder.to(device)
     sounds, mel = Sounds(corpus, encoder.config, device), BatchMel(encoder.config.num_mel_bins, device)
     codes: list[np.ndarray] = [np.zeros(0, dtype=np.int16)] * len(sounds.lengths)
@@ -280,7 +282,7 @@ def encode_corpus(
         samples, lengths = sounds.rows(chosen)
         if augmenter is not None:
             samples, lengths = augmenter(samples, lengths)
-            lengths = sounds.in_whole_codes(lengths).clamp(max=samples.shape[1])
+            lengths = sounds.round_up_to_codes(lengths).clamp(max=samples.shape[1])
         encoded = encode_batch(encoder, mel(samples, lengths, running=True), lengths // WhisperMel.HOP)
         for index, row in zip(chosen, _on_host(encoded), strict=True):
             codes[index] = row

@@ -29,15 +29,15 @@ from vivavoce.train.corpus import Corpus
 from vivavoce.train.front_desk.answers import normalise
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.losses import ctc_loss
-from vivavoce.train.speech_encoder import STEPS, BatchMel, Lattice, Probe, Sounds, features, new_encoder, read
+from vivavoce.train.speech_encoder import STEPS, BatchMel, Lattice, Probe, Sounds, features, new_encoder, read_symbols
 from vivavoce.train.speech_encoder.batches import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
 from vivavoce.train.voices import TEACHER
 
 SPREAD = 0.6  # minimum standard deviation of a bounded dimension
-REACH = 2.5  # where tanh is nearly flat
+SATURATION = 2.5  # where tanh is nearly flat
 
 
-NOISE = 15.0  # dB SNR
+NOISE_SNR_DB = 15.0
 BATCH = 64
 
 
@@ -78,8 +78,8 @@ def read_back(
         counts = lengths // sounds.samples_per_code
         codes = trained.encoder.nearest(features)
         result.codes.extend(row[:count].cpu().numpy() for row, count in zip(codes, counts.tolist(), strict=True))
-        result.read.extend(_read(trained.probe, trained.lattice.values(codes), counts))
-        result.read_unrounded.extend(_read(trained.probe, trained.lattice.bounded(features), counts))
+        result.read.extend(_read_texts(trained.probe, trained.lattice.values(codes), counts))
+        result.read_unrounded.extend(_read_texts(trained.probe, trained.lattice.bounded(features), counts))
     return result
 
 
@@ -95,18 +95,18 @@ def measure(
         "training": (corpus, range(len(corpus.texts))),
         "reply_voice": (corpus, replies),
     }
-    for name, (source, every) in groups.items():
-        chosen = random.permutation(np.array(every, dtype=np.int64))[:max_sentences].tolist()
+    for name, (source, indices) in groups.items():
+        chosen = random.permutation(np.array(indices, dtype=np.int64))[:max_sentences].tolist()
         if not chosen:
             continue
-        clean, noisy = read_back(trained, source, chosen), read_back(trained, source, chosen, NOISE)
+        clean, noisy = read_back(trained, source, chosen), read_back(trained, source, chosen, NOISE_SNR_DB)
         metrics[name] = {
             "sentences": len(chosen),
             "cer": _rate(clean.texts, clean.read),
             "cer_unrounded": _rate(clean.texts, clean.read_unrounded),
             "cer_15db": _rate(noisy.texts, noisy.read),
             "wer": _rate([text.split() for text in clean.texts], [text.split() for text in clean.read]),
-            "same_code_15db": _same(clean.codes, noisy.codes),
+            "same_code_15db": _share_equal(clean.codes, noisy.codes),
             **_usage(clean.codes, trained.lattice.size),
             "examples": [list(pair) for pair in zip(clean.texts[:5], clean.read[:5], strict=True)],
         }
@@ -121,20 +121,20 @@ def in_pink_noise(samples: Tensor, lengths: Tensor, decibels: float, generator: 
     spectrum = torch.fft.rfft(white)
     frequency = torch.arange(spectrum.shape[-1], device=samples.device).clamp(min=1)
     pink = torch.fft.irfft(spectrum / frequency.sqrt(), n=samples.shape[-1])
-    there = torch.arange(samples.shape[-1], device=samples.device) < lengths[:, None]
-    speech = (samples.square() * there).sum(1) / lengths
+    is_inside = torch.arange(samples.shape[-1], device=samples.device) < lengths[:, None]
+    speech = (samples.square() * is_inside).sum(1) / lengths
     gain = (speech / pink.square().mean(1) / 10 ** (decibels / 10)).sqrt()
     return samples + pink * gain[:, None]
 
 
-def _read(probe: Probe, levels: Tensor, counts: Tensor) -> list[str]:
+def _read_texts(probe: Probe, levels: Tensor, counts: Tensor) -> list[str]:
     logits, _ = probe(levels, counts)
     best = logits.argmax(-1).tolist()
-    return [read(row[: STEPS * count]) for row, count in zip(best, counts.tolist(), strict=True)]
+    return [read_symbols(row[: STEPS * count]) for row, count in zip(best, counts.tolist(), strict=True)]
 
 
-def _same(some: list[np.ndarray], others: list[np.ndarray]) -> float:
-    equal = np.concatenate([a == b for a, b in zip(some, others, strict=True)])
+def _share_equal(codes: list[np.ndarray], other_codes: list[np.ndarray]) -> float:
+    equal = np.concatenate([a == b for a, b in zip(codes, other_codes, strict=True)])
     return round(float(equal.mean()), 4)
 
 
@@ -151,13 +151,13 @@ def _usage(codes: list[np.ndarray], size: int) -> dict[str, Any]:
 def _by_voice(voices: list[str], result: ProbeOutput) -> dict[str, float]:
     rates = {}
     for voice in sorted(set(voices)):
-        mine = [index for index, name in enumerate(voices) if name == voice]
-        rates[voice] = _rate([result.texts[i] for i in mine], [result.read[i] for i in mine])
+        chosen = [index for index, name in enumerate(voices) if name == voice]
+        rates[voice] = _rate([result.texts[i] for i in chosen], [result.read[i] for i in chosen])
     return rates
 
 
-def _rate(meant: Sequence[Sequence[Any]], got: Sequence[Sequence[Any]]) -> float:
-    return round(error_rate(meant, got), 4)
+def _rate(references: Sequence[Sequence[Any]], hypotheses: Sequence[Sequence[Any]]) -> float:
+    return round(error_rate(references, hypotheses), 4)
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class EncoderLoss:
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         """Scalars of a batch of `EncoderBatches` with the share of rounded rows added."""
         plan, rows = self.plan, len(batch["codes"])
-        mel = torch.cat([batch["clean"], batch["heard"]])
+        mel = torch.cat([batch["clean"], batch["augmented"]])
         codes, starts = batch["codes"].repeat(2), batch["starts"].repeat(2)
         raw = features(self.encoder, mel, starts, plan.dropout)
         bounded = self.lattice.bounded(raw)
@@ -245,12 +245,12 @@ class EncoderLoss:
         logits, predicted_mel = self.probe(levels, codes, plan.dropout)
         symbols, counts = batch["symbols"].repeat(2, 1), batch["counts"].repeat(2)
         letters = ctc_loss(logits.float().log_softmax(-1), symbols, STEPS * codes, counts) / counts
-        there = (torch.arange(levels.shape[1], device=mel.device) < batch["codes"][:, None])[..., None]
-        agreement = _mean((bounded[rows:] - levels[:rows].detach()).square(), there)
-        commitment = _mean((bounded - self.lattice.rounded(bounded)).square(), there.repeat(2, 1, 1))
+        is_inside = (torch.arange(levels.shape[1], device=mel.device) < batch["codes"][:, None])[..., None]
+        agreement = _mean((bounded[rows:] - levels[:rows].detach()).square(), is_inside)
+        commitment = _mean((bounded - self.lattice.rounded(bounded)).square(), is_inside.repeat(2, 1, 1))
         with torch.autocast(mel.device.type, enabled=False):
-            spread = self._spread(raw, bounded, there.repeat(2, 1, 1))
-        reply_mel = self._reply_mel(predicted_mel[:rows], batch, there)
+            spread = self._spread(raw, bounded, is_inside.repeat(2, 1, 1))
+        reply_mel = self._reply_mel(predicted_mel[:rows], batch, is_inside)
         # A constant code agrees best, so agreement is only required once codes carry information.
         steadiness = plan.agreement * agreement + plan.commitment * commitment
         loss = letters.mean() + plan.reply_mel * reply_mel + batch["rounded"] * steadiness + plan.spread * spread
@@ -262,32 +262,34 @@ class EncoderLoss:
             "commitment": commitment,
             "spread": spread,
             "reply_mel": reply_mel,
-            "same_code": self._same_code(bounded, there),
+            "same_code": self._same_code(bounded, is_inside),
         }
 
-    def _reply_mel(self, predicted_mel: Tensor, batch: Batch, there: Tensor) -> Tensor:
+    def _reply_mel(self, predicted_mel: Tensor, batch: Batch, is_inside: Tensor) -> Tensor:
         """L1 distance of the probe's mel from the clean one, over rows of the reply voice."""
-        counted = there.repeat_interleave(self.encoder.config.frames_per_code, dim=1) * batch["reply"][:, None, None]
+        counted = (
+            is_inside.repeat_interleave(self.encoder.config.frames_per_code, dim=1) * batch["reply"][:, None, None]
+        )
         return _mean(
             functional.l1_loss(predicted_mel.float(), batch["clean"].transpose(1, 2), reduction="none"), counted
         )
 
-    def _spread(self, raw: Tensor, bounded: Tensor, there: Tensor) -> Tensor:
+    def _spread(self, raw: Tensor, bounded: Tensor, is_inside: Tensor) -> Tensor:
         """Penalty on low variance, on correlation between dimensions, and on saturation of tanh."""
-        weight = there.float() / there.sum()
+        weight = is_inside.float() / is_inside.sum()
         centred = bounded - (bounded * weight).sum((0, 1))
         covariance = (centred * weight).flatten(0, 1).T.matmul(centred.flatten(0, 1))
         deviation = covariance.diagonal().clamp(min=1e-6).sqrt()
         correlation = covariance / (deviation[:, None] * deviation)
-        together = correlation.square().mean() - 1 / len(deviation)
+        correlated = correlation.square().mean() - 1 / len(deviation)
         too_little = (SPREAD - deviation).clamp(min=0).square().mean()
-        saturated = _mean((raw[..., : self.lattice.dimensions].abs() - REACH).clamp(min=0).square(), there)
-        return too_little + 0.2 * together + 0.1 * saturated
+        saturated = _mean((raw[..., : self.lattice.dimensions].abs() - SATURATION).clamp(min=0).square(), is_inside)
+        return too_little + 0.2 * correlated + 0.1 * saturated
 
-    def _same_code(self, bounded: Tensor, there: Tensor) -> Tensor:
+    def _same_code(self, bounded: Tensor, is_inside: Tensor) -> Tensor:
         rounded = self.lattice.rounded(bounded)
-        clean, result = rounded.chunk(2)
-        return _mean((clean == result).all(-1, keepdim=True).float(), there)
+        clean, augmented = rounded.chunk(2)
+        return _mean((clean == augmented).all(-1, keepdim=True).float(), is_inside)
 
 
 def train(
@@ -325,10 +327,10 @@ def train(
 
 def init_from_earlier(folder: Path, encoder: SpeechEncoder, probe: Probe) -> None:
     """Initialise from a folder written by `save`."""
-    known = SpeechEncoder.load(folder)
-    if known.config != encoder.config:
+    earlier = SpeechEncoder.load(folder)
+    if earlier.config != encoder.config:
         raise InputError(f"the speech encoder of {folder} has other sizes than this plan; train from scratch")
-    encoder.load_state_dict(known.state_dict())
+    encoder.load_state_dict(earlier.state_dict())
     probe.load_state_dict(load_file(folder / "probe.safetensors"))
 
 
@@ -362,28 +364,36 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="override values of the plan")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     started = time.monotonic()
-    plan = EncoderPlan.tiny() if given.tiny else EncoderPlan()
-    if given.init is not None:
+    plan = EncoderPlan.tiny() if options.tiny else EncoderPlan()
+    if options.init is not None:
         plan = plan.continued
-    changes: dict[str, Any] = {name: json.loads(value) for name, value in (entry.split("=", 1) for entry in given.set)}
-    if given.steps:
-        changes["steps"] = given.steps
+    changes: dict[str, Any] = {
+        name: json.loads(value) for name, value in (entry.split("=", 1) for entry in options.set)
+    }
+    if options.steps:
+        changes["steps"] = options.steps
     plan = dataclasses.replace(plan, **changes)
-    corpus, held_out = Corpus.load(given.corpus), Corpus.load(given.held_out)
-    spent = time.monotonic() - started
-    for_measuring = min(25.0, 0.1 * given.seconds)
-    device = torch.device(given.device)
+    corpus, held_out = Corpus.load(options.corpus), Corpus.load(options.held_out)
+    loading_seconds = time.monotonic() - started
+    evaluation_seconds = min(25.0, 0.1 * options.seconds)
+    device = torch.device(options.device)
     trained = train(
-        corpus, given.out / "course", plan, device, given.seconds - spent - for_measuring, given.seed, given.init
+        corpus,
+        options.out / "course",
+        plan,
+        device,
+        options.seconds - loading_seconds - evaluation_seconds,
+        options.seed,
+        options.init,
     )
-    save(trained, given.out)
-    metrics = measure(trained, held_out, corpus, TEACHER.name, max_sentences=40 if given.tiny else 600)
-    metrics |= {"plan": dataclasses.asdict(plan), "seed": given.seed, "seconds": round(time.monotonic() - started, 1)}
-    (given.out / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf8")
+    save(trained, options.out)
+    metrics = measure(trained, held_out, corpus, TEACHER.name, max_sentences=40 if options.tiny else 600)
+    metrics |= {"plan": dataclasses.asdict(plan), "seed": options.seed, "seconds": round(time.monotonic() - started, 1)}
+    (options.out / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf8")
     print(json.dumps({name: value for name, value in metrics.items() if name != "plan"}, indent=2))
-    plot_curves(given.out / "course")
+    plot_curves(options.out / "course")
     return metrics
 
 

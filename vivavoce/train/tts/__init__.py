@@ -25,7 +25,7 @@ from vivavoce.models.moss_tts_nano.model import TEXT, MossTTSNano, NanoLayer, Na
 from vivavoce.nn.attention import RotaryTable, rotate_pairs, rotation
 from vivavoce.nn.vq import ProjectedCodebook, ProjectedResidualVQ, pointwise
 
-KEEP = 0.97  # decay of the running means
+DECAY = 0.97  # decay of the running means
 MIN_SHARE = 0.02  # of the mean usage of a code: below it the code is reset
 
 
@@ -34,9 +34,9 @@ class TrainingWindow:
 
     def __init__(self, positions: int, window: int, device: torch.device) -> None:
         position = torch.arange(positions, device=device)
-        behind = position[:, None] - position
+        distance = position[:, None] - position
         self.positions = position[None]
-        self.mask = None if window >= positions else (behind >= 0) & (behind < window)
+        self.mask = None if window >= positions else (distance >= 0) & (distance < window)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """# [sound, head, time, head_dim]"""
@@ -63,12 +63,12 @@ def run_chain(chain: nn.ModuleList, x: Tensor) -> Tensor:
     return x
 
 
-def analyse(codec: MossAudioTokenizerNano, sounds: Tensor) -> Tensor:
+def encode_features(codec: MossAudioTokenizerNano, sounds: Tensor) -> Tensor:
     """Quantiser inputs of audio.  # [sound, channel, sample] → [sound, frame, input]"""
     return run_chain(codec.encoder, sounds.transpose(1, 2).flatten(1)[..., None])
 
 
-def synthesise(codec: MossAudioTokenizerNano, hidden: Tensor) -> Tensor:
+def decode_features(codec: MossAudioTokenizerNano, hidden: Tensor) -> Tensor:
     """Audio of quantiser outputs.  # [sound, frame, output] → [sound, channel, sample]"""
     interleaved = run_chain(codec.decoder, hidden)[..., 0]
     return interleaved.unflatten(1, (-1, codec.config.channels)).transpose(1, 2)
@@ -77,13 +77,13 @@ def synthesise(codec: MossAudioTokenizerNano, hidden: Tensor) -> Tensor:
 @torch.no_grad()
 def codes_of(codec: MossAudioTokenizerNano, sounds: Tensor) -> Tensor:
     """Codes of a batch of audio.  # [sound, channel, sample] → [sound, codebook, frame]"""
-    return codec.quantizer.encode(analyse(codec, sounds))
+    return codec.quantizer.encode(encode_features(codec, sounds))
 
 
 @torch.no_grad()
 def sounds_of(codec: MossAudioTokenizerNano, codes: Tensor) -> Tensor:
     """Audio of a batch of codes.  # [sound, codebook, frame] → [sound, channel, sample]"""
-    return synthesise(codec, codec.quantizer.decode(codes))
+    return decode_features(codec, codec.quantizer.decode(codes))
 
 
 class CodebookMeans(nn.Module):
@@ -99,12 +99,12 @@ class CodebookMeans(nn.Module):
         self.register_buffer("sums", torch.zeros(size.num_quantizers, size.codebook_size, size.codebook_dim))
 
     @torch.no_grad()
-    def learn(self, index: int, book: ProjectedCodebook, vectors: Tensor, codes: Tensor) -> None:
+    def update(self, index: int, book: ProjectedCodebook, vectors: Tensor, codes: Tensor) -> None:
         """Update a codebook to the mean directions of the assigned vectors.  # vectors [.., dim], codes [..]"""
         vectors, codes = vectors.detach().flatten(0, -2), codes.flatten()
         counts, sums = self.counts[index], self.sums[index]
-        counts.mul_(KEEP).index_add_(0, codes, torch.full_like(vectors[:, 0], 1 - KEEP))
-        sums.mul_(KEEP).index_add_(0, codes, vectors * (1 - KEEP))
+        counts.mul_(DECAY).index_add_(0, codes, torch.full_like(vectors[:, 0], 1 - DECAY))
+        sums.mul_(DECAY).index_add_(0, codes, vectors * (1 - DECAY))
         mean_count = len(codes) / len(counts)
         is_dead = counts < MIN_SHARE * mean_count
         observed = vectors[torch.randint(0, len(vectors), (len(counts),), device=vectors.device)]
@@ -113,7 +113,7 @@ class CodebookMeans(nn.Module):
         book.codebook.weight.copy_(functional.normalize(sums, dim=-1))
 
     @torch.no_grad()
-    def begin(self, quantizer: ProjectedResidualVQ, vectors: int) -> None:
+    def start_from(self, quantizer: ProjectedResidualVQ, vectors: int) -> None:
         """Start from trained codebooks, with uniform counts."""
         for index, book in enumerate(quantizer.quantizers):
             assert isinstance(book, ProjectedCodebook)
@@ -155,10 +155,10 @@ def quantise(
             chosen = book.codebook(codes)
         commitment = commitment + (direction - chosen).square().sum(-1).mean()
         if means is not None:
-            means.learn(index, book, direction, codes)
+            means.update(index, book, direction, codes)
         vector = pointwise(book.out_proj, direction + (chosen - direction).detach())
-        meant = pointwise(book.out_proj, chosen)  # without the straight-through path
-        leftover = leftover + functional.mse_loss(meant, residual) / power
+        decoded = pointwise(book.out_proj, chosen)  # without the straight-through path
+        leftover = leftover + functional.mse_loss(decoded, residual) / power
         total = total + vector * (index < used)[:, None, None]
         residual = residual - vector
     books = len(quantizer.quantizers)
@@ -188,19 +188,19 @@ def calibrate(codec: MossAudioTokenizerNano, sounds: Tensor) -> None:
     and `out_proj` as its inverse.
     """
     quantizer = codec.quantizer
-    projection, hidden = quantizer.input_proj, analyse(codec, sounds).float()
-    given = pointwise(projection, hidden).flatten(0, 1)
-    deviation = given.std(0, correction=0).clamp(min=1e-5)
+    projection, hidden = quantizer.input_proj, encode_features(codec, sounds).float()
+    inputs = pointwise(projection, hidden).flatten(0, 1)
+    deviation = inputs.std(0, correction=0).clamp(min=1e-5)
     projection.weight.div_(deviation[:, None, None])
-    _bias(projection).sub_(given.mean(0)).div_(deviation)
+    _bias(projection).sub_(inputs.mean(0)).div_(deviation)
     for book in quantizer.quantizers:
         assert isinstance(book, ProjectedCodebook)
         rows = book.in_proj.weight[..., 0]
         rows.copy_(functional.normalize(rows, dim=-1))
-        rest = functional.normalize(torch.randn_like(rows[:, 0]), dim=0) * rows.shape[0] ** 0.5
-        _bias(book.in_proj).copy_(rest)
+        bias = functional.normalize(torch.randn_like(rows[:, 0]), dim=0) * rows.shape[0] ** 0.5
+        _bias(book.in_proj).copy_(bias)
         book.out_proj.weight[..., 0].copy_(rows.T * (2 * rows.shape[0]) ** 0.5)
-        _bias(book.out_proj).copy_(-rows.T @ rest)
+        _bias(book.out_proj).copy_(-rows.T @ bias)
 
 
 def _bias(conv: nn.Conv1d) -> Tensor:
@@ -240,9 +240,9 @@ def frame_logits(model: MossTTSNano, hidden: Tensor, codes: Tensor, dropout: flo
     slot = model.transformer.wte.weight[model.config.audio_assistant_slot_token_id]
     books, entries, _ = tables.shape
     first = torch.arange(0, (books - 1) * entries, entries, device=codes.device)
-    before = functional.embedding(codes[:, :-1] + first, tables.flatten(0, 1))
-    given = torch.cat([hidden[:, None], slot.expand_as(hidden)[:, None], before], dim=1)
-    states = run_transformer(model.local_transformer, model.rotary, given, dropout)
+    previous = functional.embedding(codes[:, :-1] + first, tables.flatten(0, 1))
+    inputs = torch.cat([hidden[:, None], slot.expand_as(hidden)[:, None], previous], dim=1)
+    states = run_transformer(model.local_transformer, model.rotary, inputs, dropout)
     logits = torch.einsum("fbh,bch->fbc", states[:, 1:], tables)
     return model.stop_logits(states[:, 0]), logits.float()
 
@@ -255,8 +255,8 @@ def corrupt(rows: Tensor, max_share: float, entries: int) -> Tensor:
     codes = rows[..., TEXT + 1 :]
     share = torch.rand(len(rows), 1, 1, device=rows.device) * max_share
     is_wrong = (torch.rand(codes.shape, device=rows.device) < share) & (codes < entries)
-    wrong = torch.where(is_wrong, torch.randint_like(codes, entries), codes)
-    return torch.cat([rows[..., : TEXT + 1], wrong], dim=-1)
+    corrupted = torch.where(is_wrong, torch.randint_like(codes, entries), codes)
+    return torch.cat([rows[..., : TEXT + 1], corrupted], dim=-1)
 
 
 @torch.no_grad()

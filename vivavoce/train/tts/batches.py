@@ -37,7 +37,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class CodedSentence:
+class CodedSentences:
     """Sentences as text ids and code frames, with voices."""
 
     texts: list[Ids]
@@ -51,10 +51,10 @@ class CodedSentence:
         indices: Sequence[int],
         codec: MossAudioTokenizerNano,
         tokenizer: NanoTokenizerProtocol,
-    ) -> "CodedSentence":
+    ) -> "CodedSentences":
         """Encode sentences of a corpus, each padded with silence to whole frames."""
         if len(indices) == 0:
-            raise InputError("there is no sentence to learn from in the voices that are learned; give a larger corpus")
+            raise InputError("the corpus has no sentence of the trained voices; use a larger one")
         frame = codec.config.frame_samples
         counts = {index: -(-int(corpus.starts[index + 1] - corpus.starts[index]) // frame) for index in indices}
         codes: dict[int, Ids] = {}
@@ -63,8 +63,8 @@ class CodedSentence:
             for row, index in enumerate(batch):
                 recorded = corpus.samples[corpus.starts[index] : corpus.starts[index + 1]]
                 sounds[row, : len(recorded)] = torch.from_numpy(recorded.astype(np.float32) / 32768)
-            given = sounds.to(codec.device)[:, None].expand(-1, codec.config.channels, -1)
-            encoded = codes_of(codec, given).transpose(1, 2).cpu().numpy()
+            recorded_sounds = sounds.to(codec.device)[:, None].expand(-1, codec.config.channels, -1)
+            encoded = codes_of(codec, recorded_sounds).transpose(1, 2).cpu().numpy()
             codes |= {index: encoded[row, : counts[index]] for row, index in enumerate(batch)}
         return cls(
             [np.array(tokenizer.encode(corpus.texts[index], symbols=False)) for index in indices],
@@ -90,7 +90,7 @@ class NanoBatches:
 
     def __init__(
         self,
-        spoken: CodedSentence,
+        spoken: CodedSentences,
         config: MossTTSNanoConfig,
         tokenizer: NanoTokenizerProtocol,
         own_voice: str,
@@ -107,11 +107,11 @@ class NanoBatches:
         self.members = [part for part in np.array_split(by_length, classes) if len(part)]
         self.shapes = [self._shape(part, rows_a_batch) for part in self.members]
         batches = np.array([len(part) / shape.sequences for part, shape in zip(self.members, self.shapes, strict=True)])
-        self.chances = batches / batches.sum()
+        self.shape_probabilities = batches / batches.sum()
 
     def batch(self, random: np.random.Generator, device: torch.device | str) -> dict[str, Tensor]:
         """Rows, positions that predict frames, target codes, and stop flags."""
-        kind = int(random.choice(len(self.shapes), p=self.chances))
+        kind = int(random.choice(len(self.shapes), p=self.shape_probabilities))
         members, shape = self.members[kind], self.shapes[kind]
         return self.lay_out(random.choice(members, shape.sequences), shape, random, device)
 
@@ -140,31 +140,31 @@ class NanoBatches:
         """Prompt rows and target frames."""
         spoken, layout = self.spoken, self.layout
         text, frames, voice = spoken.texts[index], spoken.frames[index], spoken.voices[index]
-        chance = random.random()
-        if chance < CONTINUED:
-            first, second = (self._other(voice, random, SHORT_SHARE) for _ in range(2))
+        drawn = random.random()
+        if drawn < CONTINUED:
+            first, second = (self._random_sentence(voice, random, SHORT_SHARE) for _ in range(2))
             both = np.concatenate([spoken.frames[first], spoken.frames[second]])
             prompt = layout.continuation(np.concatenate([spoken.texts[first], spoken.texts[second]]))
             if len(both) <= shape.frames and len(prompt) + len(both) <= shape.rows:
                 return prompt, both
-        if chance > CLONED + CONTINUED and voice == self.own_voice:
+        if drawn > CLONED + CONTINUED and voice == self.own_voice:
             return layout.continuation(text), frames
-        reference = spoken.frames[self._other(voice, random)]
+        reference = spoken.frames[self._random_sentence(voice, random)]
         count = min(len(reference), int(random.integers(REFERENCE_FRAMES[0], REFERENCE_FRAMES[1] + 1)))
         begin = int(random.integers(0, len(reference) - count + 1))
         return layout.clone(text, reference[begin : begin + count]), frames
 
-    def _other(self, voice: str, random: np.random.Generator, share: float = 1.0) -> int:
+    def _random_sentence(self, voice: str, random: np.random.Generator, share: float = 1.0) -> int:
         """A random sentence of a voice, or of its shortest share."""
-        spoken = self.of_voice[voice]
-        return int(spoken[random.integers(max(1, int(share * len(spoken))))])
+        indices = self.of_voice[voice]
+        return int(indices[random.integers(max(1, int(share * len(indices))))])
 
     def _shape(self, members: Ids, rows_a_batch: int) -> BatchShape:
         """The shape for the longest of these sentences with the longest reference."""
         frames = max(len(self.spoken.frames[index]) for index in members)
         both = max(len(self.spoken.frames[index]) + len(self.spoken.texts[index]) for index in members)
-        around = len(self.layout.clone(np.zeros(0, np.int64), self.spoken.frames[int(members[0])][:1])) - 1
-        rows = -(-(around + REFERENCE_FRAMES[1] + both) // 8) * 8
+        prompt_rows = len(self.layout.clone(np.zeros(0, np.int64), self.spoken.frames[int(members[0])][:1])) - 1
+        rows = -(-(prompt_rows + REFERENCE_FRAMES[1] + both) // 8) * 8
         return BatchShape(max(2, rows_a_batch // rows), rows, frames)
 
 
@@ -177,28 +177,28 @@ class PromptLayout:
         prompt = MossTTSNanoPrompt(config, tokenizer)
         speech = [row[0] for row in prompt.speech("x")]
         if speech[: len(mark)] != mark:
-            raise InputError("this tokenizer does not keep a text apart from what follows it in the prompt")
-        self.tail = self._signs(speech[len(mark) :])
+            raise InputError("the tokenizer merges the end of a text with the rest of the prompt")
+        self.tail = self._text_rows(speech[len(mark) :])
         whole = [row[0] for row in prompt.continuation("x")]
-        self.unvoiced = self._signs(whole[: len(whole) - len(speech)])
+        self.unvoiced = self._text_rows(whole[: len(whole) - len(speech)])
         voiced = [row[0] for row in prompt.voice([[0] * config.n_vq])]
         slot = voiced.index(config.audio_user_slot_token_id)
-        self.before, self.after = self._signs(voiced[:slot]), self._signs(voiced[slot + 1 :])
+        self.prefix, self.suffix = self._text_rows(voiced[:slot]), self._text_rows(voiced[slot + 1 :])
 
     def clone(self, text: Ids, reference: Ids) -> Ids:
         """The prompt for a text in the voice of a reference.  # [row, channel]"""
         voice = self.frames(self.config.audio_user_slot_token_id, reference)
-        return np.concatenate([self.before, voice, self.after, self._signs(text), self.tail])
+        return np.concatenate([self.prefix, voice, self.suffix, self._text_rows(text), self.tail])
 
     def continuation(self, text: Ids) -> Ids:
         """The prompt for a text without a reference.  # [row, channel]"""
-        return np.concatenate([self.unvoiced, self._signs(text), self.tail])
+        return np.concatenate([self.unvoiced, self._text_rows(text), self.tail])
 
     def frames(self, slot: int, frames: Ids) -> Ids:
         """Rows of speech.  # [frame, codebook] → [row, channel]"""
         return np.concatenate([np.full((len(frames), 1), slot), frames], axis=1)
 
-    def _signs(self, ids: Sequence[int] | Ids) -> Ids:
+    def _text_rows(self, ids: Sequence[int] | Ids) -> Ids:
         rows = np.full((len(ids), 1 + self.config.n_vq), self.config.audio_pad_token_id, dtype=np.int64)
         rows[:, 0] = ids
         return rows
@@ -223,7 +223,7 @@ LEAD_IN = 0.25  # share of a crop that may lie outside the sentence
 
 
 class Crops:
-    """Batches of crops of one length; `shares` of voices by name, "" for all others together."""
+    """Batches of crops of one length; `shares` of voices by name, "" for the sum of all others."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class Crops:
         device: torch.device | str,
     ) -> None:
         if len(indices) == 0:
-            raise InputError("there is no sentence to cut crops from; give a larger corpus")
+            raise InputError("the corpus has no sentence to cut crops from; use a larger one")
         self.length = length
         self.samples = torch.from_numpy(np.ascontiguousarray(corpus.samples)).to(device)
         starts, ends = sentence_bounds(corpus)
@@ -267,15 +267,25 @@ def _weights(corpus: Corpus, indices: np.ndarray, lengths: np.ndarray, shares: M
 
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
-SIGNS = ("<s>", "</s>", "<pad>", "<turn>", "</turn>", "<sound>", "</sound>", "<voice>", "<speech>")  # ids 1 to 9
+CONTROL_TOKENS = (
+    "<s>",
+    "</s>",
+    "<pad>",
+    "<turn>",
+    "</turn>",
+    "<sound>",
+    "</sound>",
+    "<voice>",
+    "<speech>",
+)  # ids 1 to 9
 LETTERS = f"{SPACE}abcdefghijklmnopqrstuvwxyz0123456789.,?!'-:;"
 FOLDED = (range(0x21, 0x250), range(0x1E00, 0x1F00), range(0x2000, 0x2070), range(0xFF01, 0xFF5F))
 SPACES = ("\n", "\t", "\r", "\u00a0", "\u3000", "\u2028", "\u2009")
-SAID_ALIKE = {"‘": "'", "’": "'", "“": "", "”": "", '"': "", "–": "-", "—": ", ", "…": ".", "\u200b": "", "\u00ad": ""}
+REPLACED = {"‘": "'", "’": "'", "“": "", "”": "", '"': "", "–": "-", "—": ", ", "…": ".", "\u200b": "", "\u00ad": ""}
 
 
 def write_tokenizer(folder: str | Path, entries: int) -> SentencePieceTokenizer:
-    """Write `tokenizer.model` for a vocabulary of at most so many entries, and read it back."""
+    """Write `tokenizer.model` for a vocabulary of at most `entries`, and read it back."""
     pieces = tokenizer_pieces()
     if len(pieces) > entries:
         raise InputError(f"the tokenizer has {len(pieces)} pieces, more than the {entries} the model has room for")
@@ -293,7 +303,7 @@ def tokenizer_pieces() -> list[tuple[str, float, int]]:
     words = dict.fromkeys(word for word in template.split() if word not in LETTERS)
     return [
         ("<unk>", 0.0, UNKNOWN),
-        *((sign, 0.0, CONTROL) for sign in SIGNS),
+        *((sign, 0.0, CONTROL) for sign in CONTROL_TOKENS),
         *((word, 0.0, USER_DEFINED) for word in words),
         *((f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)),
         *((letter, -float(rank), NORMAL) for rank, letter in enumerate(LETTERS)),
@@ -302,11 +312,11 @@ def tokenizer_pieces() -> list[tuple[str, float, int]]:
 
 def folded_characters() -> dict[str, str]:
     """Normalisation map of characters."""
-    folded = dict.fromkeys(SPACES, " ") | SAID_ALIKE
+    folded = dict.fromkeys(SPACES, " ") | REPLACED
     for code in (code for block in FOLDED for code in block):
         character = chr(code)
         plain = unicodedata.normalize("NFKD", character.casefold())
-        plain = "".join(SAID_ALIKE.get(each, each) for each in plain if not unicodedata.combining(each))
+        plain = "".join(REPLACED.get(each, each) for each in plain if not unicodedata.combining(each))
         if character not in folded and plain != character and plain.isascii() and plain.isprintable():
             folded[character] = plain
     return folded
@@ -345,20 +355,22 @@ def _double_array(values: Mapping[bytes, int]) -> list[int]:
     """Units of the trie: a child is at its parent's base XOR its byte; values are at byte 0."""
     units: dict[int, int] = {0: 0}
     bases: set[int] = set()
-    waiting: list[tuple[int, Mapping[bytes, int]]] = [(0, values)]
-    while waiting:
-        node, below = waiting.pop()
-        heads = {key[0] if key else 0 for key in below}
+    pending: list[tuple[int, Mapping[bytes, int]]] = [(0, values)]
+    while pending:
+        node, suffixes = pending.pop()
+        heads = {key[0] if key else 0 for key in suffixes}
         base = _free_base(heads, units, bases)
         bases.add(base)
         units[node] |= (node ^ base) << 10
         for head in heads:
             if head == 0:
                 units[node] |= 1 << 8
-                units[base] = below[b""] | 1 << 31
+                units[base] = suffixes[b""] | 1 << 31
                 continue
             units[base ^ head] = head
-            waiting.append((base ^ head, {key[1:]: value for key, value in below.items() if key[:1] == bytes([head])}))
+            pending.append(
+                (base ^ head, {key[1:]: value for key, value in suffixes.items() if key[:1] == bytes([head])})
+            )
     size = (max(units) // 256 + 1) * 256  # readers look up any byte at a base
     return [units.get(index, 0) for index in range(size)]
 

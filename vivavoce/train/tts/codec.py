@@ -26,14 +26,14 @@ from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.losses import Discriminators, SpectralDistance, discriminator_loss, feature_distance, generator_loss
 from vivavoce.train.tts import (
     CodebookMeans,
-    analyse,
     calibrate,
     codes_of,
+    decode_features,
+    encode_features,
     initialise,
     quantise,
     save_half,
     sounds_of,
-    synthesise,
     write_samples,
 )
 from vivavoce.train.tts.batches import Crops
@@ -41,7 +41,7 @@ from vivavoce.train.voices import TEACHER
 
 RATE = 16_000  # the rate of the training voices
 SHARES = {TEACHER.name: 0.4, "flite-slt-1.0": 0.25, "": 0.35}
-SHARES_OF_LEARNING_ON = {TEACHER.name: 0.8, "flite-slt-1.0": 0.15, "": 0.05}
+CONTINUED_SHARES = {TEACHER.name: 0.8, "flite-slt-1.0": 0.15, "": 0.05}
 MEL_WEIGHT, WAVE_WEIGHT, COMMITMENT_WEIGHT, LEFTOVER_WEIGHT = 45.0, 3.0, 1.0, 2.0
 ADVERSARIAL_WEIGHT, FEATURE_WEIGHT = 3.0, 6.0
 
@@ -145,23 +145,23 @@ class CodecLosses:
 
     def of_codec(self, batch: Batch) -> dict[str, Tensor]:
         """Reconstruction loss; adversarial too if `adversarial` is in the batch."""
-        given = batch["sounds"]
-        hidden = analyse(self.codec, given)
-        with torch.autocast(given.device.type, enabled=False):
+        recorded = batch["sounds"]
+        hidden = encode_features(self.codec, recorded)
+        with torch.autocast(recorded.device.type, enabled=False):
             means = self.means if self.recipe.learns_codes else None
-            quantised = quantise(self.codec.quantizer, hidden.float(), self._codebooks_used(given), means)
-        generated = synthesise(self.codec, quantised.hidden)
-        with torch.autocast(given.device.type, enabled=False):
-            mel = self.distance(generated.flatten(0, 1), given.flatten(0, 1))
-            wave = functional.l1_loss(generated, given)
+            quantised = quantise(self.codec.quantizer, hidden.float(), self._codebooks_used(recorded), means)
+        generated = decode_features(self.codec, quantised.hidden)
+        with torch.autocast(recorded.device.type, enabled=False):
+            mel = self.distance(generated.flatten(0, 1), recorded.flatten(0, 1))
+            wave = functional.l1_loss(generated, recorded)
         rounding = COMMITMENT_WEIGHT * quantised.commitment + LEFTOVER_WEIGHT * quantised.leftover
         loss = MEL_WEIGHT * mel + WAVE_WEIGHT * wave + rounding
         scalars = {"mel": mel, "wave": wave, "commitment": quantised.commitment, "leftover": quantised.leftover}
         if "adversarial" in batch:
-            recorded, copied = self.discriminators.of_pair(self._tail(given), self._tail(generated))
-            deceiving, features = generator_loss(copied), feature_distance(recorded, copied)
-            loss = loss + ADVERSARIAL_WEIGHT * deceiving + FEATURE_WEIGHT * features
-            scalars |= {"deceiving": deceiving, "features": features}
+            real, fake = self.discriminators.of_pair(self._tail(recorded), self._tail(generated))
+            adversarial, features = generator_loss(fake), feature_distance(real, fake)
+            loss = loss + ADVERSARIAL_WEIGHT * adversarial + FEATURE_WEIGHT * features
+            scalars |= {"deceiving": adversarial, "features": features}
         self.generated.copy_(generated.detach())
         return {"loss": loss, **scalars}
 
@@ -176,11 +176,11 @@ class CodecLosses:
         """The end of each crop, for the discriminators.  # [sound, channel, sample] → [row, sample]"""
         return sounds[..., -self.tail_samples :].flatten(0, 1)
 
-    def _codebooks_used(self, given: Tensor) -> Tensor:
-        max_sentences, sounds = self.codec.config.quantizer.num_quantizers, given.shape[0]
-        few = torch.randint(1, max_sentences + 1, (sounds,), device=given.device)
-        uses_all = torch.rand(sounds, device=given.device) < self.recipe.all_codebooks_share
-        return torch.where(uses_all, max_sentences, few)
+    def _codebooks_used(self, recorded: Tensor) -> Tensor:
+        codebooks, sounds = self.codec.config.quantizer.num_quantizers, recorded.shape[0]
+        few = torch.randint(1, codebooks + 1, (sounds,), device=recorded.device)
+        uses_all = torch.rand(sounds, device=recorded.device) < self.recipe.all_codebooks_share
+        return torch.where(uses_all, codebooks, few)
 
 
 @cudnn_benchmark.held(True)
@@ -208,7 +208,7 @@ def train_codec(
         recipe = recipe.continued() if new_codes else recipe.decoder_only()
     losses = CodecLosses(codec, discriminators, recipe)
     if init is not None:
-        losses.means.begin(codec.quantizer, recipe.batch * recipe.frames)
+        losses.means.start_from(codec.quantizer, recipe.batch * recipe.frames)
     generator = Learner(
         {"codec": codec, "means": losses.means}, losses.of_codec, recipe.rate, betas=(0.8, 0.99), average=recipe.average
     )
@@ -217,21 +217,18 @@ def train_codec(
     )
     learn, held_out = split_held_out(corpus)
     length = recipe.frames * recipe.config.frame_samples
-    crops = Crops(corpus, learn, length, SHARES if init is None else SHARES_OF_LEARNING_ON, device)
+    crops = Crops(corpus, learn, length, SHARES if init is None else CONTINUED_SHARES, device)
     if init is None:
         calibrate(codec, crops.batch(recipe.batch, torch.Generator(device).manual_seed(seed)))
     training_run = TrainingRun(
         out, {"generator": generator, "judge": discriminator}, budget, seed, log_every=max(1, budget.steps // 400)
     )
-    adversarial_steps, head_start = (
-        0,
-        max(1, recipe.warmup // 5),
-    )  # steps of the discriminators alone
+    adversarial_steps, head_start = 0, max(1, recipe.warmup // 5)  # steps in which only the discriminators train
     for step in training_run:
         batch = {"sounds": crops.batch(recipe.batch, step.generator(device))}
         adversarial = batch | {"adversarial": torch.ones((), device=device)}
         if adversarial_steps == head_start:
-            _run_once(generator, adversarial)
+            _warm_up(generator, adversarial)
         training_run.record(generator.step(adversarial if adversarial_steps >= head_start else batch, step.rate_share))
         if step.progress >= recipe.discriminators_from:
             adversarial_steps += 1
@@ -243,7 +240,7 @@ def train_codec(
     return finish(codec, corpus, held_out, out, {"steps": float(training_run.number), "seconds": training_run.elapsed})
 
 
-def _run_once(learner: Learner, batch: Batch) -> None:
+def _warm_up(learner: Learner, batch: Batch) -> None:
     """Run forward and backward once: FFT plans cannot be created during graph capture."""
     with torch.autocast(learner.device.type, torch.bfloat16, enabled=learner.half):
         loss = learner.loss(batch)["loss"]
@@ -271,13 +268,13 @@ def measure(
     starts, ends = sentence_bounds(corpus)
     distance = SpectralDistance(codec.config.sample_rate).to(codec.device)
     frame = codec.config.frame_samples
-    favourites = [index for index in held_out if corpus.voices[index] in SHARES]
+    trained_voices = [index for index in held_out if corpus.voices[index] in SHARES]
     others = [index for index in held_out if corpus.voices[index] not in SHARES]
     by_voice: dict[str, list[float]] = {}
     by_codebooks: dict[int, list[float]] = {}
     used: list[Tensor] = []
     samples: list[tuple[str, np.ndarray]] = []
-    for index in [*favourites[: max_sentences * 2 // 3], *others[: max_sentences // 3]]:
+    for index in [*trained_voices[: max_sentences * 2 // 3], *others[: max_sentences // 3]]:
         count = max(2, (ends[index] - starts[index]) // frame)
         sound = torch.zeros(count * frame)
         recorded_samples = corpus.samples[starts[index] : ends[index]][: count * frame]
@@ -296,10 +293,10 @@ def measure(
             samples += [("given: " + corpus.texts[index], sound[0, 0].cpu().numpy())]
             samples += [("made: " + corpus.texts[index], sounds_of(codec, codes)[0, 0].cpu().numpy())]
     write_samples(out, samples, codec.config.sample_rate)
-    together = torch.cat(used, dim=1)
+    all_codes = torch.cat(used, dim=1)
     return {
         "parameters": float(sum(each.numel() for each in codec.parameters())),
-        "codes_used": [float(len(book.unique())) for book in together],
+        "codes_used": [float(len(book.unique())) for book in all_codes],
         **{f"mel_distance_{codebooks}_codebooks": float(np.mean(each)) for codebooks, each in by_codebooks.items()},
         **{f"mel_distance_{voice}": float(np.mean(each)) for voice, each in by_voice.items()},
     }
@@ -317,19 +314,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny codec, to test the pipeline")
-    given = parser.parse_args(arguments)
-    recipe = TINY if given.tiny else CodecRecipe()
-    steps = min(given.steps, 12) if given.tiny else given.steps
+    options = parser.parse_args(arguments)
+    recipe = TINY if options.tiny else CodecRecipe()
+    steps = min(options.steps, 12) if options.tiny else options.steps
     started = time.monotonic()
     figures = train_codec(
-        Corpus.load(given.corpus),
-        given.out,
+        Corpus.load(options.corpus),
+        options.out,
         recipe,
-        Budget(steps, given.seconds, recipe.warmup),
-        torch.device(given.device),
-        given.seed,
-        given.init,
-        given.new_codes,
+        Budget(steps, options.seconds, recipe.warmup),
+        torch.device(options.device),
+        options.seed,
+        options.init,
+        options.new_codes,
     )
     print(json.dumps(figures | {"seconds_in_all": round(time.monotonic() - started, 1)}))
 

@@ -30,7 +30,7 @@ from vivavoce.train.corpus import Corpus, split_held_out
 from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.tts import corrupt, frame_logits, global_states, initialise_lm, save_half, write_samples
-from vivavoce.train.tts.batches import IGNORED, BatchShape, CodedSentence, NanoBatches, write_tokenizer
+from vivavoce.train.tts.batches import IGNORED, BatchShape, CodedSentences, NanoBatches, write_tokenizer
 from vivavoce.train.voices import TEACHER
 from vivavoce.tts.interface import SpeakingStyle, SpeechModel, SpeechSettings, open_speech_model
 from vivavoce.tts.nano import NanoTTS
@@ -62,9 +62,9 @@ TINY_LM = MossTTSNanoConfig(
 VOICES = ("flite-rms", "flite-slt")  # name prefixes of the trained voices
 EVALUATION_BATCH = 8
 EVALUATE_EVERY = 300
-DRAWN = NanoSampling(audio_temperature=0.3, audio_top_p=0.8, audio_repetition_penalty=1.0, max_new_frames=250)
-MAX_TEXT_CHARACTERS = 110  # characters synthesized at once, as in training
-FRAMES_A_LETTER = 2.5
+SAMPLING = NanoSampling(audio_temperature=0.3, audio_top_p=0.8, audio_repetition_penalty=1.0, max_new_frames=250)
+MAX_TEXT_CHARACTERS = 110  # characters of a text synthesized in one sequence, as in training
+FRAMES_PER_LETTER = 2.5
 REFERENCE_FRAMES = 40
 
 
@@ -74,7 +74,7 @@ class NanoRecipe:
 
     config: MossTTSNanoConfig = LM
     rows: int = 16_384
-    """Rows per batch, all sequences together."""
+    """Rows per batch, summed over sequences."""
     max_frames: int = 120
     rate: float = 1.5e-3
     warmup: int = 300
@@ -99,10 +99,10 @@ class NanoLoss:
         """Cross entropy, codebooks weighted equally."""
         stops, logits = self._logits(batch, self.recipe.dropout, self.recipe.corrupted)
         codes = batch["codes"].flatten(0, 1)
-        surprise = functional.cross_entropy(
+        cross_entropy = functional.cross_entropy(
             logits.flatten(0, 1), codes.flatten(), ignore_index=IGNORED, reduction="none"
         ).unflatten(0, codes.shape)
-        by_book = surprise.sum(0) / (codes != IGNORED).sum(0)
+        by_book = cross_entropy.sum(0) / (codes != IGNORED).sum(0)
         end = functional.cross_entropy(stops, batch["stops"].flatten(), ignore_index=IGNORED)
         return {"loss": by_book.mean() + end, "first": by_book[0], "last": by_book[-1], "end": end}
 
@@ -113,11 +113,13 @@ class NanoLoss:
         codes, ends = batch["codes"].flatten(0, 1), batch["stops"].flatten()
         counted = codes[:, 0] != IGNORED
         hits = (logits[counted].argmax(-1) == codes[counted]).float().mean(0)
-        surprise = functional.cross_entropy(logits[counted].flatten(0, 1), codes[counted].flatten(), reduction="none")
+        cross_entropy = functional.cross_entropy(
+            logits[counted].flatten(0, 1), codes[counted].flatten(), reduction="none"
+        )
         at_end = ends == 1
         return {
             "accuracy": hits,
-            "surprise": surprise.unflatten(0, codes[counted].shape).mean(0),
+            "surprise": cross_entropy.unflatten(0, codes[counted].shape).mean(0),
             "ends_found": (stops[at_end].argmax(-1) == 1).float().mean(),
             "false_ends": (stops[ends == 0].argmax(-1) == 1).float().mean(),
         }
@@ -149,11 +151,12 @@ def train_tts(
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = write_tokenizer(out, recipe.config.vocab_size)
-    learn, held_out = (
-        [index for index in indices if _is_learned(corpus, index, recipe, codec)] for indices in split_held_out(corpus)
+    training, held_out = (
+        [index for index in indices if _is_trained_on(corpus, index, recipe, codec)]
+        for indices in split_held_out(corpus)
     )
     batches = NanoBatches(
-        CodedSentence.of(corpus, learn, codec, tokenizer), recipe.config, tokenizer, TEACHER.name, recipe.rows
+        CodedSentences.of(corpus, training, codec, tokenizer), recipe.config, tokenizer, TEACHER.name, recipe.rows
     )
     print(f"{len(batches.spoken)} sentences in {len(batches.shapes)} sizes: {batches.shapes}", flush=True)
     with allocating(device, torch.float32):
@@ -172,7 +175,7 @@ def train_tts(
         orthogonal=True,
     )
     training_run = TrainingRun(out, {"model": learner}, budget, seed, log_every=max(1, budget.steps // 400))
-    held_out_sentences = CodedSentence.of(corpus, held_out[: recipe.evaluated], codec, tokenizer)
+    held_out_sentences = CodedSentences.of(corpus, held_out[: recipe.evaluated], codec, tokenizer)
     held_out_batches = NanoBatches(held_out_sentences, recipe.config, tokenizer, TEACHER.name, recipe.rows, 1)
     for step in training_run:
         batch = batches.batch(np.random.default_rng(step.seed), device)
@@ -189,13 +192,13 @@ def train_tts(
     figures["parameters"] = sum(each.numel() for each in model.parameters())
     figures |= evaluate_tts(loss, held_out_batches, device)
     settings_of(batches.spoken).write(out)
-    figures |= say_samples(out, codec.to("cpu"), tokenizer, [corpus.texts[index] for index in held_out])
+    figures |= synthesize_samples(out, codec.to("cpu"), tokenizer, [corpus.texts[index] for index in held_out])
     (out / "metrics.json").write_text(json.dumps(figures, indent=2), encoding="utf8")
     plot_curves(out)
     return figures
 
 
-def _is_learned(corpus: Corpus, index: int, recipe: NanoRecipe, codec: MossAudioTokenizerNano) -> bool:
+def _is_trained_on(corpus: Corpus, index: int, recipe: NanoRecipe, codec: MossAudioTokenizerNano) -> bool:
     samples = corpus.starts[index + 1] - corpus.starts[index]
     fits = samples <= recipe.max_frames * codec.config.frame_samples
     return bool(fits) and corpus.voices[index].startswith(VOICES)
@@ -204,30 +207,32 @@ def _is_learned(corpus: Corpus, index: int, recipe: NanoRecipe, codec: MossAudio
 def evaluate_tts(loss: NanoLoss, batches: NanoBatches, device: torch.device) -> dict[str, float | list[float]]:
     """Teacher-forced metrics on held-out sentences."""
     random = np.random.default_rng(0)
-    found: dict[str, list[Tensor]] = {}
+    values_by_name: dict[str, list[Tensor]] = {}
     for first in range(0, len(batches.spoken), EVALUATION_BATCH):
         chosen = list(range(first, min(len(batches.spoken), first + EVALUATION_BATCH)))
         shape = BatchShape(len(chosen), batches.shapes[0].rows, batches.shapes[0].frames)
         for name, value in loss.evaluate(batches.lay_out(chosen, shape, random, device)).items():
-            found.setdefault(name, []).append(value.cpu())
-    return {name: torch.stack(values).mean(0).tolist() for name, values in found.items()}
+            values_by_name.setdefault(name, []).append(value.cpu())
+    return {name: torch.stack(values).mean(0).tolist() for name, values in values_by_name.items()}
 
 
-def settings_of(spoken: CodedSentence) -> SpeechSettings:
+def settings_of(spoken: CodedSentences) -> SpeechSettings:
     """Inference settings, with a reference of each trained voice."""
     voices: dict[str, StoredVoice] = {}
     for prefix in VOICES:
-        own = [frames for frames, voice in zip(spoken.frames, spoken.voices, strict=True) if voice == f"{prefix}-1.0"]
-        if own:
+        frames_of_voice = [
+            frames for frames, voice in zip(spoken.frames, spoken.voices, strict=True) if voice == f"{prefix}-1.0"
+        ]
+        if frames_of_voice:
             name = prefix.removeprefix("flite-")
-            voices[name] = StoredVoice(name, max(own, key=len)[:REFERENCE_FRAMES].tolist())
+            voices[name] = StoredVoice(name, max(frames_of_voice, key=len)[:REFERENCE_FRAMES].tolist())
     own_voice = TEACHER.name.removeprefix("flite-").removesuffix("-1.0")
     return SpeechSettings(
-        DRAWN, MAX_TEXT_CHARACTERS, FRAMES_A_LETTER, spells_numbers=True, own_voice=own_voice, voices=voices
+        SAMPLING, MAX_TEXT_CHARACTERS, FRAMES_PER_LETTER, spells_numbers=True, own_voice=own_voice, voices=voices
     )
 
 
-def say_samples(
+def synthesize_samples(
     folder: Path,
     codec: MossAudioTokenizerNano,
     tokenizer: SentencePieceTokenizer,
@@ -256,21 +261,25 @@ def evaluate_voice(
     tts: SpeechModel,
     texts: Sequence[str],
     moonshine: Moonshine,
-    listeners: DNSMOS,
+    dnsmos: DNSMOS,
     voice: str | None = None,
 ) -> dict[str, float]:
     """Word error rate, DNSMOS and real-time factor of synthesized sentences."""
     errors, words, seconds, scores = 0, 0, 0.0, []
     started = time.perf_counter()
     sounds = [tts.say(text, voice, SpeakingStyle(seed=seed)) for seed, text in enumerate(texts)]
-    took = time.perf_counter() - started
+    synthesis_seconds = time.perf_counter() - started
     for text, sound in zip(texts, sounds, strict=True):
-        meant = normalise(text)
-        errors += word_errors(meant, normalise(moonshine.transcribe(sound)))
-        words += len(meant.split())
+        reference = normalise(text)
+        errors += word_errors(reference, normalise(moonshine.transcribe(sound)))
+        words += len(reference.split())
         seconds += sound.seconds
-        scores.append(listeners.overall(sound))
-    figures = {"word_error_rate": errors / words, "dnsmos": float(np.mean(scores)), "real_time_factor": took / seconds}
+        scores.append(dnsmos.overall(sound))
+    figures = {
+        "word_error_rate": errors / words,
+        "dnsmos": float(np.mean(scores)),
+        "real_time_factor": synthesis_seconds / seconds,
+    }
     return {name: round(value, 3) for name, value in figures.items()}
 
 
@@ -286,20 +295,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny model, to test the pipeline")
-    given = parser.parse_args(arguments)
-    recipe = TINY if given.tiny else NanoRecipe()
-    steps = min(given.steps, 12) if given.tiny else given.steps
-    device = torch.device(given.device)
+    options = parser.parse_args(arguments)
+    recipe = TINY if options.tiny else NanoRecipe()
+    steps = min(options.steps, 12) if options.tiny else options.steps
+    device = torch.device(options.device)
     started = time.monotonic()
     figures = train_tts(
-        Corpus.load(given.corpus),
-        MossAudioTokenizerNano.load(given.codec, device),
-        given.out,
+        Corpus.load(options.corpus),
+        MossAudioTokenizerNano.load(options.codec, device),
+        options.out,
         recipe,
-        Budget(steps, given.seconds, recipe.warmup),
+        Budget(steps, options.seconds, recipe.warmup),
         device,
-        given.seed,
-        given.init,
+        options.seed,
+        options.init,
     )
     print(json.dumps(figures | {"seconds_in_all": round(time.monotonic() - started, 1)}))
 
@@ -310,17 +319,17 @@ def evaluate_main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--moonshine", type=Path, required=True, help="unpacked npm package of Moonshine")
     parser.add_argument("--voice", help="one of the model's voices; default: its own")
     parser.add_argument("--count", type=int, default=20, help="sentences of each kind")
-    given = parser.parse_args(arguments)
-    tts, moonshine, listeners = (
-        open_speech_model(given.model, "cpu"),
-        Moonshine(given.moonshine),
+    options = parser.parse_args(arguments)
+    tts, moonshine, dnsmos = (
+        open_speech_model(options.model, "cpu"),
+        Moonshine(options.moonshine),
         DNSMOS(),
     )
     for kind, texts in (
-        ("front desk", reply_sentences(given.count, SEED)[: given.count]),
-        ("anything", general_sentences(given.count, SEED)[: given.count]),
+        ("front desk", reply_sentences(options.count, SEED)[: options.count]),
+        ("anything", general_sentences(options.count, SEED)[: options.count]),
     ):
-        print(json.dumps({"sentences": kind, **evaluate_voice(tts, texts, moonshine, listeners, given.voice)}))
+        print(json.dumps({"sentences": kind, **evaluate_voice(tts, texts, moonshine, dnsmos, options.voice)}))
 
 
 if __name__ == "__main__":
