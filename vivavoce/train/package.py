@@ -26,6 +26,7 @@ from vivavoce.models.hift.model import HiFT
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE, MossSpeechCodec, read_sizes
 from vivavoce.models.quantised import pack_file
 from vivavoce.models.speech_encoder.model import SpeechEncoder
+from vivavoce.train import add_option
 from vivavoce.train.corpus import Corpus, split_held_out
 from vivavoce.train.flow_vocoder.flow import FLOW_FILE, teacher_vector
 from vivavoce.train.voices import TEACHER
@@ -204,7 +205,7 @@ def _mel(sound: Sound) -> Tensor:  # [frame, band]
 
 def assemble_main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Join a trained speech encoder, flow and vocoder to one codec folder.")
-    parser.add_argument("--speech-encoder", "--ear", type=Path, required=True)
+    add_option(parser, "--speech-encoder", "--ear", type=Path, required=True)
     for name in ("flow", "vocoder", "corpus", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args(arguments)

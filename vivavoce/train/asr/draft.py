@@ -32,6 +32,7 @@ from vivavoce.models.whisper.drafts import (
 )
 from vivavoce.models.whisper.model import Whisper, WhisperDecoder, WindowMemory
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
+from vivavoce.train import add_option
 from vivavoce.train.asr import Vocabulary
 from vivavoce.train.asr.batches import (
     RATE,
@@ -346,13 +347,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def medusa_main(arguments: Sequence[str] | None = None) -> None:
     parser: argparse.ArgumentParser = draft_parser("Train Medusa heads on a frozen Whisper.")
-    parser.add_argument("--places", type=int, default=PLACES, help="number of tokens predicted ahead")
+    add_option(parser, "--heads", "--places", type=int, default=PLACES, help="number of tokens predicted ahead")
     options = parser.parse_args(arguments)
 
     def make(model: Whisper, vocabulary: Vocabulary) -> HeadsStudent:
         like = model.decoder.embed_tokens.weight
         initial = None if options.init is None else WhisperHeads.load(options.init, model.config, like.device)
-        return HeadsStudent(model, options.places, initial and initial.requires_grad_(True))
+        return HeadsStudent(model, options.heads, initial and initial.requires_grad_(True))
 
     train_draft(options, make)
 

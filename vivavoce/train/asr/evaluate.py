@@ -20,6 +20,7 @@ from vivavoce.evaluation.scoring import edit_distance
 from vivavoce.models.whisper.alignment import cross_attention_weights
 from vivavoce.models.whisper.decoding import LogitRule, Suppress, decode
 from vivavoce.models.whisper.model import Whisper
+from vivavoce.train import add_option
 from vivavoce.train.asr import LANGUAGE, Vocabulary
 from vivavoce.train.asr.batches import RATE, Recordings
 from vivavoce.train.augment import at_snr, noise
@@ -232,11 +233,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, required=True)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--corpus", type=Path)
-    source.add_argument("--people", action="store_true", help="human recordings from Debian packages")
+    add_option(
+        source, "--human-recordings", "--people", action="store_true", help="human recordings from Debian packages"
+    )
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
     model, vocabulary = Whisper.load(options.model, options.device), Vocabulary.read(options.model)
-    recordings = Recordings.of_corpus(_human_corpus(model) if options.people else Corpus.load(options.corpus))
+    recordings = Recordings.of_corpus(_human_corpus(model) if options.human_recordings else Corpus.load(options.corpus))
     recordings = recordings.to(options.device)
     for condition, padding, decibels in CONDITIONS:
         texts = transcribe_all(model, vocabulary, recordings, padding, decibels)

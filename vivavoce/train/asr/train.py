@@ -27,6 +27,7 @@ from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.models.whisper.config import WhisperConfig
 from vivavoce.models.whisper.drafts import PieceGuesser
 from vivavoce.models.whisper.model import Whisper
+from vivavoce.train import add_option
 from vivavoce.train.asr import (
     Vocabulary,
     init_from_earlier,
@@ -362,7 +363,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--corpus", type=Path, required=True, help="a corpus, or a folder with `train` and `held_out`")
     parser.add_argument("--held-out", type=Path, default=None, help="a corpus of held-out voices for evaluation")
     parser.add_argument("--out", type=Path, required=True, help="for checkpoint and metrics; a run in it is resumed")
-    parser.add_argument("--speech-encoder", "--ear", type=Path, help="folder of a speech encoder to initialise from")
+    add_option(parser, "--speech-encoder", "--ear", type=Path, help="folder of a speech encoder to initialise from")
     parser.add_argument("--init", type=Path, default=None, help="folder of an earlier ASR model to initialise from")
     parser.add_argument("--seconds", type=float, default=400.0, help="total time, evaluation included")
     parser.add_argument("--device", default=None, help="cpu, cuda, …; default: the GPU if there is one")

@@ -36,6 +36,7 @@ from vivavoce.nn.attention import KeySpan
 from vivavoce.nn.linear import PackedLinear
 from vivavoce.nn.streaming import Silence
 from vivavoce.nn.vocoder import CausalConv1d
+from vivavoce.train import add_option
 from vivavoce.train.corpus import Corpus, split_held_out
 from vivavoce.train.flow_vocoder import (
     CodedSpeech,
@@ -387,7 +388,7 @@ def _with_guidance(flow: FlowDecoder, guidance: float) -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a flow decoder of the reply voice.")
     parser.add_argument("--corpus", type=Path, required=True, help="a corpus with the reply voice")
-    parser.add_argument("--speech-encoder", "--ear", type=Path, required=True, help="folder of the trained encoder")
+    add_option(parser, "--speech-encoder", "--ear", type=Path, required=True, help="folder of the trained encoder")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=400.0, help="total time, preparation and evaluation included")
     parser.add_argument("--init", type=Path, help="folder of an earlier run to initialise from")

@@ -27,6 +27,7 @@ from vivavoce.models.moss_speech.codec import read_sizes
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.nn.process_settings import cudnn_benchmark
 from vivavoce.nn.vocoder import SourceStart
+from vivavoce.train import add_option
 from vivavoce.train.corpus import Corpus, split_held_out
 from vivavoce.train.flow_vocoder import CodedSpeech, TeacherSpeech, copy_curves, segment_starts, write_part
 from vivavoce.train.flow_vocoder.flow import FLOW_FILE, flow_mels, teacher_vector, with_flow_mels
@@ -404,7 +405,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=400.0, help="total time, preparation and evaluation included")
     parser.add_argument("--init", type=Path, help="folder of an earlier run to continue")
     parser.add_argument("--f0", type=Path, help="folder of an earlier run with the f0 predictor to start from")
-    parser.add_argument("--speech-encoder", "--ear", type=Path, help="with --flow: train on mels of that flow, too")
+    add_option(parser, "--speech-encoder", "--ear", type=Path, help="with --flow: train on mels of that flow, too")
     parser.add_argument("--flow", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)

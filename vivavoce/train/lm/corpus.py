@@ -2,7 +2,7 @@
 
     viva train lm-data --corpus SPEECH                                 # synthesize only
     viva train lm-data --corpus SPEECH --speech-encoder DIR --out DATA # encode; synthesize first if needed
-    viva train lm-data --spelled --out DATA [--tiny]                   # pseudo-codes derived from words
+    viva train lm-data --pseudo-codes --out DATA [--tiny]              # codes derived from words, no speech
 
 DATA gets `train.npz` and `held_out.npz`: dialogues with the codes of user turns and replies.
 """
@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
 from vivavoce.models.speech_encoder.model import SpeechEncoder
+from vivavoce.train import add_option
 from vivavoce.train.augment import NOISES, Augmenter, at_positions, at_snr, noise, stretched_positions, warp_bands
 from vivavoce.train.corpus import Corpus, build
 from vivavoce.train.front_desk import DECLINE, Exchange, dialogues, general_sentences, single_questions
@@ -163,7 +164,7 @@ class DialoguePlan:
     written: int = 20_000
     general: int = 2_500
     """Spoken sentences outside the domain, which are declined."""
-    valued: int = 0
+    slot_questions: int = 0
     """More single questions whose replies repeat a slot; half of them convert a time."""
     read: int = 2_000
     """Sentences other than replies, read by the reply voice."""
@@ -182,9 +183,10 @@ def train_dialogues(plan: DialoguePlan) -> tuple[list[list[Exchange]], list[str]
     """Training dialogues, and their spoken user sentences in order of first use."""
     spoken = dialogues("train", plan.spoken, plan.seed, (1, 4))
     spoken += [_declined(text) for text in general_sentences(plan.general, plan.seed)]
-    converted = single_questions(CONVERTED_TIME_INTENTS, plan.valued // 2, plan.seed, containing=CONVERTED_TIME)
+    converted = single_questions(CONVERTED_TIME_INTENTS, plan.slot_questions // 2, plan.seed, containing=CONVERTED_TIME)
     spoken += [
-        [each] for each in (*converted, *single_questions(SLOT_INTENTS, plan.valued - len(converted), plan.seed))
+        [each]
+        for each in (*converted, *single_questions(SLOT_INTENTS, plan.slot_questions - len(converted), plan.seed))
     ]
     sentences = list(dict.fromkeys(exchange.user for line in spoken for exchange in line))
     return spoken + dialogues("train", plan.written, plan.seed + 1, (1, 6)), sentences
@@ -340,7 +342,7 @@ def _print(line: str) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, help="corpus of the synthesized sentences; created if missing")
-    parser.add_argument("--speech-encoder", "--ear", type=Path, help="folder of a trained speech encoder")
+    add_option(parser, "--speech-encoder", "--ear", type=Path, help="folder of a trained speech encoder")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -348,21 +350,30 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--spoken", type=int, help="number of spoken dialogues")
     parser.add_argument("--general", type=int, help="number of out-of-domain sentences")
-    parser.add_argument("--valued", type=int, help="number of extra single questions with slots")
+    add_option(parser, "--slot-questions", "--valued", type=int, help="number of extra single questions with slots")
     parser.add_argument("--versions", type=int, help="augmented versions of each user utterance")
     parser.add_argument("--voices", type=int, help="minimum number of voices per user sentence")
-    parser.add_argument("--spelled", type=int, nargs="?", const=256, metavar="CODES", help="pseudo-codes, no speech")
+    add_option(
+        parser,
+        "--pseudo-codes",
+        "--spelled",
+        type=int,
+        nargs="?",
+        const=256,
+        metavar="CODES",
+        help="codes derived from words instead of speech",
+    )
     parser.add_argument("--tiny", action="store_true", help="a few dialogues")
     options = parser.parse_args(arguments)
-    names = ("spoken", "general", "valued", "versions", "voices", "seed")
+    names = ("spoken", "general", "slot_questions", "versions", "voices", "seed")
     changes = {name: value for name in names if (value := getattr(options, name)) is not None}
     plan = dataclasses.replace(TINY if options.tiny else DialoguePlan(), **changes)
-    if (options.corpus is None) == (options.spelled is None):
-        parser.error("either --corpus or --spelled is needed")
-    if options.out is None and (options.spelled or options.speech_encoder):
+    if (options.corpus is None) == (options.pseudo_codes is None):
+        parser.error("either --corpus or --pseudo-codes is needed")
+    if options.out is None and (options.pseudo_codes or options.speech_encoder):
         parser.error("--out is needed")
-    if options.spelled:
-        data = pseudo_data(plan, options.spelled)
+    if options.pseudo_codes:
+        data = pseudo_data(plan, options.pseudo_codes)
     else:
         corpus = _corpus(options.corpus, plan, options.workers, options.synthesizers)
         if options.speech_encoder is None:
