@@ -5,7 +5,7 @@ import json
 from tests.s2s.small_parts import small_asr, small_chat, small_tts
 from vivavoce.audio.io import read
 from vivavoce.cascade.parts import CascadeParts
-from vivavoce.cli.demo_cascade import run
+from vivavoce.cli.demo import run_cascade
 
 SAME_AS_SPEECH = {
     "heard",
@@ -23,10 +23,10 @@ def test_the_cascade_answers_the_bundled_question_and_reports_its_times(tmp_path
     for name in ("asr", "chat", "tts"):
         (tmp_path / name).mkdir()
     asr, chat, tts = small_asr(tmp_path / "asr"), small_chat(tmp_path / "chat"), small_tts(tmp_path / "tts")
-    result = run("cpu", CascadeParts(str(asr), str(chat), str(tts)), out=tmp_path / "out")
-    assert result.keys() >= SAME_AS_SPEECH | {"ear_ms", "first_words_ms", "first_piece_ms", "rtf"}
-    assert result["heard"] and result["seconds_of_speech"] > 0 and result["v2v_ms"] >= result["turn_end_ms"] - 100
-    assert read(tmp_path / "out" / "reply.wav").seconds == round(result["seconds_of_speech"], 6)
-    assert json.loads((tmp_path / "out" / "demo.json").read_text(encoding="utf8"))["said"] == result["said"]
+    told = run_cascade("cpu", CascadeParts(str(asr), str(chat), str(tts)), out=tmp_path / "out")
+    assert told.keys() >= SAME_AS_SPEECH | {"ear_ms", "first_words_ms", "first_piece_ms", "rtf"}
+    assert told["heard"] and told["seconds_of_speech"] > 0 and told["v2v_ms"] >= told["turn_end_ms"] - 100
+    assert read(tmp_path / "out" / "reply.wav").seconds == round(told["seconds_of_speech"], 6)
+    assert json.loads((tmp_path / "out" / "demo.json").read_text(encoding="utf8"))["said"] == told["said"]
     printed = capsys.readouterr().out
     assert "V2V" in printed and "first words" in printed

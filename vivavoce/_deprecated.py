@@ -63,11 +63,11 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "recognition.converted": ("asr.backends.ctranslate2", {}),
     "recognition.drafting": ("asr.drafts", {}),
     "recognition.many": ("asr.batch", {}),
-    "recognition.moonshine": ("asr.backends.moonshine", {}),
+    "recognition.moonshine": ("asr.backends", {}),
     "recognition.service": ("asr.service", {"Recogniser": "RecognitionService"}),
-    "recognition.speech_gate": ("asr.transcriber", {}),
+    "recognition.speech_gate": ("asr", {}),
     "recognition.streaming": ("asr.streaming", {"Policy": "CommitPolicy"}),
-    "recognition.transcriber": ("asr.transcriber", {}),
+    "recognition.transcriber": ("asr", {}),
     "s2s.loading": ("s2s.moss_speech", {}),
     "server.options": ("server.config", {}),
     "serving": ("server.hosting", {"ServingChoices": "ServingOptions"}),
@@ -82,7 +82,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "speech.settings": ("tts.interface", {}),
     "speech.sound_out": ("tts.output", {}),
     "speech.speaker": ("tts.nano", {"Manner": "SpeakingStyle", "Speaker": "NanoTTS"}),
-    "speech.voices": ("tts.voices", {"KeptVoice": "StoredVoice", "VoiceShelf": "VoiceStore"}),
+    "speech.voices": ("tts.interface", {"KeptVoice": "StoredVoice", "VoiceShelf": "VoiceStore"}),
 }
 # Former modules that are packages now → the submodule with their content.
 PACKAGES = {

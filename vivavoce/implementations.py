@@ -215,19 +215,18 @@ def choose_nano_generator(
     device: Device, dtype: torch.dtype, is_int8: bool = False, reason: str = "as requested"
 ) -> Choice:
     """The generator of frames for a language model that is loaded in a dtype."""
-    package = "vivavoce.tts.nano_engine"
     if device.kind == "cpu" and dtype == torch.float32:
         why = f"CPU: one text at a time, its steps compiled; {reason}"
-        return Choice("language model", f"{package}:CpuFrameGenerator", dtype, why, is_int8)
+        return Choice("language model", "vivavoce.tts.nano_cpu:CpuFrameGenerator", dtype, why, is_int8)
     why = "texts are batched in the engine"
     if device.kind == "cpu":
         why += f": the CPU implementation is float32, and {dtype_name(dtype)} was requested"
-    return Choice("language model", f"{package}:EngineFrameGenerator", dtype, why)
+    return Choice("language model", "vivavoce.tts.nano:EngineFrameGenerator", dtype, why)
 
 
 def choose_nano_codec(device: Device, lm: Choice) -> Choice:
     """MOSS-Audio-Tokenizer-Nano's decoder, beside a language model's generator."""
-    package = "vivavoce.tts.nano_engine"
+    package = "vivavoce.tts.nano"
     if lm.name == "CpuFrameGenerator":
         return Choice("codec decoder", f"{package}:SingleDecoder", torch.float32, "CPU: one text at a time")
     why = f"{GRAPHS}; texts share a pass" if device.graphs else "texts share a pass"

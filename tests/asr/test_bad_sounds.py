@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from vivavoce.asr import transcribe
+from vivavoce.asr import SpeechGate, Transcriber, transcribe
 from vivavoce.asr.backends import load_backend
-from vivavoce.asr.transcriber import SpeechGate, Transcriber
 from vivavoce.audio.io import read
 from vivavoce.bench.asr import BUNDLED, spoken_sentences
 from vivavoce.cpu_speed import is_int8_fast

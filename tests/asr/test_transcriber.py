@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import vivavoce
 from tests.server.harness import RunningServer
-from vivavoce.asr.transcriber import Transcriber
+from vivavoce.asr import Transcriber
 from vivavoce.audio.io import read
 from vivavoce.bench.asr import BUNDLED
 from vivavoce.cli import app

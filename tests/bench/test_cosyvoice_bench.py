@@ -31,7 +31,7 @@ def test_a_part_is_told_beside_its_floors():
 
 
 def test_the_bench_of_all_speech_models_takes_it_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("vivavoce.tts.voices.DEFAULT_FOLDER", tmp_path / "no voices")
+    monkeypatch.setattr("vivavoce.tts.interface.DEFAULT_VOICE_FOLDER", tmp_path / "no voices")
     folder = write_folder(tmp_path / "model", 3)
     pieces = NamedModel(str(folder), "float32", TTSSetup(pick("cpu"), "tiny", 5, None)).stream(seed=0)
     assert len(next(iter(pieces))[0]) > 0

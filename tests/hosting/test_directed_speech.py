@@ -17,9 +17,8 @@ from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting.audio import TTSEndpoint
 from vivavoce.tts.cosyvoice import CosyVoiceSettings, CosyVoiceTTS
-from vivavoce.tts.interface import SpeakingStyle
+from vivavoce.tts.interface import SpeakingStyle, VoiceStore
 from vivavoce.tts.style import DirectedStyle, with_instructions, with_user_requests
-from vivavoce.tts.voices import VoiceStore
 
 ANSWER = "Hello."
 

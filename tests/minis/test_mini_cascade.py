@@ -12,7 +12,7 @@ import vivavoce
 from vivavoce import hub
 from vivavoce.audio.io import read
 from vivavoce.cli import app
-from vivavoce.cli.demo_cascade import FRONT_DESK
+from vivavoce.cli.demo import FRONT_DESK
 
 QUESTIONS = hub.BUNDLED / "questions"
 FAMILIAR = ("price", "room_price", "room", "breakfast", "wifi", "pay_card", "bill", "restaurant_hours")

@@ -19,10 +19,9 @@ from vivavoce.models.cosyvoice.lm import shorten_silence
 from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.tts.cosyvoice import PUBLISHED, RATE, CosyVoiceSettings, CosyVoiceTTS
 from vivavoce.tts.cosyvoice_engine import UtteranceOptions
-from vivavoce.tts.cosyvoice_voices import References
-from vivavoce.tts.interface import SpeakingStyle
+from vivavoce.tts.cosyvoice_inputs import References
+from vivavoce.tts.interface import SpeakingStyle, VoiceStore
 from vivavoce.tts.style import DirectedStyle
-from vivavoce.tts.voices import VoiceStore
 
 TEXT = "Hello world, my friend!"
 WORDS = "hello world hello there"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.errors import InputError
-from vivavoce.tts.cosyvoice_voices import breaths, prepared, prepared_piece, tidied_transcript, words_of
+from vivavoce.tts.cosyvoice_inputs import breaths, prepared, prepared_piece, tidied_transcript, words_of
 from vivavoce.tts.style import STYLES, DirectedStyle, directed
 
 USUAL = DirectedStyle()

@@ -10,7 +10,7 @@ from tests.tts.test_mouths import PROMPT, REFERENCE, SAMPLINGS
 from vivavoce.device import pick
 from vivavoce.engine.sampling import Generation
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
-from vivavoce.tts.nano_engine import EngineFrameGenerator
+from vivavoce.tts.nano import EngineFrameGenerator
 
 GENERATION = Generation(SAMPLINGS["published"], 24, min_new_rows=24, penalise_prompt=False)
 TEXTS = ("Good evening.", "Who is there?", "Nobody, as it seems.")

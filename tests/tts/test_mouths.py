@@ -15,8 +15,9 @@ from vivavoce.errors import CapacityError
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
 from vivavoce.nn.quantised import to_int8
-from vivavoce.tts.nano_cpu import NanoCpuDecoder, SequenceDraw
-from vivavoce.tts.nano_engine import CpuFrameGenerator, EngineFrameGenerator
+from vivavoce.tts.frame_model import SequenceDraw
+from vivavoce.tts.nano import EngineFrameGenerator
+from vivavoce.tts.nano_cpu import CpuFrameGenerator, NanoCpuDecoder
 
 REFERENCE = tuple(tuple((7 * frame + 3 * book) % 24 for book in range(5)) for frame in range(6))
 PROMPT = MossTTSNanoPrompt(CONFIG, LetterTokenizer())

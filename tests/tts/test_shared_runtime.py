@@ -11,7 +11,7 @@ from tests.tts.test_mouths import PROMPT, REFERENCE
 from vivavoce.device import pick
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.runtime.executor import DeadlineExecutor
-from vivavoce.tts.nano_engine import EngineFrameGenerator
+from vivavoce.tts.nano import EngineFrameGenerator
 
 TWELVE = Generation(GREEDY, 12, min_new_rows=12)
 

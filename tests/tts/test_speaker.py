@@ -24,7 +24,7 @@ from vivavoce.train.tts.codec import TINY_CODEC
 from vivavoce.train.tts.train import TINY_LM
 from vivavoce.tts import NanoTTS, SpeakingStyle, StoredVoice
 from vivavoce.tts.interface import SpeechSettings
-from vivavoce.tts.nano_engine import EngineFrameGenerator
+from vivavoce.tts.nano import EngineFrameGenerator
 
 SHORT = NanoSampling(max_new_frames=9)
 TEXT = "Good evening. A table for two, please. At seven o'clock it is. And a bottle of water."

@@ -6,9 +6,8 @@ import torch
 from tests.models.tiny_nano import CONFIG, LetterTokenizer, tiny_nano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
 from vivavoce.nn.process_settings import torch_threads
-from vivavoce.tts import nano as threads
-from vivavoce.tts.nano import best_threads, fastest_threads
-from vivavoce.tts.nano_engine import CpuFrameGenerator
+from vivavoce.tts import nano_cpu as threads
+from vivavoce.tts.nano_cpu import CpuFrameGenerator, best_threads, fastest_threads
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 
 from vivavoce.audio.level import buzz
 from vivavoce.errors import InputError
-from vivavoce.tts.voices import StoredVoice, VoiceStore
+from vivavoce.tts.interface import StoredVoice, VoiceStore
 
 CODES = [[1, 2], [3, 4]]
 

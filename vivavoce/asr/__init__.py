@@ -1,29 +1,117 @@
 """Speech recognition: `transcribe("meeting.m4a")`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vivavoce._deprecated import former_arguments
+from vivavoce.asr.backends import Backend, BackendName, OwnBackend, load_backend, own_listener
+from vivavoce.asr.drafts import DraftChoice, DraftReport
 from vivavoce.audio.io import Sound, Source, read
+from vivavoce.audio.vad import speech_probabilities, voice_activity
 from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.hub import resolve
 from vivavoce.models.whisper.config import Task
 from vivavoce.models.whisper.transcriber import Padding, TranscriptionOptions, TranscriptSegment, WhisperTranscriber
 
-if TYPE_CHECKING:
-    from vivavoce.asr.backends import Backend, BackendName
-    from vivavoce.asr.transcriber import Transcriber
-
 RATE = 16_000
 DEFAULT_MODEL = "mini-asr"
+WINDOW = 512
+MARGIN = 0.3  # seconds before and after a segment that are counted as its own: its times are not exact
+QUIETEST = 1e-6
+
+
+@dataclass(frozen=True)
+class SpeechActivity:
+    """Chance of speech and level in every 32 ms of a recording."""
+
+    chances: NDArray[np.float32]
+    decibels: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SpeechGate:
+    """Drops segments in which no speech is detected."""
+
+    min_chance: float = 0.4
+    min_windows: int = 3
+    """Windows of 32 ms that must have this chance."""
+    min_range: float = 1.5
+    """Decibels by which their level must vary: a hum can pass for a voice, but it is steady. Speech in noise that is
+    5 dB louder than itself varies by more than 2, a hum by less than 0.5."""
+
+    def activity(self, samples: NDArray[np.float32]) -> SpeechActivity:
+        """Speech activity of a recording, the last window of which is filled up with silence.  # [time] at 16 kHz"""
+        padded = np.pad(samples, (0, -len(samples) % WINDOW))
+        power = np.square(padded.reshape(-1, WINDOW)).mean(1)
+        return SpeechActivity(speech_probabilities(voice_activity(), padded), 10 * np.log10(power + QUIETEST**2))
+
+    def passes(self, segment: TranscriptSegment, activity: SpeechActivity) -> bool:
+        """Whether there is speech in a segment."""
+        first = max(0, int((segment.start - MARGIN) * RATE / WINDOW))
+        last = int((segment.end + MARGIN) * RATE / WINDOW) + 1
+        levels = activity.decibels[first:last][activity.chances[first:last] >= self.min_chance]
+        if len(levels) < self.min_windows:
+            return False
+        low, high = np.percentile(levels, (10, 90))
+        return bool(high - low >= self.min_range)
+
+
+class Transcriber:
+    """A `Backend` whose segments pass the speech gate; without a gate, the backend's own segments."""
+
+    def __init__(self, backend: Backend, gate: SpeechGate | None) -> None:
+        self.backend, self.gate = backend, gate
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        backend: BackendName = "auto",
+        device: str = "auto",
+        dtype: str = "auto",
+        drafts: DraftChoice | None = None,
+        gate: bool = True,
+        parallel: int = 1,
+    ) -> "Transcriber":
+        """A model by bundled name, folder, OpenAI's file or hub id, for up to `parallel` recordings at a time."""
+        return cls(load_backend(model, backend, device, dtype, drafts, parallel), SpeechGate() if gate else None)
+
+    def own_language(self, samples: torch.Tensor) -> str:
+        """The language that is written where none is asked for.  # [time]"""
+        return self.backend.own_language(samples)
+
+    def segments(
+        self, samples: torch.Tensor, options: TranscriptionOptions | None = None
+    ) -> Iterator[TranscriptSegment]:
+        """Segments in which speech is detected, as they become final.  # [time] at 16 kHz"""
+        activity = self.speech_probabilities(samples.numpy())
+        return (each for each in self.backend.segments(samples, options) if self.passes_gate(each, activity))
+
+    def speech_probabilities(self, samples: NDArray[np.float32]) -> SpeechActivity | None:
+        """Speech activity for `lets_through`; None without a gate.  # [time] at 16 kHz"""
+        return None if self.gate is None else self.gate.activity(samples)
+
+    def passes_gate(self, segment: TranscriptSegment, activity: SpeechActivity | None) -> bool:
+        """Whether the gate keeps a segment of the recording with this activity."""
+        return self.gate is None or activity is None or self.gate.passes(segment, activity)
+
+    def report(self) -> DraftReport:
+        """Passes, tokens and drafts since the last report."""
+        assert isinstance(self.backend, OwnBackend)
+        return self.backend.report()
+
+
+@lru_cache(maxsize=2)
+def shared_backend(model: str, backend: BackendName, device: str, dtype: str, drafts: DraftChoice) -> Backend:
+    """A backend that stays loaded for the next call with the same choices."""
+    return load_backend(model, backend, device, dtype, drafts)
 
 
 @dataclass(frozen=True)
@@ -54,7 +142,7 @@ def transcribe(
     max_silence: float | None = None,
     seed: int = 0,
     beams: int = 1,
-    backend: "BackendName" = "auto",
+    backend: BackendName = "auto",
     draft: str | Path | None = None,
     heads: str | Path | None = None,
     lookup: bool = False,
@@ -68,9 +156,6 @@ def transcribe(
     Without a `language` it is detected. `on_segment` gets each segment as soon as it is final. The `gate` drops
     segments in which no speech is detected. `draft`, `heads` and `lookup` speed up decoding; the text is the same.
     """
-    from vivavoce.asr.drafts import DraftChoice
-    from vivavoce.asr.transcriber import SpeechGate, Transcriber, shared_backend
-
     if isinstance(model, str | Path):
         model = shared_backend(str(model), backend, device, dtype, DraftChoice(draft, heads, lookup))
     listener = model if isinstance(model, Transcriber) else Transcriber(model, SpeechGate() if gate else None)
@@ -99,8 +184,6 @@ def load_transcriber(model: str | Path, device: str = "auto", dtype: str = "auto
 def _loaded(model: str, device: str, dtype: str) -> WhisperTranscriber:
     path = Path(model).expanduser()
     source = path if path.is_file() else resolve(model)
-    from vivavoce.asr.backends import own_listener
-
     return own_listener(source, pick(device), dtype)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from vivavoce import hub
-from vivavoce.asr.backends.moonshine import Moonshine
+from vivavoce.asr.backends import Moonshine
 from vivavoce.audio.io import Sound, read
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import MissingDependencyError

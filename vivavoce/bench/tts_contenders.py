@@ -35,11 +35,10 @@ from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, NanoSampling
 from vivavoce.nn.attention import rotate_pairs
 from vivavoce.nn.modules import allocating, fill_randomly
 from vivavoce.nn.quantised import to_int8
-from vivavoce.tts.interface import SpeakingStyle, SpeechSettings
-from vivavoce.tts.nano import NanoTTS
-from vivavoce.tts.nano_engine import CpuFrameGenerator, EngineFrameGenerator
+from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, StoredVoice
+from vivavoce.tts.nano import EngineFrameGenerator, NanoTTS
+from vivavoce.tts.nano_cpu import CpuFrameGenerator
 from vivavoce.tts.onnx import OnnxTTS
-from vivavoce.tts.voices import StoredVoice
 
 Samples = NDArray[np.float32]
 TEXT = "The train to the coast leaves from platform nine at half past seven."
@@ -186,7 +185,7 @@ class NanoContender:
 
 
 def _cpu_stages(generator: CpuFrameGenerator) -> dict[str, Callable[[], object]]:
-    from vivavoce.tts.sampling import SequenceDraw
+    from vivavoce.tts.frame_model import SequenceDraw
 
     decoder = generator.decoder
     config = decoder.model.config

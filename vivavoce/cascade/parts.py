@@ -8,11 +8,10 @@ from typing import Self
 
 import torch
 
-from vivavoce.asr import RATE
+from vivavoce.asr import RATE, SpeechGate, Transcriber
 from vivavoce.asr.backends import Backend, BackendName, MoonshineBackend, OwnBackend
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.asr.service import RecognitionService
-from vivavoce.asr.transcriber import SpeechGate, Transcriber
 from vivavoce.audio.io import Sound, downmix
 from vivavoce.audio.level import buzz
 from vivavoce.audio.stretch import FASTEST, SLOWEST

@@ -134,7 +134,7 @@ def demo(
     with progress_to(as_json):
         if cascade:
             from vivavoce.cascade.parts import CascadeParts
-            from vivavoce.cli.demo_cascade import run as run_cascade
+            from vivavoce.cli.demo import run_cascade
 
             result = run_cascade(device, CascadeParts(chat=chat or "smollm2"), wav, microphone, out)
         else:

@@ -62,10 +62,8 @@ def say(
 ) -> None:
     """Speak a text: to a file, to standard output or to the loudspeaker, streamed from the first frame on."""
     from vivavoce.tts.frame_model import FrameTTS
-    from vivavoce.tts.interface import SpeakingStyle, open_speech_model, read_text
+    from vivavoce.tts.interface import SpeakingStyle, VoiceStore, open_speech_model, read_text
     from vivavoce.tts.output import shaped
-    from vivavoce.tts.style import with_instructions
-    from vivavoce.tts.voices import VoiceStore
 
     words = read_text(text, file, sys.stdin.buffer.read)
     clock = SpeechClock()
@@ -78,7 +76,11 @@ def say(
             stack.enter_context(tts.tuned_threads())
         clock.loaded = time.monotonic()
         out_rate, channels = rate or tts.rate, 1 if mono else tts.channels
-        style = with_instructions(tts, instructions, SpeakingStyle(speed, pause, seed, continues=continues))
+        style = SpeakingStyle(speed, pause, seed, continues=continues)
+        if instructions:
+            from vivavoce.tts.style import with_instructions
+
+            style = with_instructions(tts, instructions, style)
         chunks = shaped(tts.stream(words, _voice(voice, tts), style), tts.channels, tts.rate, out_rate, mono)
         target = stack.enter_context(closing(_target(out, format, out_rate, channels)))
         for chunk in chunks:
@@ -162,8 +164,7 @@ def voices_add(
 ) -> None:
     """Store a voice made of a recording; any model on this machine can then use it."""
     from vivavoce.audio.io import read
-    from vivavoce.tts.interface import open_speech_model
-    from vivavoce.tts.voices import VoiceStore
+    from vivavoce.tts.interface import VoiceStore, open_speech_model
 
     file = recording or wav
     if file is None or (recording and wav):
@@ -183,7 +184,7 @@ def voices_add(
 @voices.command("list")
 def voices_list(voice_folder: VoiceFolder = None, as_json: Json = False) -> None:
     """List the voices that were added, with the consent of their speakers."""
-    from vivavoce.tts.voices import VoiceStore
+    from vivavoce.tts.interface import VoiceStore
 
     store = VoiceStore(folder=voice_folder)
     stored = [store.get(name) for name in store.names()]
@@ -200,7 +201,7 @@ def voices_list(voice_folder: VoiceFolder = None, as_json: Json = False) -> None
 @voices.command("remove")
 def voices_remove(name: str, voice_folder: VoiceFolder = None) -> None:
     """Remove a voice and its recording."""
-    from vivavoce.tts.voices import VoiceStore
+    from vivavoce.tts.interface import VoiceStore
 
     VoiceStore(folder=voice_folder).remove(name)
     Console(highlight=False).print(f"{escape(name)} is gone")

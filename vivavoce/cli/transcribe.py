@@ -16,8 +16,7 @@ from vivavoce.cli.options import DeviceSpec, Json, Padding, complete_model, made
 from vivavoce.errors import InputError, VivaError
 
 if TYPE_CHECKING:
-    from vivavoce.asr import Transcript
-    from vivavoce.asr.transcriber import Transcriber
+    from vivavoce.asr import Transcriber, Transcript
 
 STANDARD_INPUT = "-"
 SOUND_ENDINGS = frozenset(
@@ -78,8 +77,8 @@ def transcribe(
     as_json: Json = False,
 ) -> None:
     """Transcribe files, folders or standard input; a file that fails does not stop the others."""
+    from vivavoce.asr import Transcriber
     from vivavoce.asr.drafts import DraftChoice
-    from vivavoce.asr.transcriber import Transcriber
 
     sources = list(sounds_of(files))
     started = time.monotonic()

@@ -31,8 +31,7 @@ from vivavoce.models.moss_tts_nano.prompt import (
     NanoSampling,
 )
 from vivavoce.models.tokenizers import SentencePieceTokenizer
-from vivavoce.tts.interface import FILE as SETTINGS
-from vivavoce.tts.interface import SpeechSettings
+from vivavoce.tts.interface import SETTINGS_FILE, SpeechSettings
 
 HIDDEN, TEXT_STEP, AUDIO_STEP = 0, 1, 2  # `step_type` of the cached local step
 
@@ -315,8 +314,8 @@ def write_runtime_files(folder: Path, out: Path) -> None:
     config, settings = MossTTSNanoConfig.read(folder), SpeechSettings.read(folder)
     encode = SentencePieceTokenizer.load(folder).encode
     shutil.copy(folder / "tokenizer.model", out / "tokenizer.model")
-    if (folder / SETTINGS).is_file():
-        shutil.copy(folder / SETTINGS, out / SETTINGS)
+    if (folder / SETTINGS_FILE).is_file():
+        shutil.copy(folder / SETTINGS_FILE, out / SETTINGS_FILE)
     manifest = {
         "format_version": FORMAT_VERSION,
         "model_files": {"tts_meta": TTS_META, "codec_meta": CODEC_META, "tokenizer_model": "tokenizer.model"},

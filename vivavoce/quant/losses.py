@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from vivavoce import hub
-from vivavoce.asr.backends.moonshine import Moonshine
+from vivavoce.asr.backends import Moonshine
 from vivavoce.audio.io import Sound
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from vivavoce import hub
-from vivavoce.asr.backends.moonshine import Moonshine
+from vivavoce.asr.backends import Moonshine
 from vivavoce.audio.io import Sound, write
 from vivavoce.device import pick
 from vivavoce.errors import InputError, MissingDependencyError

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vivavoce.asr.backends.moonshine import Moonshine
+from vivavoce.asr.backends import Moonshine
 from vivavoce.audio.io import Sound
 from vivavoce.engine.sampling import Generation
 from vivavoce.evaluation.scoring import word_errors
@@ -35,8 +35,8 @@ from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject, Sp
 from vivavoce.s2s.moss_speech import load_moss_speech
 from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences
 from vivavoce.train.tts.train import SEED
+from vivavoce.tts.frame_model import SequenceDraw
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, open_speech_model
-from vivavoce.tts.sampling import SequenceDraw
 
 MAX_REPLY_CODES = 250  # maximum codes of a reply
 SILENCE = np.zeros(1, np.float32)

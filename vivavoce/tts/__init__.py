@@ -15,7 +15,7 @@ from vivavoce.audio.io import Sound
 if TYPE_CHECKING:
     from vivavoce.tts.interface import SpeakingStyle, SpeechModel
     from vivavoce.tts.nano import NanoTTS
-    from vivavoce.tts.voices import StoredVoice, VoiceStore
+
 
 __all__ = [
     "NanoTTS",
@@ -28,11 +28,11 @@ __all__ = [
     "speech_model",
 ]
 EXPORTS = {
-    "StoredVoice": "voices",
+    "StoredVoice": "interface",
     "SpeakingStyle": "interface",
     "NanoTTS": "nano",
     "SpeechModel": "interface",
-    "VoiceStore": "voices",
+    "VoiceStore": "interface",
 }
 
 

@@ -36,7 +36,7 @@ from vivavoce.models.moss_tts_nano.prompt import Chunk
 from vivavoce.models.quantised import linears
 from vivavoce.nn.quantised import Int8Linear
 from vivavoce.tts.cosyvoice_engine import CosyVoiceSynthesizer, UtteranceOptions
-from vivavoce.tts.cosyvoice_voices import (
+from vivavoce.tts.cosyvoice_inputs import (
     ReadyVoices,
     References,
     VoiceReference,
@@ -46,9 +46,8 @@ from vivavoce.tts.cosyvoice_voices import (
     tidied_transcript,
     words_of,
 )
-from vivavoce.tts.interface import Samples, SpeakingStyle
+from vivavoce.tts.interface import Samples, SpeakingStyle, StoredVoice, VoiceStore
 from vivavoce.tts.style import STYLES, DirectedStyle, directed
-from vivavoce.tts.voices import StoredVoice, VoiceStore
 
 PUBLISHED = Sampling(temperature=1.0, top_k=25, top_p=0.8)
 RATE = CosyVoiceSpeechTokenizer.rates.output

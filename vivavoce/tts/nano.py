@@ -1,88 +1,297 @@
 """MOSS-TTS-Nano by torch, on any device. A voice's part of the prompt is computed once and forked for every text."""
 
-import os
-import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Jobs
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vivavoce import hub
 from vivavoce.audio.io import Sound
 from vivavoce.audio.player import PlaybackClock
 from vivavoce.device import Device, pick
+from vivavoce.engine.cuda_graphs import BUCKETS
+from vivavoce.engine.engine import Engine, EngineLimits
+from vivavoce.engine.sampling import Generation
+from vivavoce.engine.sequence import Sequence
 from vivavoce.errors import CheckpointError
 from vivavoce.implementations import choose_nano_generator, choose_nano_lm
-from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
+from vivavoce.models.interface import Row
+from vivavoce.models.moss_audio_tokenizer.cuda import HOPS, SlotDecoder, SlotState
+from vivavoce.models.moss_audio_tokenizer.model import CodecState, MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoConfig, MossTTSNanoPrompt, NanoTokenizerProtocol
 from vivavoce.models.tokenizers import SentencePieceTokenizer
+from vivavoce.nn.cuda_graphs import CudaStream
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.nn.quantised import to_int8
-from vivavoce.tts.frame_model import ChunkedPlayback, Frames, FrameTTS, SpokenPrefix, beside, spare_cores
-from vivavoce.tts.interface import SpeakingStyle, SpeechSettings
-from vivavoce.tts.nano_engine import (
-    BatchedDecoder,
-    CpuFrameGenerator,
-    EngineFrameGenerator,
-    FrameGenerator,
-    SingleDecoder,
-    State,
+from vivavoce.runtime.async_engine import AsyncEngine
+from vivavoce.runtime.batcher import DynamicBatcher
+from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, executor_for
+from vivavoce.runtime.reply import BlockingReply
+from vivavoce.tts.frame_model import (
+    ChunkedPlayback,
+    Codes,
+    Frame,
+    Frames,
+    FrameTTS,
+    Samples,
+    SpokenPrefix,
+    beside,
+    spare_cores,
 )
-from vivavoce.tts.voices import VoiceStore
-
-REPEATS = 5
-WORTH = 0.9  # of the time before: less gain than this is not worth a core
-SMALLEST_SHARED = 512  # hidden size; the products of smaller models are done before a second thread is awake
-
-
-def fastest_threads(generator: FrameGenerator) -> int:
-    """How many of torch's threads this model speaks fastest with, one core left to the codec.
-
-    What OMP_NUM_THREADS says, holds.
-    """
-    if not isinstance(generator, CpuFrameGenerator) or "OMP_NUM_THREADS" in os.environ:
-        return torch.get_num_threads()
-    config = generator.decoder.model.config
-    max_threads = max(1, spare_cores()) if config.hidden_size >= SMALLEST_SHARED else 1
-    if max_threads == 1:
-        return 1
-    usual = SpeechSettings().generation(config.n_vq, 1, 0)
-    endless = replace(usual, max_new_rows=100, min_new_rows=101)
-    frames = generator.frames((), "a", endless)
-    try:
-        return best_threads(lambda: next(frames), max_threads)
-    finally:
-        frames.close()
-
-
-def best_threads(step: Callable[[], object], max_threads: int, clock: Callable[[], float] = time.perf_counter) -> int:
-    """The fewest threads that more of are not clearly faster than."""
-    best, fastest, count = 1, float("inf"), 1
-    while count <= max_threads:
-        with torch_threads.held(count):
-            seconds = _median_seconds(step, clock)
-        if seconds > fastest * WORTH:
-            break
-        best, fastest, count = count, seconds, 2 * count
-    return best
-
-
-def _median_seconds(step: Callable[[], object], clock: Callable[[], float]) -> float:
-    step()
-    times = []
-    for _ in range(REPEATS):
-        began = clock()
-        step()
-        times.append(clock() - began)
-    return sorted(times)[REPEATS // 2]
-
+from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, VoiceStore
+from vivavoce.tts.nano_cpu import MAX_READY_VOICES, CpuFrameGenerator, fastest_threads
 
 __all__ = ["NanoTTS", "SpeakingStyle"]
 OFFICIAL_CODEC = "OpenMOSS-Team/MOSS-Audio-Tokenizer-Nano"
 CODEC_FOLDER = "codec"
+Result = TypeVar("Result")
+ROWS_PER_TEXT = 640  # a voice of eight seconds, a text of 75 tokens, and half a minute of speech
+CONTEXT_ROWS = 4096
+MAX_TEXTS = 128
+CPU_TEXTS = 10
+MAX_PARALLEL_PARTS = 8  # parts of one text: more would be made long before they are heard
+
+
+class FrameGenerator(Protocol):
+    """Makes frames; may be asked from several threads."""
+
+    parallel_parts: int
+    """Parts of one text that are worth making side by side."""
+
+    def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
+        """The frames of a text in a voice, as they are made, begun now. Closing them stops it.
+
+        `said` are frames of the text's beginning that are there already.
+        """
+        ...
+
+    def warm_up(self) -> None:
+        """Do ahead what would make the first text slow."""
+        ...
+
+
+class EngineFrameGenerator:
+    """All texts that are asked for at a time, together, on an engine of the device's shared executor."""
+
+    def __init__(
+        self,
+        model: MossTTSNano,
+        prompt: MossTTSNanoPrompt,
+        device: Device,
+        executor: DeadlineExecutor | None = None,
+    ) -> None:
+        self.model, self.prompt = model, prompt
+        dtype = model.transformer.wte.weight.dtype
+        text_bytes = ROWS_PER_TEXT * model.kv_shape.bytes_per_row(dtype)
+        fits = device.samples_that_fit(text_bytes, MAX_TEXTS) if device.kind != "cpu" else CPU_TEXTS
+        self.parallel_parts = 1 if device.kind == "cpu" else min(fits, MAX_PARALLEL_PARTS)
+        limits = EngineLimits(
+            cache_rows=fits * ROWS_PER_TEXT,
+            context=CONTEXT_ROWS,
+            rows_per_step=BUCKETS[-1],
+            sequences_per_step=MAX_TEXTS,
+        )
+        self.engine = Engine(model, device, dtype, limits)
+        self.driver = AsyncEngine(self.engine, executor, eager=True)
+        self.driver.start()
+        self._voices: OrderedDict[Codes, _EngineVoice] = OrderedDict()
+
+    def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
+        """The frames of a text in a voice."""
+        rows = self.prompt.speech(text) + self.prompt.spoken(said)
+        started: Future[Frames] = Future()
+
+        def start(prefill: "Future[Sequence]") -> None:
+            try:
+                started.set_result(self._start_text(prefill.result(), rows, generation))
+            except BaseException as error:
+                started.set_exception(error)
+
+        # With the prefill's callback a text starts before the voice can be evicted.
+        self.driver.call(lambda: self._voice(reference).prefill.add_done_callback(start))
+        return started.result()
+
+    def warm_up(self) -> None:
+        """Capture all steps now: later, a text would wait for it."""
+        self.driver.call(lambda: self.driver.on_stream(self.engine.runner.warm_up))
+
+    def close(self) -> None:
+        """End every text; none can be started any more."""
+        self.driver.shutdown()
+
+    def _start_text(self, voice: Sequence, rows: list[Row], generation: Generation) -> Frames:
+        sequence = self.engine.fork(voice)
+        try:
+            self.engine.append(sequence, rows)
+            return EngineFrames(self.model, self.driver, self.driver.stream(sequence, generation))
+        except Exception:
+            self.engine.close(sequence)
+            raise
+
+    def _voice(self, reference: Codes) -> "_EngineVoice":
+        """What stands before every text in a voice, computed in steps that texts under way share; LRU eviction."""
+        voice = self._voices.get(reference)
+        if voice is None:
+            sequence = self.engine.open(self.prompt.before_text(reference))
+            voice = self._voices[reference] = _EngineVoice(sequence, self.driver.prefill(sequence))
+            voice.prefill.add_done_callback(lambda done: self._drop_failed(reference, sequence, done))
+        self._voices.move_to_end(reference)
+        computed = [each for each, voice in self._voices.items() if voice.prefill.done()]
+        for oldest in computed[: max(0, len(self._voices) - MAX_READY_VOICES)]:
+            self.engine.close(self._voices.pop(oldest).sequence)
+        return voice
+
+    def _drop_failed(self, reference: Codes, sequence: Sequence, prefill: "Future[Sequence]") -> None:
+        if prefill.exception() is not None:
+            self._voices.pop(reference, None)
+            self.engine.close(sequence)
+
+
+class _EngineVoice(NamedTuple):
+    sequence: Sequence
+    prefill: "Future[Sequence]"
+
+
+class EngineFrames:
+    """The frames of one text as the engine generates them. Its sequence is closed with it."""
+
+    def __init__(self, model: MossTTSNano, driver: AsyncEngine, rows: BlockingReply) -> None:
+        self._model, self._driver, self._rows, self._is_open = model, driver, rows, True
+
+    def __iter__(self) -> "EngineFrames":
+        return self
+
+    def __next__(self) -> Frame:
+        try:
+            for row in self._rows if self._is_open else ():
+                for frame in self._model.spoken_frames([row]):
+                    return frame
+        except Exception:
+            self.close()
+            raise
+        self.close()
+        raise StopIteration
+
+    def needed_by(self, moment: float) -> None:
+        """The next frame is needed by this moment."""
+        self._rows.needed_by(moment)
+
+    def close(self) -> None:
+        """Stop. It does not wait, so that a finalizer may call it."""
+        if self._is_open:
+            self._is_open = False
+            self._driver.discard(self._rows.sequence)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+State = CodecState | SlotState
+MAX_STREAMS = 128
+
+
+class SingleDecoder:
+    """Each chunk by itself."""
+
+    def __init__(self, codec: MossAudioTokenizerNano) -> None:
+        self.codec = codec
+
+    def start(self) -> CodecState:
+        """A stretch of speech before its first frame."""
+        return self.codec.decoder_state()
+
+    def __call__(self, state: State, codes: list[Frame], lead: float = 0.0) -> tuple[Samples, State]:
+        """# [channel, time]"""
+        assert isinstance(state, CodecState)
+        sound, after = self.codec.decode_step(state, torch.tensor(codes).T)
+        return sound.float().cpu().numpy(), after
+
+    def warm_up(self, codebooks: int) -> None:
+        """Nothing is worth doing ahead."""
+
+
+class CodecJob(NamedTuple):
+    """The next frames of one stream."""
+
+    state: State
+    codes: NDArray[np.int64]  # [codebook, frame]
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a failed pass leaves its state as it was: a slot has room for one hop beyond the window."""
+        return isinstance(self.state, CodecState) or self.codes.shape[1] <= HOPS[-1]
+
+
+class BatchedDecoder:
+    """Chunks that several texts wait for, decoded in one pass, as CUDA graphs where the device has them."""
+
+    def __init__(self, codec: MossAudioTokenizerNano, device: Device, executor: DeadlineExecutor | None = None) -> None:
+        self.codec = codec
+        fits = device.samples_that_fit(SlotDecoder.slot_bytes(codec), MAX_STREAMS) if device.graphs else 0
+        self.slots = SlotDecoder(codec, fits) if fits else None
+        self._stream = CudaStream(codec.device)
+        self.batcher: DynamicBatcher[CodecJob, tuple[Samples, State]] = DynamicBatcher(
+            "viva-codec",
+            self._decode,
+            executor or executor_for(codec.device),
+            MAX_STREAMS,
+            kind=lambda job: isinstance(job.state, SlotState),
+            leaves_jobs=lambda job: job.is_repeatable,
+        )
+        self.batcher.start()
+
+    def start(self) -> State:
+        """A stretch of speech before its first frame; where no slot is free, in memory of its own."""
+        state = self.slots.start() if self.slots else None
+        return self.codec.decoder_state() if state is None else state
+
+    def __call__(self, state: State, codes: list[Frame], lead: float = 0.0) -> tuple[Samples, State]:
+        """# [channel, time]"""
+        job = CodecJob(state, np.array(codes, dtype=np.int64).T)
+        self.codec.check_codes(torch.from_numpy(job.codes)[None])
+        return self.batcher.submit(job, min(lead, EARLY_SECONDS)).result()
+
+    def call(self, action: Callable[[], Result]) -> Result:
+        """The result of an action that has the codec to itself."""
+
+        def run() -> Result:
+            with self._stream():
+                return action()
+
+        return self.batcher.call(run)
+
+    def warm_up(self, codebooks: int) -> None:
+        """Capture all steps now: later, a text would wait for it."""
+        if self.slots is not None:
+            slots = self.slots
+            self.call(lambda: slots.warm_up(codebooks))
+
+    def close(self) -> None:
+        """Decode nothing any more."""
+        self.batcher.shutdown()
+
+    def _decode(self, jobs: Jobs[CodecJob]) -> list[tuple[Samples, State]]:
+        with self._stream():
+            return self._in_slots(jobs) if isinstance(jobs[0].state, SlotState) else self._stacked(jobs)
+
+    def _in_slots(self, jobs: Jobs[CodecJob]) -> list[tuple[Samples, State]]:
+        assert self.slots is not None
+        states = [job.state for job in jobs if isinstance(job.state, SlotState)]
+        sounds, after = self.slots.step_batch(states, [job.codes for job in jobs])
+        return list(zip(sounds, after, strict=True))
+
+    def _stacked(self, jobs: Jobs[CodecJob]) -> list[tuple[Samples, State]]:
+        states = [job.state for job in jobs if isinstance(job.state, CodecState)]
+        sounds, after = self.codec.decode_step_batch(states, [torch.from_numpy(job.codes) for job in jobs])
+        return [(sound.float().cpu().numpy(), state) for sound, state in zip(sounds, after, strict=True)]
 
 
 class NanoTTS(FrameTTS):
@@ -163,7 +372,10 @@ class NanoTTS(FrameTTS):
     @contextmanager
     def tuned_threads(self) -> Iterator[None]:
         """Torch has as many threads meanwhile as this model is measured to speak fastest with."""
-        with torch_threads.held(fastest_threads(self.generator)):
+        threads = torch.get_num_threads()
+        if isinstance(self.generator, CpuFrameGenerator):
+            threads = fastest_threads(self.generator)
+        with torch_threads.held(threads):
             yield
 
     @property

@@ -5,9 +5,12 @@ sequence's past is one block of memory, a row goes through all layers in one cal
 and codes are the engine's.
 """
 
-from collections import deque
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,12 +23,19 @@ from vivavoce.engine.sampling import Generation
 from vivavoce.errors import CapacityError
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_tts_nano.model import TEXT, MossTTSNano, NanoLayer, NanoTransformer
+from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
 from vivavoce.nn.attention import RotaryTable
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.modules import scripted
+from vivavoce.nn.process_settings import torch_threads
 from vivavoce.nn.quantised import SMALLEST_ROW, Int8Linear, int8_product
-from vivavoce.tts.sampling import Floats, SequenceDraw
+from vivavoce.tts.frame_model import CallerFrames, Codes, Floats, Frames, SequenceDraw, spare_cores
+from vivavoce.tts.interface import SpeechSettings
 
+MAX_READY_VOICES = 8
+REPEATS = 5
+WORTH = 0.9  # of the time before: less gain than this is not worth a core
+SMALLEST_SHARED = 512  # hidden size; the products of smaller models are done before a second thread is awake
 PRODUCTS = ("c_attn", "c_proj", "fc_in", "fc_out")
 
 
@@ -233,3 +243,73 @@ class NanoCpuDecoder:
         if self.is_small:
             return int8_product(state, self._heads[codebook], False)[0].numpy()
         return (self._codes[codebook] @ state[0]).numpy()
+
+
+class CpuFrameGenerator:
+    """One text at a time, each in the thread that asks for it."""
+
+    parallel_parts = 1
+
+    def __init__(self, model: MossTTSNano, prompt: MossTTSNanoPrompt) -> None:
+        self.prompt = prompt
+        self.decoder = NanoCpuDecoder(model)
+        self._voices: OrderedDict[Codes, NanoPast] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
+        """The frames of a text in a voice."""
+        rows = self.prompt.speech(text) + self.prompt.spoken(said)
+        with self._lock:
+            if reference not in self._voices:
+                self._voices[reference] = self.decoder.read(self.prompt.before_text(reference))
+            self._voices.move_to_end(reference)
+            past = self._voices[reference]
+            if len(self._voices) > MAX_READY_VOICES:
+                self._voices.popitem(last=False)
+        return CallerFrames(self.decoder.speak(past, rows, generation))
+
+    def warm_up(self) -> None:
+        """Take Python out of the steps."""
+        self.decoder.compile()
+
+
+def fastest_threads(generator: CpuFrameGenerator) -> int:
+    """How many of torch's threads this model speaks fastest with, one core left to the codec.
+
+    What OMP_NUM_THREADS says, holds.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    config = generator.decoder.model.config
+    max_threads = max(1, spare_cores()) if config.hidden_size >= SMALLEST_SHARED else 1
+    if max_threads == 1:
+        return 1
+    usual = SpeechSettings().generation(config.n_vq, 1, 0)
+    endless = replace(usual, max_new_rows=100, min_new_rows=101)
+    frames = generator.frames((), "a", endless)
+    try:
+        return best_threads(lambda: next(frames), max_threads)
+    finally:
+        frames.close()
+
+
+def best_threads(step: Callable[[], object], max_threads: int, clock: Callable[[], float] = time.perf_counter) -> int:
+    """The fewest threads that more of are not clearly faster than."""
+    best, fastest, count = 1, float("inf"), 1
+    while count <= max_threads:
+        with torch_threads.held(count):
+            seconds = _median_seconds(step, clock)
+        if seconds > fastest * WORTH:
+            break
+        best, fastest, count = count, seconds, 2 * count
+    return best
+
+
+def _median_seconds(step: Callable[[], object], clock: Callable[[], float]) -> float:
+    step()
+    times = []
+    for _ in range(REPEATS):
+        began = clock()
+        step()
+        times.append(clock() - began)
+    return sorted(times)[REPEATS // 2]

@@ -33,14 +33,12 @@ from vivavoce.tts.frame_model import (
     Frames,
     FrameTTS,
     Samples,
+    SequenceDraw,
     SpokenPrefix,
     beside,
     spare_cores,
 )
-from vivavoce.tts.interface import FILE as SETTINGS
-from vivavoce.tts.interface import SpeechSettings
-from vivavoce.tts.sampling import SequenceDraw
-from vivavoce.tts.voices import StoredVoice, VoiceStore
+from vivavoce.tts.interface import SETTINGS_FILE, SpeechSettings, StoredVoice, VoiceStore
 
 OFFICIAL_CODEC = "OpenMOSS-Team/MOSS-Audio-Tokenizer-Nano-ONNX"
 MANIFEST, CODEC_META = "browser_poc_manifest.json", "codec_browser_onnx_meta.json"
@@ -318,7 +316,7 @@ def _channels(sampling: NanoSampling, codebooks: int, greedy: bool) -> list[Chan
 
 
 def _settings(folder: Path, manifest: dict[str, Any]) -> SpeechSettings:
-    if (folder / SETTINGS).is_file():
+    if (folder / SETTINGS_FILE).is_file():
         return SpeechSettings.read(folder)
     try:
         given = manifest.get("builtin_voices", [])

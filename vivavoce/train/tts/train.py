@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivavoce.asr.backends.moonshine import Moonshine
+from vivavoce.asr.backends import Moonshine
 from vivavoce.device import pick
 from vivavoce.evaluation.scoring import DNSMOS, word_errors
 from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
@@ -32,9 +32,8 @@ from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.tts import corrupt, frame_logits, global_states, initialise_lm, save_half, write_samples
 from vivavoce.train.tts.batches import IGNORED, BatchShape, CodedSentences, NanoBatches, write_tokenizer
 from vivavoce.train.voices import TEACHER
-from vivavoce.tts.interface import SpeakingStyle, SpeechModel, SpeechSettings, open_speech_model
+from vivavoce.tts.interface import SpeakingStyle, SpeechModel, SpeechSettings, StoredVoice, open_speech_model
 from vivavoce.tts.nano import NanoTTS
-from vivavoce.tts.voices import StoredVoice
 
 LM = MossTTSNanoConfig(
     vocab_size=384,

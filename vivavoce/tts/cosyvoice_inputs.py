@@ -23,8 +23,8 @@ from vivavoce.models.cosyvoice.folder import ADDED, EVENTS, CosyVoiceSpeechToken
 from vivavoce.models.flow.state import FlowCache, FlowVoice, VoicePrompt
 from vivavoce.models.flow.stream import StreamingFlow
 from vivavoce.models.moss_tts_nano.prompt import CLAUSE_ENDS, SENTENCE_ENDS, Chunk, chunks, has_cjk
+from vivavoce.tts.interface import VoiceStore
 from vivavoce.tts.text import cleaned, numbers_as_words
-from vivavoce.tts.voices import VoiceStore
 
 MAX_TOKENS = 80  # said in one breath; of Chinese, characters
 MARKED = ("<|", "|>")  # who writes the model's own marks wants them read as they are
