@@ -134,7 +134,7 @@ def test_the_tts_model_runs_as_the_doctor_says():
 
 def test_the_recogniser_runs_as_the_doctor_says():
     says, runs = promised("mini-asr"), load_backend("mini-asr", device="cpu")
-    encoder = runs.listener.model.encoder
+    encoder = runs.transcriber.model.encoder
     assert says["backend"][0] == type(runs).__name__
     assert says["speech encoder"][0] == encoder.fast.original_name
     assert dtype_of(says["speech encoder"][1]) == encoder.conv1.weight.dtype

@@ -189,14 +189,14 @@ def choose_asr_backend(
 def choose_draft_heads(device: Device, dtype: torch.dtype) -> Choice:
     """The implementation of draft heads."""
     if device.kind == "cpu":
-        return Choice("draft heads", "vivavoce.asr.drafts:GuessingHeads", dtype, TORCHSCRIPT)
+        return Choice("draft heads", "vivavoce.asr.drafts:CpuDraftHeads", dtype, TORCHSCRIPT)
     return Choice("draft heads", "vivavoce.engine.drafts:HeadDrafts", dtype, "heads run in the engine's step")
 
 
 def choose_draft_model(device: Device, dtype: torch.dtype) -> Choice:
     """The implementation of a small draft model."""
     if device.kind == "cpu":
-        return Choice("draft model", "vivavoce.asr.drafts:GuessingDecoder", dtype, TORCHSCRIPT)
+        return Choice("draft model", "vivavoce.asr.drafts:CpuDraftModel", dtype, TORCHSCRIPT)
     return Choice("draft model", "vivavoce.engine.drafts:DraftModel", dtype, "it is batched in its own engine")
 
 

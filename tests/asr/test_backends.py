@@ -7,7 +7,7 @@ import torch
 
 from tests.asr.leftovers import assert_idle
 from tests.asr.test_many import SOUNDS
-from tests.asr.test_transcribe import folder, listener, noise  # noqa: F401 - fixtures
+from tests.asr.test_transcribe import folder, noise, transcriber  # noqa: F401 - fixtures
 from vivavoce.asr import transcribe
 from vivavoce.asr.backends import OwnBackend, fitting, load_backend
 from vivavoce.asr.backends.ctranslate2 import ConvertedWindows, FasterWhisper, load_converted
@@ -24,17 +24,17 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_our_engine_hears_what_the_transcriber_hears(listener):  # noqa: F811
-    backend = OwnBackend(listener, pick("cpu"))
+def test_our_engine_hears_what_the_transcriber_hears(transcriber):  # noqa: F811
+    backend = OwnBackend(transcriber, pick("cpu"))
     options = TranscriptionOptions(word_times=True)
     for samples in SOUNDS[:3]:
-        alone = list(listener.segments(samples, options))
+        alone = list(transcriber.segments(samples, options))
         assert [s.tokens for s in backend.segments(samples, options)] == [s.tokens for s in alone]
-    assert transcribe(noise(1.5), backend, gate=False).text == transcribe(noise(1.5), listener, gate=False).text
+    assert transcribe(noise(1.5), backend, gate=False).text == transcribe(noise(1.5), transcriber, gate=False).text
 
 
-def test_what_was_heard_before_a_request_is_killed_stays_and_nothing_else_does(listener):  # noqa: F811
-    backend = OwnBackend(listener, pick("cpu"))
+def test_what_was_heard_before_a_request_is_killed_stays_and_nothing_else_does(transcriber):  # noqa: F811
+    backend = OwnBackend(transcriber, pick("cpu"))
     whole = list(backend.segments(torch.from_numpy(noise(8.0))))
     going = backend.segments(torch.from_numpy(noise(8.0)))
     kept = [next(going) for _ in range(2)]

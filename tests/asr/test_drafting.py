@@ -8,7 +8,7 @@ import torch
 
 from tests.asr.leftovers import assert_idle
 from tests.asr.test_many import SOUNDS
-from tests.asr.test_transcribe import folder, listener  # noqa: F401 - fixtures
+from tests.asr.test_transcribe import folder, transcriber  # noqa: F401 - fixtures
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.asr.drafts import DraftChoice
 from vivavoce.device import pick
@@ -22,14 +22,14 @@ CPU = pick("cpu")
 
 
 @pytest.fixture(scope="module")
-def drafts(listener, tmp_path_factory):  # noqa: F811
+def drafts(transcriber, tmp_path_factory):  # noqa: F811
     """Untrained guessers of every kind: mostly wrong, now and then right."""
-    root, model = tmp_path_factory.mktemp("drafts"), listener.model
+    root, model = tmp_path_factory.mktemp("drafts"), transcriber.model
     heads = WhisperHeads.for_decoder(model.decoder, 3)
     fill_randomly(heads, 1, 0.3)
     heads.save(root / "heads", model.config)
     save_decoder(distilled(model.decoder, 1), root / "decoder", model.config)
-    guesser = PieceGuesser(model.config.d_model, listener.tokens.endoftext)
+    guesser = PieceGuesser(model.config.d_model, transcriber.tokens.endoftext)
     fill_randomly(guesser, 2)
     guesser.save(root / "pieces", model.config)
     Whisper.random(replace(model.config, decoder_layers=1), seed=9).save(root / "whisper")
@@ -67,10 +67,10 @@ def assert_same(segments, expected) -> None:
 @pytest.mark.parametrize(
     "options", [TranscriptionOptions(), TranscriptionOptions(timestamps=False, padding="trim")], ids=["timed", "plain"]
 )
-def test_the_segments_are_those_of_plain_decoding(listener, drafts, name, options):  # noqa: F811
-    plain = TranscribingEngine(listener, CPU, windows=3)
+def test_the_segments_are_those_of_plain_decoding(transcriber, drafts, name, options):  # noqa: F811
+    plain = TranscribingEngine(transcriber, CPU, windows=3)
     expected = plain.transcribe(SOUNDS, options)
-    engine = TranscribingEngine(listener, CPU, windows=3, drafts=choice_of(drafts, name))
+    engine = TranscribingEngine(transcriber, CPU, windows=3, drafts=choice_of(drafts, name))
     assert_same(engine.transcribe(SOUNDS, options), expected)
     report = engine.report()
     assert report.tokens == plain.report().tokens > 50
@@ -81,9 +81,9 @@ def test_the_segments_are_those_of_plain_decoding(listener, drafts, name, option
 
 
 @pytest.mark.parametrize("name", ["heads", "decoder", "pieces"])
-def test_texts_drawn_at_a_temperature_are_the_same_draws(listener, drafts, name):  # noqa: F811
-    hot = replace(listener.settings, min_logprob=0.0, temperatures=(0.0, 0.8), best_of=2)
-    strict = WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, hot)
+def test_texts_drawn_at_a_temperature_are_the_same_draws(transcriber, drafts, name):  # noqa: F811
+    hot = replace(transcriber.settings, min_logprob=0.0, temperatures=(0.0, 0.8), best_of=2)
+    strict = WhisperTranscriber(transcriber.model, transcriber.tokenizer, transcriber.tokens, hot)
     sounds, options = SOUNDS[2:3], TranscriptionOptions(seed=5, timestamps=False)
     expected = TranscribingEngine(strict, CPU, windows=2).transcribe(sounds, options)
     engine = TranscribingEngine(strict, CPU, windows=2, drafts=choice_of(drafts, name))
@@ -91,8 +91,8 @@ def test_texts_drawn_at_a_temperature_are_the_same_draws(listener, drafts, name)
     assert {segment.temperature for mine in expected for segment in mine} == {0.8}
 
 
-def test_a_small_decoder_that_is_the_model_and_sure_of_it_is_always_right(listener, tmp_path):  # noqa: F811
-    sure = deepcopy(listener)
+def test_a_small_decoder_that_is_the_model_and_sure_of_it_is_always_right(transcriber, tmp_path):  # noqa: F811
+    sure = deepcopy(transcriber)
     sure.model.decoder.embed_tokens.weight.data *= 20
     sure.model.save(tmp_path)
     options = TranscriptionOptions(timestamps=False)
@@ -102,9 +102,9 @@ def test_a_small_decoder_that_is_the_model_and_sure_of_it_is_always_right(listen
     assert report.acceptance.kept == report.acceptance.drafted and report.tokens_per_pass > 4
 
 
-def test_the_previous_hypothesis_is_a_draft_that_saves_passes(listener):  # noqa: F811
+def test_the_previous_hypothesis_is_a_draft_that_saves_passes(transcriber):  # noqa: F811
     samples, options = SOUNDS[2], TranscriptionOptions(timestamps=False)
-    engine = TranscribingEngine(listener, CPU, windows=1)
+    engine = TranscribingEngine(transcriber, CPU, windows=1)
     first = list(engine.begin(samples, options))
     plain = engine.report()
     again = list(engine.begin(samples, options, [token for segment in first for token in segment.tokens]))
@@ -112,9 +112,9 @@ def test_the_previous_hypothesis_is_a_draft_that_saves_passes(listener):  # noqa
     assert engine.report().passes * 3 < plain.passes
 
 
-def test_a_sound_may_join_and_leave_between_steps(listener):  # noqa: F811
-    engine = TranscribingEngine(listener, CPU, windows=3)
-    alone = [list(listener.segments(samples)) for samples in SOUNDS[:2]]
+def test_a_sound_may_join_and_leave_between_steps(transcriber):  # noqa: F811
+    engine = TranscribingEngine(transcriber, CPU, windows=3)
+    alone = [list(transcriber.segments(samples)) for samples in SOUNDS[:2]]
     first, gone, last = (iter(engine.begin(samples)) for samples in (SOUNDS[0], SOUNDS[1], SOUNDS[1]))
     segments = [[next(each)] for each in (first, gone, last)]
     gone.close()
@@ -126,8 +126,8 @@ def test_a_sound_may_join_and_leave_between_steps(listener):  # noqa: F811
     assert_idle(engine)
 
 
-def test_drafts_that_do_not_fit_are_refused_in_a_line(listener, drafts, tmp_path):  # noqa: F811
-    other = replace(listener.model.config, num_mel_bins=128)
+def test_drafts_that_do_not_fit_are_refused_in_a_line(transcriber, drafts, tmp_path):  # noqa: F811
+    other = replace(transcriber.model.config, num_mel_bins=128)
     Whisper.random(other, seed=1).save(tmp_path)
     for choice, complaint in (
         (DraftChoice(draft=tmp_path), "num_mel_bins is 128, not 80"),
@@ -135,15 +135,15 @@ def test_drafts_that_do_not_fit_are_refused_in_a_line(listener, drafts, tmp_path
         (DraftChoice(heads=drafts / "pieces"), "not of heads drafts"),
     ):
         with pytest.raises(CheckpointError, match=complaint):
-            TranscribingEngine(listener, CPU, windows=1, drafts=choice)
+            TranscribingEngine(transcriber, CPU, windows=1, drafts=choice)
 
 
-def test_a_better_text_is_found_by_following_several(listener):  # noqa: F811
+def test_a_better_text_is_found_by_following_several(transcriber):  # noqa: F811
     one, many = (
-        list(listener.segments(SOUNDS[2], TranscriptionOptions(timestamps=False, beams=beams))) for beams in (1, 5)
+        list(transcriber.segments(SOUNDS[2], TranscriptionOptions(timestamps=False, beams=beams))) for beams in (1, 5)
     )
     assert many[0].average_logprob >= one[0].average_logprob - 1e-4
-    together = TranscribingEngine(listener, CPU, windows=2).transcribe(
+    together = TranscribingEngine(transcriber, CPU, windows=2).transcribe(
         [SOUNDS[2]], TranscriptionOptions(timestamps=False, beams=5)
     )
     assert [s.tokens for s in together[0]] == [s.tokens for s in many]

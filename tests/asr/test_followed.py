@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.asr.leftovers import assert_idle
-from tests.asr.test_transcribe import RATE, SIZES, folder, listener, noise  # noqa: F401
+from tests.asr.test_transcribe import RATE, SIZES, folder, noise, transcriber  # noqa: F401
 from vivavoce.asr import transcribe as gated_transcribe
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.device import pick
@@ -21,9 +21,9 @@ transcribe = partial(gated_transcribe, gate=False)  # random weights write text 
 
 
 @pytest.fixture
-def bilingual(listener):  # noqa: F811
+def bilingual(transcriber):  # noqa: F811
     """A model that must hear which language it is to write, and how often its encoder ran."""
-    tokens = WhisperTokens.in_order(listener.tokens.endoftext, ["en", "de"])
+    tokens = WhisperTokens.in_order(transcriber.tokens.endoftext, ["en", "de"])
     config = WhisperConfig(
         **SIZES, max_source_positions=100, max_target_positions=64, vocab_size=tokens.timestamps + 101
     )
@@ -33,7 +33,7 @@ def bilingual(listener):  # noqa: F811
     runs = []
     model.encoder.register_forward_hook(lambda *_: runs.append(1))
     settings = WhisperSettings(suppressed=tokens.specials, no_speech=None, min_logprob=None, max_compression=None)
-    return WhisperTranscriber(model, listener.tokenizer, tokens, settings), runs
+    return WhisperTranscriber(model, transcriber.tokenizer, tokens, settings), runs
 
 
 def test_the_window_in_which_a_language_is_heard_is_encoded_once(bilingual):
@@ -55,10 +55,10 @@ def test_the_window_in_which_a_language_is_heard_is_encoded_once(bilingual):
     assert [s.tokens for s in told.segments] == [s.tokens for s in alone.segments] and other.language != language
 
 
-def test_beams_and_expected_words_share_the_steps_of_the_others(listener):  # noqa: F811
+def test_beams_and_expected_words_share_the_steps_of_the_others(transcriber):  # noqa: F811
     sounds = [torch.from_numpy(noise(1.9, seed)) for seed in range(4)]
     pushed = WhisperTranscriber(
-        listener.model, listener.tokenizer, listener.tokens, replace(listener.settings, hotword_bonus=20.0)
+        transcriber.model, transcriber.tokenizer, transcriber.tokens, replace(transcriber.settings, hotword_bonus=20.0)
     )
     wishes = [
         TranscriptionOptions(timestamps=False, temperatures=GREEDY),
@@ -77,18 +77,18 @@ def test_beams_and_expected_words_share_the_steps_of_the_others(listener):  # no
     assert_idle(engine)
 
 
-def test_texts_with_expected_words_are_drawn_by_their_seed(listener):  # noqa: F811
+def test_texts_with_expected_words_are_drawn_by_their_seed(transcriber):  # noqa: F811
     sound = torch.from_numpy(noise(1.9))
     wishes = [
         TranscriptionOptions(timestamps=False, temperatures=(0.8,), hotwords=("table",), seed=seed)
         for seed in (1, 1, 2)
     ]
-    first, again, other = TranscribingEngine(listener, CPU, windows=3).transcribe([sound] * 3, wishes)
+    first, again, other = TranscribingEngine(transcriber, CPU, windows=3).transcribe([sound] * 3, wishes)
     assert [s.tokens for s in first] == [s.tokens for s in again] != [s.tokens for s in other]
 
 
-def test_a_caller_that_gives_up_while_beams_are_followed_leaves_nothing_behind(listener):  # noqa: F811
-    engine = TranscribingEngine(listener, CPU, windows=1)
+def test_a_caller_that_gives_up_while_beams_are_followed_leaves_nothing_behind(transcriber):  # noqa: F811
+    engine = TranscribingEngine(transcriber, CPU, windows=1)
     job = engine.begin(torch.from_numpy(noise(1.9)), TranscriptionOptions(timestamps=False, beams=4))
     step, most = engine.engine.advance, []
 
@@ -105,15 +105,15 @@ def test_a_caller_that_gives_up_while_beams_are_followed_leaves_nothing_behind(l
     assert len(most) < 8
 
 
-def test_three_hours_are_heard_window_by_window(listener):  # noqa: F811
+def test_three_hours_are_heard_window_by_window(transcriber):  # noqa: F811
     """What comes is told as it comes, and no more is held than the sound's own mel and one window."""
     least = dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 16)
     few = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "decoder_layers"), 1)
     sizes = {**least, **few, "encoder_layers": 0, "max_source_positions": 1500, "max_target_positions": 12}
-    config = replace(listener.model.config, **sizes)
+    config = replace(transcriber.model.config, **sizes)
     model = Whisper.random(config, seed=3)
-    tokens = listener.tokens
-    word = listener.tokenizer.encode(" table")[0]
+    tokens = transcriber.tokens
+    word = transcriber.tokenizer.encode(" table")[0]
     settings = WhisperSettings(  # writes one word a window, for the way through the hours is what counts
         suppressed=tuple(set(range(config.vocab_size)) - {word, tokens.endoftext}),
         suppressed_at_start=(tokens.endoftext,),
@@ -125,7 +125,7 @@ def test_three_hours_are_heard_window_by_window(listener):  # noqa: F811
     model.decoder.layer_norm.bias.fill_(1.0)
     model.decoder.embed_tokens.weight[tokens.endoftext] = 1.0
     model.decoder.embed_tokens.weight[word] = -1.0
-    hears = WhisperTranscriber(model, listener.tokenizer, tokens, settings)
+    hears = WhisperTranscriber(model, transcriber.tokenizer, tokens, settings)
     hours = torch.zeros(3 * 3600 * RATE)
     options = TranscriptionOptions(timestamps=False, temperatures=GREEDY, follow_earlier=False)
     engine = TranscribingEngine(hears, CPU, windows=1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.asr.leftovers import assert_idle
-from tests.asr.test_transcribe import folder, listener, noise  # noqa: F401 - fixtures
+from tests.asr.test_transcribe import folder, noise, transcriber  # noqa: F401 - fixtures
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.device import pick
 from vivavoce.models.whisper.engine import WhisperWriter
@@ -21,11 +21,11 @@ def tokens_of(recordings) -> list[list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("padding", ["full", "trim"])
-def test_each_sound_has_the_segments_it_has_alone(listener, padding):  # noqa: F811
+def test_each_sound_has_the_segments_it_has_alone(transcriber, padding):  # noqa: F811
     options = TranscriptionOptions(padding=padding, word_times=True)
-    together = TranscribingEngine(listener, pick("cpu"), windows=3).transcribe(SOUNDS, options)
+    together = TranscribingEngine(transcriber, pick("cpu"), windows=3).transcribe(SOUNDS, options)
     for samples, segments in zip(SOUNDS, together, strict=True):
-        alone = list(listener.segments(samples, options))
+        alone = list(transcriber.segments(samples, options))
         assert [segment.tokens for segment in segments] == [segment.tokens for segment in alone]
         for mine, other in zip(segments, alone, strict=True):
             assert (mine.start, mine.end, mine.text) == (other.start, other.end, other.text)
@@ -33,10 +33,10 @@ def test_each_sound_has_the_segments_it_has_alone(listener, padding):  # noqa: F
             assert mine.average_logprob == pytest.approx(other.average_logprob, abs=1e-3)
 
 
-def test_doubtful_texts_are_drawn_again_and_every_place_is_given_back(listener):  # noqa: F811
-    strict = replace(listener.settings, min_logprob=0.0, temperatures=(0.0, 1.0), best_of=3)
+def test_doubtful_texts_are_drawn_again_and_every_place_is_given_back(transcriber):  # noqa: F811
+    strict = replace(transcriber.settings, min_logprob=0.0, temperatures=(0.0, 1.0), best_of=3)
     engine = TranscribingEngine(
-        WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, strict), pick("cpu"), windows=2
+        WhisperTranscriber(transcriber.model, transcriber.tokenizer, transcriber.tokens, strict), pick("cpu"), windows=2
     )
     heard = []
     segments = engine.transcribe(
@@ -48,8 +48,8 @@ def test_doubtful_texts_are_drawn_again_and_every_place_is_given_back(listener):
     assert tokens_of(engine.transcribe(SOUNDS[:3], TranscriptionOptions(seed=3))) == tokens_of(segments)
 
 
-def test_a_caller_that_gives_up_leaves_nothing_behind(listener):  # noqa: F811
-    engine = TranscribingEngine(listener, pick("cpu"), windows=2)
+def test_a_caller_that_gives_up_leaves_nothing_behind(transcriber):  # noqa: F811
+    engine = TranscribingEngine(transcriber, pick("cpu"), windows=2)
 
     def give_up(number, segment):
         raise KeyboardInterrupt
@@ -59,15 +59,15 @@ def test_a_caller_that_gives_up_leaves_nothing_behind(listener):  # noqa: F811
     assert_idle(engine)
 
 
-def test_each_recording_may_have_its_own_options(listener):  # noqa: F811
+def test_each_recording_may_have_its_own_options(transcriber):  # noqa: F811
     wishes = [
         TranscriptionOptions(prefix="a table"),
         TranscriptionOptions(timestamps=False),
         TranscriptionOptions(hotwords=("breakfast",)),
     ]
-    together = TranscribingEngine(listener, pick("cpu"), windows=4).transcribe(SOUNDS[:3], wishes)
+    together = TranscribingEngine(transcriber, pick("cpu"), windows=4).transcribe(SOUNDS[:3], wishes)
     for samples, options, segments in zip(SOUNDS, wishes, together, strict=False):
-        assert [s.tokens for s in segments] == [s.tokens for s in listener.segments(samples, options)]
+        assert [s.tokens for s in segments] == [s.tokens for s in transcriber.segments(samples, options)]
 
 
 class PlantedError(Exception):
@@ -75,9 +75,9 @@ class PlantedError(Exception):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_recording_whose_text_cannot_be_decoded_fails_alone(listener, beams, monkeypatch):  # noqa: F811
+def test_a_recording_whose_text_cannot_be_decoded_fails_alone(transcriber, beams, monkeypatch):  # noqa: F811
     options = TranscriptionOptions(timestamps=False, temperatures=(0.0,), beams=beams)
-    engine = TranscribingEngine(listener, pick("cpu"), windows=3)
+    engine = TranscribingEngine(transcriber, pick("cpu"), windows=3)
     wanted = engine.transcribe(SOUNDS[:3], options)
     first, second, third = ({token for tokens in mine for token in tokens} for mine in tokens_of(wanted))
     poison = min(second - first - third)
@@ -110,13 +110,13 @@ def test_a_recording_whose_text_cannot_be_decoded_fails_alone(listener, beams, m
     assert tokens_of(engine.transcribe(SOUNDS[:3], options)) == tokens_of(wanted)
 
 
-def test_a_window_that_cannot_be_encoded_fails_alone(listener):  # noqa: F811
-    engine = TranscribingEngine(listener, pick("cpu"), windows=2)
+def test_a_window_that_cannot_be_encoded_fails_alone(transcriber):  # noqa: F811
+    engine = TranscribingEngine(transcriber, pick("cpu"), windows=2)
     options = TranscriptionOptions(timestamps=False, temperatures=(0.0,))
     (wanted,) = engine.transcribe([SOUNDS[0]], options)
     bad = SOUNDS[0].clone()
     bad[100] = torch.nan
-    hook = listener.model.encoder.register_forward_pre_hook(refuse_nan)
+    hook = transcriber.model.encoder.register_forward_pre_hook(refuse_nan)
     try:
         jobs = [engine.begin(samples, options) for samples in (SOUNDS[0], bad)]
         heard: list = [None] * 2
@@ -142,8 +142,8 @@ def collect(job, heard: list, index: int) -> None:
         heard[index] = error
 
 
-def test_a_recording_is_cancelled_between_two_steps(listener):  # noqa: F811
-    engine = TranscribingEngine(listener, pick("cpu"), windows=1)
+def test_a_recording_is_cancelled_between_two_steps(transcriber):  # noqa: F811
+    engine = TranscribingEngine(transcriber, pick("cpu"), windows=1)
     first, waiting = engine.begin(SOUNDS[1]), engine.begin(SOUNDS[0])
     iterator = iter(first)
     begins = next(iterator)

@@ -8,10 +8,18 @@ import pytest
 import torch
 
 from tests.asr.leftovers import assert_idle
-from tests.asr.test_transcribe import RATE, folder, listener, noise  # noqa: F401 - fixtures
+from tests.asr.test_transcribe import RATE, folder, noise, transcriber  # noqa: F401 - fixtures
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.asr.service import RecognitionService
-from vivavoce.asr.streaming import AlignAtt, GuessedWord, LiveGuess, LiveListener, LiveState, LocalAgreement, hear_live
+from vivavoce.asr.streaming import (
+    AlignAtt,
+    GuessedWord,
+    LiveGuess,
+    LiveState,
+    LiveTranscriber,
+    LocalAgreement,
+    guess_steps,
+)
 from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.transcriber import EncodeWindow, TranscriptionOptions, WhisperTranscriber
@@ -42,27 +50,27 @@ def test_alignatt_lets_through_what_was_not_looked_for_at_the_end():
 
 
 @pytest.fixture(scope="module")
-def live_engine(listener):  # noqa: F811
-    return TranscribingEngine(listener, pick("cpu"), windows=4)
+def live_engine(transcriber):  # noqa: F811
+    return TranscribingEngine(transcriber, pick("cpu"), windows=4)
 
 
-def greedy(listener, samples, settled=()):  # noqa: F811
+def greedy(transcriber, samples, settled=()):  # noqa: F811
     """The guess for a sound, by the transcriber alone."""
-    going, answer = hear_live(listener, torch.from_numpy(samples), WISH, (), settled), None
+    going, answer = guess_steps(transcriber, torch.from_numpy(samples), WISH, (), settled), None
     while True:
         try:
             item = going.send(answer)
         except StopIteration as end:
             return end.value
-        answer = listener.encode(item.mel) if isinstance(item, EncodeWindow) else listener.answer(item)
+        answer = transcriber.encode(item.mel) if isinstance(item, EncodeWindow) else transcriber.answer(item)
 
 
-def test_a_guess_goes_on_from_what_is_settled(listener):  # noqa: F811
-    whole = greedy(listener, noise(1.5))
+def test_a_guess_goes_on_from_what_is_settled(transcriber):  # noqa: F811
+    whole = greedy(transcriber, noise(1.5))
     tokens = [token for word in whole.guessed for token in word.tokens]
     assert len(tokens) > 4 and not whole.settled
     first = tokens[:4]
-    again = greedy(listener, noise(1.5), first)
+    again = greedy(transcriber, noise(1.5), first)
     assert [token for word in again.settled for token in word.tokens] == first
     assert [token for word in again.guessed for token in word.tokens][: len(tokens) - len(first)] == tokens[
         len(first) :
@@ -75,7 +83,7 @@ def test_a_guess_goes_on_from_what_is_settled(listener):  # noqa: F811
 
 @pytest.mark.parametrize("policy", ["local-agreement", "alignatt"])
 def test_a_stream_tells_every_word_once_and_its_state_is_a_value(live_engine, policy):
-    live = LiveListener(live_engine, policy, WISH, every=0.25)
+    live = LiveTranscriber(live_engine, policy, WISH, every=0.25)
     samples = noise(5.3)
     updates, state = live.step(live.initial_state(), samples)
     final, after = live.finish(state)
@@ -95,7 +103,7 @@ def test_a_stream_tells_every_word_once_and_its_state_is_a_value(live_engine, po
 
 
 def test_the_guess_before_is_the_draft_of_the_next(live_engine):
-    live = LiveListener(live_engine, LocalAgreement(), WISH, every=0.5)
+    live = LiveTranscriber(live_engine, LocalAgreement(), WISH, every=0.5)
     live_engine.report()
     (update,), state = live.step(live.initial_state(), noise(0.5))
     plain = live_engine.report()
@@ -105,10 +113,10 @@ def test_the_guess_before_is_the_draft_of_the_next(live_engine):
     assert state.committed  # the same sound heard twice is agreed on
 
 
-def test_silence_tells_nothing(listener):  # noqa: F811
-    settings = replace(listener.settings, no_speech=-1.0, likely_text_is_speech=False)
-    deaf = WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, settings)
-    live = LiveListener(TranscribingEngine(deaf, pick("cpu"), windows=1), "alignatt", WISH)
+def test_silence_tells_nothing(transcriber):  # noqa: F811
+    settings = replace(transcriber.settings, no_speech=-1.0, likely_text_is_speech=False)
+    deaf = WhisperTranscriber(transcriber.model, transcriber.tokenizer, transcriber.tokens, settings)
+    live = LiveTranscriber(TranscribingEngine(deaf, pick("cpu"), windows=1), "alignatt", WISH)
     updates, state = live.step(live.initial_state(), noise(3.0))
     assert not any(update.words or update.pending for update in updates) and live.finish(state)[0].text == ""
     assert live.finish(LiveState())[0].text == ""
@@ -116,15 +124,15 @@ def test_silence_tells_nothing(listener):  # noqa: F811
 
 def test_an_unknown_policy_is_refused(live_engine):
     with pytest.raises(InputError, match="local-agreement, alignatt"):
-        LiveListener(live_engine, "guess")
+        LiveTranscriber(live_engine, "guess")
 
 
-async def test_recordings_and_streams_are_heard_side_by_side(listener):  # noqa: F811
-    alone = [[s.tokens for s in listener.segments(torch.from_numpy(noise(t, n)))] for n, t in enumerate((1.3, 4.2))]
-    sync = LiveListener(TranscribingEngine(listener, pick("cpu"), windows=1), "alignatt", WISH, every=0.5)
+async def test_recordings_and_streams_are_heard_side_by_side(transcriber):  # noqa: F811
+    alone = [[s.tokens for s in transcriber.segments(torch.from_numpy(noise(t, n)))] for n, t in enumerate((1.3, 4.2))]
+    sync = LiveTranscriber(TranscribingEngine(transcriber, pick("cpu"), windows=1), "alignatt", WISH, every=0.5)
     _, state = sync.step(sync.initial_state(), noise(2.6, 7))
     expected = "".join(word.text for word in sync.finish(state)[1].committed).strip()
-    async with RecognitionService(TranscribingEngine(listener, pick("cpu"), windows=3)) as recogniser:
+    async with RecognitionService(TranscribingEngine(transcriber, pick("cpu"), windows=3)) as recogniser:
         session = recogniser.live("alignatt", WISH, every=0.5)
 
         async def stream():
@@ -142,8 +150,8 @@ async def test_recordings_and_streams_are_heard_side_by_side(listener):  # noqa:
         assert chances == {"en": 1.0}
 
 
-async def test_who_leaves_is_dropped_and_a_bad_wish_harms_nobody_else(listener):  # noqa: F811
-    engine = TranscribingEngine(listener, pick("cpu"), windows=2)
+async def test_who_leaves_is_dropped_and_a_bad_wish_harms_nobody_else(transcriber):  # noqa: F811
+    engine = TranscribingEngine(transcriber, pick("cpu"), windows=2)
     async with RecognitionService(engine) as recogniser:
 
         async def leave_early():
@@ -154,7 +162,7 @@ async def test_who_leaves_is_dropped_and_a_bad_wish_harms_nobody_else(listener):
                     break
             return kept
 
-        whole = list(listener.segments(torch.from_numpy(noise(8.0))))
+        whole = list(transcriber.segments(torch.from_numpy(noise(8.0))))
         kept, bad, heard = await asyncio.gather(
             leave_early(),
             recogniser.transcribe(noise(1.0), TranscriptionOptions(language="zh")),

@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def listener(folder):
+def transcriber(folder):
     made = WhisperTranscriber.load(folder)
     open_minded = replace(
         made.settings, likely_text_is_speech=True, min_logprob=None, max_compression=None, no_speech=None
@@ -64,22 +64,22 @@ def noise(seconds: float, seed: int = 0) -> np.ndarray:
     return (0.1 * np.random.default_rng(seed).standard_normal(int(seconds * RATE))).astype(np.float32)
 
 
-def test_files_bytes_sounds_and_samples_are_heard_alike(listener, folder, tmp_path):
+def test_files_bytes_sounds_and_samples_are_heard_alike(transcriber, folder, tmp_path):
     samples = noise(1.5)
     soundfile = pytest.importorskip("soundfile")
     soundfile.write(tmp_path / "noise.wav", samples, RATE, subtype="FLOAT")
-    expected = transcribe(samples, listener)
+    expected = transcribe(samples, transcriber)
     assert expected.text and expected.language == "en" and expected.seconds == 1.5
     buffer = io.BytesIO((tmp_path / "noise.wav").read_bytes())
     for sound in (tmp_path / "noise.wav", buffer.getvalue(), buffer, Sound(samples, RATE), np.stack([samples] * 2)):
-        assert transcribe(sound, listener) == expected
+        assert transcribe(sound, transcriber) == expected
     by_folder = transcribe(samples, folder, device="cpu")
     assert by_folder.language == "en"
 
 
-def test_segments_follow_one_another_through_a_long_sound(listener):
+def test_segments_follow_one_another_through_a_long_sound(transcriber):
     seen = []
-    transcript = transcribe(noise(21.3), listener, on_segment=seen.append)
+    transcript = transcribe(noise(21.3), transcriber, on_segment=seen.append)
     assert tuple(seen) == transcript.segments and len(seen) > 8
     assert transcript.text == "".join(segment.text for segment in seen).strip()
     starts = [segment.start for segment in seen]
@@ -87,21 +87,21 @@ def test_segments_follow_one_another_through_a_long_sound(listener):
     assert all(0 <= segment.start < segment.end <= 23.3 for segment in seen)
 
 
-def test_what_was_heard_survives_an_end_in_the_middle(listener):
-    whole = list(listener.segments(torch.from_numpy(noise(8.0))))
-    going = listener.segments(torch.from_numpy(noise(8.0)))
+def test_what_was_heard_survives_an_end_in_the_middle(transcriber):
+    whole = list(transcriber.segments(torch.from_numpy(noise(8.0))))
+    going = transcriber.segments(torch.from_numpy(noise(8.0)))
     assert [next(going) for _ in range(2)] == whole[:2]
     going.close()
 
 
-def test_the_log_mel_of_a_long_sound_is_made_in_blocks_without_seams(listener):
+def test_the_log_mel_of_a_long_sound_is_made_in_blocks_without_seams(transcriber):
     samples = torch.from_numpy(noise(130.0))
     whole = WhisperMel(80)(torch.cat([samples, torch.zeros(2 * RATE)])[None])[0]
-    assert (listener.log_mel(samples) - whole).abs().max() < 1e-5
+    assert (transcriber.log_mel(samples) - whole).abs().max() < 1e-5
 
 
-def test_words_have_times_inside_their_segments_window(listener):
-    transcript = transcribe(noise(5.0), listener, word_times=True)
+def test_words_have_times_inside_their_segments_window(transcriber):
+    transcript = transcribe(noise(5.0), transcriber, word_times=True)
     assert any(segment.words for segment in transcript.segments)
     for segment in transcript.segments:
         assert segment.text == "".join(word.text for word in segment.words)
@@ -109,18 +109,18 @@ def test_words_have_times_inside_their_segments_window(listener):
         assert times == sorted(times) and (not times or (times[0] >= 0 and times[-1] <= 5.0))
 
 
-def test_a_doubtful_text_is_tried_again_at_every_temperature(listener):
-    strict = replace(listener.settings, min_logprob=0.0, temperatures=(0.0, 0.5, 1.0))
-    strict_listener = WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, strict)
+def test_a_doubtful_text_is_tried_again_at_every_temperature(transcriber):
+    strict = replace(transcriber.settings, min_logprob=0.0, temperatures=(0.0, 0.5, 1.0))
+    strict_listener = WhisperTranscriber(transcriber.model, transcriber.tokenizer, transcriber.tokens, strict)
     first = transcribe(noise(2.0), strict_listener, seed=1)
     assert {segment.temperature for segment in first.segments} == {1.0}
     assert transcribe(noise(2.0), strict_listener, seed=1) == first
-    assert {segment.temperature for segment in transcribe(noise(2.0), listener).segments} == {0.0}
+    assert {segment.temperature for segment in transcribe(noise(2.0), transcriber).segments} == {0.0}
 
 
-def test_silence_is_not_written_down(listener):
-    settings = replace(listener.settings, no_speech=-1.0, min_logprob=0.0)  # the model always hears nobody
-    deaf = WhisperTranscriber(listener.model, listener.tokenizer, listener.tokens, settings)
+def test_silence_is_not_written_down(transcriber):
+    settings = replace(transcriber.settings, no_speech=-1.0, min_logprob=0.0)  # the model always hears nobody
+    deaf = WhisperTranscriber(transcriber.model, transcriber.tokenizer, transcriber.tokens, settings)
     assert transcribe(noise(5.0), deaf).segments == ()
     sure = replace(settings, min_logprob=-100.0, likely_text_is_speech=True)  # but it is sure of what it wrote
     assert transcribe(noise(5.0), WhisperTranscriber(deaf.model, deaf.tokenizer, deaf.tokens, sure)).segments
@@ -140,28 +140,31 @@ def test_strange_words_after_a_silence_are_taken_for_imagined():
     assert not is_hallucination(segment(0.05, 0.4), spoken_until=2.0, max_silence=None)
 
 
-def test_prompts_prefixes_and_hotwords_change_what_is_written(listener):
-    plain = transcribe(noise(1.9), listener).text
-    assert transcribe(noise(1.9), listener, prompt="breakfast at seven").text != plain
-    assert transcribe(noise(1.9), listener, prefix="a table").text.startswith("a table")
+def test_prompts_prefixes_and_hotwords_change_what_is_written(transcriber):
+    plain = transcribe(noise(1.9), transcriber).text
+    assert transcribe(noise(1.9), transcriber, prompt="breakfast at seven").text != plain
+    assert transcribe(noise(1.9), transcriber, prefix="a table").text.startswith("a table")
     pushed = WhisperTranscriber(
-        listener.model, listener.tokenizer, listener.tokens, replace(listener.settings, hotword_bonus=50.0)
+        transcriber.model, transcriber.tokenizer, transcriber.tokens, replace(transcriber.settings, hotword_bonus=50.0)
     )
     assert "breakfast" in transcribe(noise(1.9), pushed, hotwords=["breakfast"], timestamps=False).text
 
 
-def test_without_timestamps_a_window_is_a_segment(listener):
-    transcript = transcribe(noise(5.0), listener, timestamps=False)
+def test_without_timestamps_a_window_is_a_segment(transcriber):
+    transcript = transcribe(noise(5.0), transcriber, timestamps=False)
     assert [(segment.start, segment.end) for segment in transcript.segments] == [(0, 2), (2, 4), (4, 5)]
 
 
-def test_trimmed_windows_differ_only_where_there_is_silence_to_trim(listener):
-    full = transcribe(noise(2.0), listener)
-    assert transcribe(noise(2.0), listener, padding="trim") == full
-    mel = listener.log_mel(torch.from_numpy(noise(1.2)))
-    assert listener.window(mel, 0, "trim", 60).shape[-1] == 120  # it hears 1.2 s and more
+def test_trimmed_windows_differ_only_where_there_is_silence_to_trim(transcriber):
+    full = transcribe(noise(2.0), transcriber)
+    assert transcribe(noise(2.0), transcriber, padding="trim") == full
+    mel = transcriber.log_mel(torch.from_numpy(noise(1.2)))
+    assert transcriber.window(mel, 0, "trim", 60).shape[-1] == 120  # it hears 1.2 s and more
     free = WhisperTranscriber(
-        listener.model, listener.tokenizer, listener.tokens, replace(listener.settings, min_window_seconds=0.5)
+        transcriber.model,
+        transcriber.tokenizer,
+        transcriber.tokens,
+        replace(transcriber.settings, min_window_seconds=0.5),
     )
     assert free.window(mel, 0, "trim", 60).shape[-1] == 64
 
@@ -170,21 +173,21 @@ def test_trimmed_windows_differ_only_where_there_is_silence_to_trim(listener):
     ("options", "complaint"),
     [({"language": "zh"}, "language 'zh'"), ({"prefix": "very long " * 60}, "prefix")],
 )
-def test_options_that_cannot_be_met_are_refused(listener, options, complaint):
+def test_options_that_cannot_be_met_are_refused(transcriber, options, complaint):
     with pytest.raises(InputError, match=complaint):
-        transcribe(noise(1.0), listener, **options)
+        transcribe(noise(1.0), transcriber, **options)
 
 
 @pytest.mark.parametrize("sound", [np.zeros(0, np.float32), b"not a sound at all", "/no/such/file.wav"])
-def test_what_is_no_sound_is_refused_in_a_line(listener, sound):
+def test_what_is_no_sound_is_refused_in_a_line(transcriber, sound):
     with pytest.raises(InputError) as caught:
-        transcribe(sound, listener)
+        transcribe(sound, transcriber)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("samples", [np.zeros(RATE, np.float32), np.ones(100, np.float32), noise(0.011)])
-def test_silence_and_the_shortest_sounds_do_no_harm(listener, samples):
-    assert all(segment.end <= len(samples) / RATE + 0.02 for segment in transcribe(samples, listener).segments)
+def test_silence_and_the_shortest_sounds_do_no_harm(transcriber, samples):
+    assert all(segment.end <= len(samples) / RATE + 0.02 for segment in transcribe(samples, transcriber).segments)
 
 
 def test_a_folder_without_tokenizer_says_so(folder, tmp_path):
@@ -208,11 +211,11 @@ def test_settings_come_from_the_model(folder, tmp_path):
 
 
 @pytest.mark.parametrize(("seconds", "asked", "is_timed"), [(1.5, None, False), (2.5, None, True), (1.5, True, True)])
-def test_short_sounds_are_timed_only_where_that_is_asked(listener, seconds, asked, is_timed):
-    assert listener.settings.untimed_up_to == 2.0
-    segments = listener.segments(torch.from_numpy(noise(seconds)), TranscriptionOptions(timestamps=asked))
+def test_short_sounds_are_timed_only_where_that_is_asked(transcriber, seconds, asked, is_timed):
+    assert transcriber.settings.untimed_up_to == 2.0
+    segments = transcriber.segments(torch.from_numpy(noise(seconds)), TranscriptionOptions(timestamps=asked))
     tokens = [token for segment in segments for token in segment.tokens]
-    assert any(listener.tokens.is_timestamp(token) for token in tokens) == is_timed
+    assert any(transcriber.tokens.is_timestamp(token) for token in tokens) == is_timed
 
 
 def test_a_window_is_cut_at_pairs_of_times():
@@ -228,6 +231,6 @@ def test_a_window_is_cut_at_pairs_of_times():
     assert [(part.start, part.end) for part in none.segments] == [(0.0, 10.0)] and none.frames == 1000
 
 
-def test_wishes_left_open_are_settled_by_the_model(listener):
-    settled = listener._with_defaults(TranscriptionOptions(), 3.0)
+def test_wishes_left_open_are_settled_by_the_model(transcriber):
+    settled = transcriber._with_defaults(TranscriptionOptions(), 3.0)
     assert (settled.language, settled.timestamps) == ("en", True)

@@ -144,14 +144,14 @@ class TestSpeechApi:
 
 
 async def test_a_model_can_be_served_before_it_has_a_voice(speaker, tmp_path):
-    before = speaker.shelf
-    speaker.shelf = VoiceStore(None, tmp_path)
+    before = speaker.voices
+    speaker.voices = VoiceStore(None, tmp_path)
     try:
         await TTSSynthesiser(speaker).warm_up()
         with pytest.raises(InputError, match="viva voices add"):
             speaker.say(ANSWER)
     finally:
-        speaker.shelf = before
+        speaker.voices = before
     await TTSSynthesiser(speaker).warm_up()
     speaker.synthesizer.warm_up(speaker.ready.placeholder(), [1, 2])
 

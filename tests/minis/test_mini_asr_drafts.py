@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vivavoce import hub
-from vivavoce.asr.backends import OwnBackend, own_listener
+from vivavoce.asr.backends import OwnBackend, load_whisper
 from vivavoce.asr.drafts import DraftChoice
 from vivavoce.bench.asr import spoken_sentences
 from vivavoce.device import pick
@@ -16,9 +16,9 @@ GREEDY = TranscriptionOptions(padding="trim", temperatures=(0.0,))
 
 
 @pytest.fixture(scope="module")
-def listener():
+def transcriber():
     torch.manual_seed(0)
-    return own_listener(hub.resolve("mini-asr"), pick("cpu"))
+    return load_whisper(hub.resolve("mini-asr"), pick("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def texts_of(backend, spoken):
 
 
 @pytest.fixture(scope="module")
-def plain(listener, spoken):
-    return texts_of(OwnBackend(listener, pick("cpu")), spoken)
+def plain(transcriber, spoken):
+    return texts_of(OwnBackend(transcriber, pick("cpu")), spoken)
 
 
 def test_the_recogniser_understands_voices_it_has_never_heard(plain, spoken):
@@ -48,7 +48,7 @@ def test_the_recogniser_understands_voices_it_has_never_heard(plain, spoken):
     ],
     ids=["draft", "heads", "tree of heads"],
 )
-def test_bundled_guesses_save_passes_and_change_no_text(listener, spoken, plain, choice, least):
-    backend = OwnBackend(listener, pick("cpu"), choice)
+def test_bundled_guesses_save_passes_and_change_no_text(transcriber, spoken, plain, choice, least):
+    backend = OwnBackend(transcriber, pick("cpu"), choice)
     assert texts_of(backend, spoken) == plain
     assert backend.report().tokens_per_pass > least

@@ -173,4 +173,4 @@ def test_the_commands_train_save_and_speak(tmp_path):
     assert (shipped / "model.safetensors").stat().st_size < (trained / "model.safetensors").stat().st_size
     speaker = open_speech_model(str(shipped), "cpu")
     assert speaker.say("Good evening.", None, SpeakingStyle(greedy=True)).seconds > 0
-    assert set(speaker.shelf.names()) == set(SpeechSettings.read(trained).voices)
+    assert set(speaker.voices.names()) == set(SpeechSettings.read(trained).voices)

@@ -267,7 +267,7 @@ class TestVoices:
         def deaf():
             raise AssertionError("the recording was heard again")
 
-        again = References(speaker.shelf, deaf, "cosyvoice3").named("ann")
+        again = References(speaker.voices, deaf, "cosyvoice3").named("ann")
         assert (again.mark, again.transcript) == (derived.mark, "hello world hello there.")
         for name in ("codes", "mel", "speaker"):
             assert torch.equal(getattr(again.prompt, name), getattr(derived.prompt, name))
@@ -301,7 +301,7 @@ class TestVoices:
 
     def test_another_shelf_may_be_put_in_its_place(self, folders, speaker, tmp_path):
         other = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
-        other.shelf = VoiceStore(None, speaker.shelf.folder)
+        other.voices = VoiceStore(None, speaker.voices.folder)
         assert other.references.named("ann").mark == speaker.references.named("ann").mark
 
     def test_a_voice_is_computed_once_and_shared(self, speaker):
@@ -311,7 +311,7 @@ class TestVoices:
     def test_its_keys_and_values_are_kept_too_and_gone_with_it(self, folders, tmp_path):
         def said():
             speaker = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
-            if "ann" not in speaker.shelf:
+            if "ann" not in speaker.voices:
                 speaker.add_voice("ann", a_recording(), "asked", WORDS)
             return speaker, speaker.say("Hello.", "ann").samples
 
@@ -329,7 +329,7 @@ class TestVoices:
         half = CosyVoiceTTS.load(str(folders[3]), "cpu", "bfloat16", tmp_path, SETTINGS)
         half.say("Hello.", "ann")
         assert load_file(file)["mel_windows"].dtype == torch.bfloat16
-        speaker.shelf.remove("ann")
+        speaker.voices.remove("ann")
         assert not list(tmp_path.iterdir())
 
     def test_the_shouted_transcript_is_brought_to_sentence_case(self, folders, tmp_path):
@@ -365,14 +365,14 @@ class TestBadInput:
             speaker.add_voice("phone", a_recording(2.0, 8_000))
         with pytest.raises(InputError, match="is silent"):
             speaker.add_voice("mute", Sound(np.zeros(48_000, np.float32), 24_000))
-        assert set(speaker.shelf.names()) == {"ann", "bob"}
+        assert set(speaker.voices.names()) == {"ann", "bob"}
 
     def test_a_wrong_transcript_is_refused_and_the_voice_not_kept(self, speaker):
         with pytest.raises(InputError, match=r"4\.0 s, too short for the"):
             speaker.add_voice("carl", a_recording(), "", "word after word " * 20)
         with pytest.raises(InputError, match=r"4\.0 s, too long for the"):
             speaker.add_voice("carl", a_recording(), "", "no")
-        assert "carl" not in speaker.shelf.names()
+        assert "carl" not in speaker.voices.names()
 
     def test_a_voice_that_is_not_there_is_refused(self, speaker, folders, tmp_path):
         with pytest.raises(InputError, match="there is no voice 'zoe'; known: ann, bob"):

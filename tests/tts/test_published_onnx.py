@@ -65,4 +65,4 @@ def test_a_recording_is_encoded(speaker):
 
 
 def test_built_in_voices_come_along(speaker):
-    assert speaker.shelf.get("Ava").codes == VOICE
+    assert speaker.voices.get("Ava").codes == VOICE

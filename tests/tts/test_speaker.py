@@ -60,7 +60,7 @@ def test_a_text_is_said_part_by_part_with_pauses_between(speaker):
 def test_what_is_said_is_what_the_engine_makes_of_the_whole_prompt(tmp_path):
     speaker = tiny_speaker(tmp_path)
     text = "Good evening."
-    rows = speaker.prompt.clone(text, speaker.shelf.get("bell").codes)
+    rows = speaker.prompt.clone(text, speaker.voices.get("bell").codes)
     engine = Engine(speaker.model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
     generation = speaker.settings.generation(speaker.model.config.n_vq, len(text), 0, greedy=True)
     made = engine.complete(engine.open(rows), generation)
@@ -102,12 +102,12 @@ def test_a_recording_speaks_like_the_voice_kept_of_it(tmp_path):
     assert kept.consent == "agreed on tape"
     by_name, by_sound = speaker.say(TEXT, "guest", EIGHT), speaker.say(TEXT, recording, EIGHT)
     np.testing.assert_array_equal(by_name.samples, by_sound.samples)
-    assert tiny_speaker(tmp_path).shelf.get("guest").codes == kept.codes
+    assert tiny_speaker(tmp_path).voices.get("guest").codes == kept.codes
 
 
 def test_speech_goes_on_from_a_recording_whose_words_are_known(speaker):
-    codes, text = speaker.shelf.get("bell").codes, "And two more."
-    speaker.shelf.built_in["ann"] = StoredVoice("ann", codes, text="A table for one.")
+    codes, text = speaker.voices.get("bell").codes, "And two more."
+    speaker.voices.built_in["ann"] = StoredVoice("ann", codes, text="A table for one.")
     rows = speaker.prompt.continuation(text, "A table for one. ", codes)
     engine = Engine(speaker.model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
     generation = speaker.settings.generation(speaker.model.config.n_vq, len(text), 0, greedy=True)
@@ -118,7 +118,7 @@ def test_speech_goes_on_from_a_recording_whose_words_are_known(speaker):
     for wordless in ("bell", None, buzz(1.0, 1000)):
         with pytest.raises(InputError, match="its words must be known"):
             speaker.stream(text, wordless, SpeakingStyle(continues=True))
-    del speaker.shelf.built_in["ann"]
+    del speaker.voices.built_in["ann"]
 
 
 def test_speed_changes_the_length_of_speech_and_not_of_pauses(tmp_path):

@@ -13,75 +13,75 @@ CODES = [[1, 2], [3, 4]]
 
 
 @pytest.fixture
-def shelf(tmp_path) -> VoiceStore:
+def store(tmp_path) -> VoiceStore:
     return VoiceStore({"rms": StoredVoice("rms", CODES)}, tmp_path / "voices")
 
 
-def test_a_voice_is_found_again_by_another_shelf(shelf):
-    shelf.add(StoredVoice("Aunt May", CODES, "16000 Hz", "signed 3 May"))
-    found = VoiceStore(folder=shelf.folder).get("Aunt May")
+def test_a_voice_is_found_again_by_another_shelf(store):
+    store.add(StoredVoice("Aunt May", CODES, "16000 Hz", "signed 3 May"))
+    found = VoiceStore(folder=store.folder).get("Aunt May")
     assert (found.codes, found.consent, found.codec) == (CODES, "signed 3 May", "16000 Hz")
-    assert shelf.names() == ["rms", "Aunt May"] and "Aunt May" in shelf
+    assert store.names() == ["rms", "Aunt May"] and "Aunt May" in store
 
 
-def test_a_voice_added_again_is_replaced(shelf):
-    shelf.add(StoredVoice("guest", CODES))
-    shelf.add(StoredVoice("guest", [[9, 9]]))
-    assert shelf.get("guest").codes == [[9, 9]]
+def test_a_voice_added_again_is_replaced(store):
+    store.add(StoredVoice("guest", CODES))
+    store.add(StoredVoice("guest", [[9, 9]]))
+    assert store.get("guest").codes == [[9, 9]]
 
 
-def test_a_removed_voice_is_gone(shelf):
-    shelf.add(StoredVoice("guest", CODES))
-    shelf.remove("guest")
-    assert shelf.names() == ["rms"]
+def test_a_removed_voice_is_gone(store):
+    store.add(StoredVoice("guest", CODES))
+    store.remove("guest")
+    assert store.names() == ["rms"]
     with pytest.raises(InputError, match="there is no voice 'guest'; known: rms"):
-        shelf.get("guest")
+        store.get("guest")
 
 
-def test_built_in_voices_cannot_be_replaced_or_removed(shelf):
+def test_built_in_voices_cannot_be_replaced_or_removed(store):
     with pytest.raises(InputError, match="choose another name"):
-        shelf.add(StoredVoice("rms", CODES))
+        store.add(StoredVoice("rms", CODES))
     with pytest.raises(InputError, match="cannot be removed"):
-        shelf.remove("rms")
+        store.remove("rms")
 
 
 @pytest.mark.parametrize("name", ["", "../evil", "a/b", ".hidden", "x" * 65, "nul\0"])
-def test_a_name_is_no_path(shelf, name):
+def test_a_name_is_no_path(store, name):
     with pytest.raises(InputError, match="a voice's name"):
-        shelf.add(StoredVoice(name, CODES))
+        store.add(StoredVoice(name, CODES))
     with pytest.raises(InputError):
-        shelf.get(name)
+        store.get(name)
 
 
-def test_a_voice_without_codes_is_refused(shelf):
+def test_a_voice_without_codes_is_refused(store):
     with pytest.raises(InputError, match="needs codes or a recording"):
-        shelf.add(StoredVoice("silence", []))
+        store.add(StoredVoice("silence", []))
 
 
 @pytest.mark.parametrize("content", ["", "[]", json.dumps({"name": "x"}), json.dumps({"name": "x", "codes": ["ab"]})])
-def test_a_damaged_file_is_an_error_of_one_line(shelf, content):
-    shelf.folder.mkdir(parents=True)
-    (shelf.folder / "broken.json").write_text(content)
+def test_a_damaged_file_is_an_error_of_one_line(store, content):
+    store.folder.mkdir(parents=True)
+    (store.folder / "broken.json").write_text(content)
     with pytest.raises(InputError, match="is not a voice as it was kept"):
-        shelf.get("broken")
+        store.get("broken")
 
 
-def test_a_recording_stays_with_its_voice(shelf):
+def test_a_recording_stays_with_its_voice(store):
     recording = buzz(1.0, 16_000)
-    shelf.add(StoredVoice("guest", [], text="good evening"), recording)
-    found = VoiceStore(folder=shelf.folder)
+    store.add(StoredVoice("guest", [], text="good evening"), recording)
+    found = VoiceStore(folder=store.folder)
     assert found.names() == ["guest"] and found.get("guest").text == "good evening"
     kept = found.recording("guest")
     assert kept is not None and kept.rate == 16_000
     np.testing.assert_allclose(kept.samples, recording.samples, atol=1e-4)
-    shelf.add(StoredVoice("guest", CODES))
+    store.add(StoredVoice("guest", CODES))
     assert found.recording("guest") is None
-    shelf.remove("guest")
-    assert not list(shelf.folder.iterdir())
+    store.remove("guest")
+    assert not list(store.folder.iterdir())
 
 
-def test_a_damaged_voice_can_be_removed(shelf):
-    shelf.folder.mkdir(parents=True)
-    (shelf.folder / "broken.json").write_text("{")
-    shelf.remove("broken")
-    assert "broken" not in shelf
+def test_a_damaged_voice_can_be_removed(store):
+    store.folder.mkdir(parents=True)
+    (store.folder / "broken.json").write_text("{")
+    store.remove("broken")
+    assert "broken" not in store

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce._deprecated import former_arguments
-from vivavoce.asr.backends import Backend, BackendName, OwnBackend, load_backend, own_listener
+from vivavoce.asr.backends import Backend, BackendName, OwnBackend, load_backend, load_whisper
 from vivavoce.asr.drafts import DraftChoice, DraftReport
 from vivavoce.audio.io import Sound, Source, read
 from vivavoce.audio.vad import speech_probabilities, voice_activity
@@ -158,7 +158,7 @@ def transcribe(
     """
     if isinstance(model, str | Path):
         model = shared_backend(str(model), backend, device, dtype, DraftChoice(draft, heads, lookup))
-    listener = model if isinstance(model, Transcriber) else Transcriber(model, SpeechGate() if gate else None)
+    transcriber = model if isinstance(model, Transcriber) else Transcriber(model, SpeechGate() if gate else None)
     samples, seconds = _samples(sound)
     options = TranscriptionOptions(
         language, task, prompt, prefix, tuple(hotwords), word_times or max_silence is not None, timestamps,
@@ -166,13 +166,13 @@ def transcribe(
         beams,
     )  # fmt: skip
     segments = []
-    for segment in listener.segments(samples, options):
+    for segment in transcriber.segments(samples, options):
         segments.append(segment)
         if on_segment is not None:
             on_segment(segment)
     text = "".join(segment.text for segment in segments).strip()
     detected = language or next((segment.language for segment in segments if segment.language), None)
-    return Transcript(text, tuple(segments), detected or listener.own_language(samples), seconds)
+    return Transcript(text, tuple(segments), detected or transcriber.own_language(samples), seconds)
 
 
 def load_transcriber(model: str | Path, device: str = "auto", dtype: str = "auto") -> WhisperTranscriber:
@@ -184,7 +184,7 @@ def load_transcriber(model: str | Path, device: str = "auto", dtype: str = "auto
 def _loaded(model: str, device: str, dtype: str) -> WhisperTranscriber:
     path = Path(model).expanduser()
     source = path if path.is_file() else resolve(model)
-    return own_listener(source, pick(device), dtype)
+    return load_whisper(source, pick(device), dtype)
 
 
 def _samples(sound: Sound | Source | NDArray[np.floating]) -> tuple[torch.Tensor, float]:

@@ -126,7 +126,7 @@ class TranscriptionJob(Generic[Result]):
 
     def _answer(self, asked: Question) -> Answer:
         if isinstance(asked, DetectLanguage):
-            return self._engine.listener.likeliest_language(asked.memory)
+            return self._engine.transcriber.likeliest_language(asked.memory)
         if isinstance(asked, EncodeWindow):
             self._engine.driver.call(self._leave)
             self._encoding = self._engine.batcher.submit(asked.mel, ENCODING_SECONDS)
@@ -166,7 +166,7 @@ class TranscriptionJob(Generic[Result]):
     def _best(self, asked: WriteText) -> Text:
         self._check()
         assert self._window is not None
-        scored, end = [], self._engine.listener.tokens.endoftext
+        scored, end = [], self._engine.transcriber.tokens.endoftext
         for text in self._texts:
             written = [row[TOKEN] for row in text.rows[len(asked.prompt) :]]
             self._engine.tokens += len(written)
@@ -186,7 +186,7 @@ class TranscriptionJob(Generic[Result]):
         """Beam search, or texts with expected words: tokens are chosen here, the engine computes the states."""
         assert self._window is not None
         driver = self._engine.driver
-        rules = self._engine.listener.rules(asked.options, asked.is_started)
+        rules = self._engine.transcriber.rules(asked.options, asked.is_started)
         texts = ConstrainedTexts(driver, self._engine.writer, self._window, asked, rules, self._texts)
         replies = driver.call(texts.start)
         while replies:
@@ -236,19 +236,19 @@ class TranscribingEngine:
 
     def __init__(
         self,
-        listener: WhisperTranscriber,
+        transcriber: WhisperTranscriber,
         device: Device,
         windows: int = 16,
         drafts: DraftChoice | None = None,
         executor: DeadlineExecutor | None = None,
     ) -> None:
-        self.listener, self.windows = listener, windows
-        model = listener.model
-        self.writer = WhisperWriter(model, listener.tokens, listener.settings, windows)
+        self.transcriber, self.windows = transcriber, windows
+        model = transcriber.model
+        self.writer = WhisperWriter(model, transcriber.tokens, transcriber.settings, windows)
         texts = windows * TEXTS_PER_WINDOW
         limits = EngineLimits(cache_rows=texts * model.config.max_target_positions, sequences_per_step=min(128, texts))
         self.engine = Engine(self.writer, device, model.decoder.embed_tokens.weight.dtype, limits)
-        self.drafter = Drafter(drafts or DraftChoice(), listener, device)
+        self.drafter = Drafter(drafts or DraftChoice(), transcriber, device)
         self.drafter.join(self.engine, self.writer)
         executor = executor or executor_for(device.torch_device)
         self.driver = AsyncEngine(self.engine, executor)
@@ -266,7 +266,7 @@ class TranscribingEngine:
         self, samples: Tensor, options: TranscriptionOptions | None = None, previous: Sequence[int] = ()
     ) -> TranscriptionJob[None]:
         """A recording to be iterated over; `previous` are tokens an earlier hypothesis has of it, a draft.  # [time]"""
-        return self.run(self.listener.transcription_steps(samples, options), previous)
+        return self.run(self.transcriber.transcription_steps(samples, options), previous)
 
     def run(self, steps: Steps[Result], previous: Sequence[int] = ()) -> TranscriptionJob[Result]:
         """As `begin`, for steps of any kind."""

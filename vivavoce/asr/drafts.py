@@ -79,7 +79,7 @@ class BarredTokens:
         return self._later[sequence.rows[-1][WINDOW] % 2]
 
 
-class GuessingDecoder:
+class CpuDraftModel:
     """Greedy drafts of a small decoder on a CPU, whose windows are in the store of a writer of its own."""
 
     def __init__(self, decoder: WhisperDecoder, writer: WhisperWriter, rounded: bool = False) -> None:
@@ -127,7 +127,7 @@ class GuessingDecoder:
         return state
 
 
-class GuessingHeads:
+class CpuDraftHeads:
     """Greedy drafts of Medusa heads on a CPU, from the state of the newest token."""
 
     def __init__(self, heads: WhisperHeads, writer: WhisperWriter, engine: Engine, width: int) -> None:
@@ -224,38 +224,40 @@ class SmallWhisper:
 class Drafter:
     """The draft sources of one engine's texts."""
 
-    def __init__(self, choice: DraftChoice, listener: WhisperTranscriber, device: Device) -> None:
-        self.choice, self.listener, self.device = choice, listener, device
+    def __init__(self, choice: DraftChoice, transcriber: WhisperTranscriber, device: Device) -> None:
+        self.choice, self.transcriber, self.device = choice, transcriber, device
         self.pieces: PieceGuesser | None = None
         self.small: SmallWhisper | None = None
-        self.heads = None if choice.heads is None else _heads(choice.heads, listener.model)
+        self.heads = None if choice.heads is None else _heads(choice.heads, transcriber.model)
         if choice.draft is not None:
             folder = resolve(str(choice.draft))
             kind = draft_kind(folder)
             if kind == "pieces":
-                self.pieces = _pieces(folder, listener.model)
+                self.pieces = _pieces(folder, transcriber.model)
             elif kind == "heads":
                 raise CheckpointError(f"{folder} holds heads; name it with heads, not with draft")
             else:
-                self.small = _small(folder, kind, listener.model)
+                self.small = _small(folder, kind, transcriber.model)
         self._guessed: dict[int, list[Row]] = {}
-        self._by_heads: HeadDrafts | GuessingHeads | None = None
-        self._by_model: DraftModel | GuessingDecoder | None = None
+        self._by_heads: HeadDrafts | CpuDraftHeads | None = None
+        self._by_model: DraftModel | CpuDraftModel | None = None
         self._small_writer: WhisperWriter | None = None
 
     def join(self, engine: Engine, writer: WhisperWriter) -> None:
         """Make the drafts for the texts of an engine."""
         dtype = writer.model.decoder.embed_tokens.weight.dtype
-        if self.heads is not None and choose_draft_heads(self.device, dtype).cls is GuessingHeads:
-            self._by_heads = GuessingHeads(self.heads, writer, engine, self.choice.width)
+        if self.heads is not None and choose_draft_heads(self.device, dtype).cls is CpuDraftHeads:
+            self._by_heads = CpuDraftHeads(self.heads, writer, engine, self.choice.width)
         elif self.heads is not None:
             self._by_heads = HeadDrafts(WindowHeads(self.heads, writer), engine, self.choice.width)
         if self.small is not None:
-            listener = self.listener
-            self._small_writer = WhisperWriter(self.small, listener.tokens, listener.settings, writer.store.windows)
-            if choose_draft_model(self.device, dtype).cls is GuessingDecoder:
-                rounded = is_bf16(listener.model)
-                self._by_model = GuessingDecoder(self.small.decoder, self._small_writer, rounded)
+            transcriber = self.transcriber
+            self._small_writer = WhisperWriter(
+                self.small, transcriber.tokens, transcriber.settings, writer.store.windows
+            )
+            if choose_draft_model(self.device, dtype).cls is CpuDraftModel:
+                rounded = is_bf16(transcriber.model)
+                self._by_model = CpuDraftModel(self.small.decoder, self._small_writer, rounded)
                 return
             limits = EngineLimits(
                 cache_rows=engine.limits.cache_rows, sequences_per_step=engine.limits.sequences_per_step
@@ -270,7 +272,7 @@ class Drafter:
             memory = self.small.decoder.cross_kv(self.small.states(mel, states))
             self._small_writer.store.hold(memory, windows)
         if self.pieces is not None:
-            given = states.to(torch.bfloat16) if is_bf16(self.listener.model) else states
+            given = states.to(torch.bfloat16) if is_bf16(self.transcriber.model) else states
             for window, tokens in zip(windows, self.pieces.guess(given), strict=True):
                 self._guessed[window] = [(token, 2 * window) for token in tokens]
 
@@ -294,7 +296,7 @@ class Drafter:
         sources += [source for source in (self._by_heads, self._by_model) if source is not None]
         if not sources:
             return None
-        drafts_texts = bool(earlier) or window in self._guessed or isinstance(self._by_model, GuessingDecoder)
+        drafts_texts = bool(earlier) or window in self._guessed or isinstance(self._by_model, CpuDraftModel)
         source = sources[0] if len(sources) == 1 else FirstGuess(sources)
         max_rows = MAX_PIECES if drafts_texts else self.choice.max_rows
         if self.device.kind == "cuda":
@@ -307,7 +309,7 @@ class Drafter:
             self._by_model.close()
 
     def _is_text(self, row: Row) -> bool:
-        return row[TOKEN] < self.listener.tokens.endoftext
+        return row[TOKEN] < self.transcriber.tokens.endoftext
 
 
 @dataclass(frozen=True)

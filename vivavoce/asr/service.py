@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vivavoce.asr.batch import TranscribingEngine, TranscriptionJob
 from vivavoce.asr.drafts import DraftReport
-from vivavoce.asr.streaming import CommitPolicy, LiveGuess, LiveListener, LiveState, LiveUpdate
+from vivavoce.asr.streaming import CommitPolicy, LiveGuess, LiveState, LiveTranscriber, LiveUpdate
 from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
 from vivavoce.runtime.event_loop import iterate_on_thread
 
@@ -57,21 +57,21 @@ class RecognitionService:
 
     async def language(self, samples: NDArray[np.float32]) -> dict[str, float]:
         """How likely each language is in the first window, likeliest first.  # [time]"""
-        return await asyncio.to_thread(self.engine.listener.language, _tensor(samples))
+        return await asyncio.to_thread(self.engine.transcriber.language, _tensor(samples))
 
     def live(
         self, policy: CommitPolicy | str = "alignatt", options: TranscriptionOptions | None = None, every: float = 0.5
     ) -> "LiveSession":
         """A live stream."""
-        return LiveSession(self, LiveListener(self.engine, policy, options, every))
+        return LiveSession(self, LiveTranscriber(self.engine, policy, options, every))
 
     async def report(self) -> DraftReport:
         """Passes, tokens and drafts since the last report."""
         return self.engine.report()
 
-    async def guess(self, listener: LiveListener, state: LiveState) -> LiveGuess:
+    async def guess(self, transcriber: LiveTranscriber, state: LiveState) -> LiveGuess:
         """The hypothesis for a live stream as it is now."""
-        job = listener.ask(state)
+        job = transcriber.ask(state)
         async with aclosing(self._run(job)) as nothing:
             async for _ in nothing:
                 pass
@@ -90,9 +90,9 @@ class RecognitionService:
 class LiveSession:
     """One live stream: feed it sound, get committed words and the pending text."""
 
-    def __init__(self, service: RecognitionService, listener: LiveListener) -> None:
-        self._service, self._listener = service, listener
-        self.state = listener.initial_state()
+    def __init__(self, service: RecognitionService, transcriber: LiveTranscriber) -> None:
+        self._service, self._transcriber = service, transcriber
+        self.state = transcriber.initial_state()
 
     @property
     def text(self) -> str:
@@ -103,8 +103,8 @@ class LiveSession:
         """Take samples at 16 kHz; the updates they lead to, often none.  # [time]"""
         updates = []
         while len(samples):
-            samples, self.state = self._listener.take(self.state, samples)
-            if self._listener.is_due(self.state):
+            samples, self.state = self._transcriber.take(self.state, samples)
+            if self._transcriber.is_due(self.state):
                 updates.append(await self._settle(is_final=False))
         return updates
 
@@ -115,9 +115,9 @@ class LiveSession:
     async def _settle(self, is_final: bool) -> LiveUpdate:
         state = self.state
         guess = LiveGuess()
-        if self._listener.is_audible(state):
-            guess = await self._service.guess(self._listener, state)
-        update, self.state = self._listener.settle(state, guess, is_final)
+        if self._transcriber.is_audible(state):
+            guess = await self._service.guess(self._transcriber, state)
+        update, self.state = self._transcriber.settle(state, guess, is_final)
         return update
 
 

@@ -66,8 +66,8 @@ class LiveGuess:
 LiveSteps = Generator[Question, Answer, LiveGuess]
 
 
-def hear_live(
-    listener: WhisperTranscriber,
+def guess_steps(
+    transcriber: WhisperTranscriber,
     samples: Tensor,
     options: TranscriptionOptions,
     context: Sequence[int] = (),
@@ -77,27 +77,27 @@ def hear_live(
 
     `context` are tokens of the text before the sound, `settled` the tokens its text begins with.
     """
-    options = replace(options, language=options.language or listener.default_language, timestamps=False)
-    config = listener.model.config
-    mel = listener.log_mel(samples)
+    options = replace(options, language=options.language or transcriber.default_language, timestamps=False)
+    config = transcriber.model.config
+    mel = transcriber.log_mel(samples)
     frames = min(config.window_frames, mel.shape[-1] - config.window_frames)
-    memory = yield EncodeWindow(listener.window(mel, 0, options.padding, frames))
+    memory = yield EncodeWindow(transcriber.window(mel, 0, options.padding, frames))
     assert isinstance(memory, WindowMemory)
     if options.language is None:
         options = replace(options, language=str((yield DetectLanguage(memory))))
     half = config.max_target_positions // 2
-    prompt = listener.tokens.prompt(options.language, options.task, False, [*context][-(half // 2) :])
+    prompt = transcriber.tokens.prompt(options.language, options.task, False, [*context][-(half // 2) :])
     room = config.max_target_positions - len(prompt) - len(settled) - 1
     text = yield WriteText(memory, (*prompt, *settled), options, 0.0, 1, min(half, room), bool(settled))
     assert isinstance(text, Text)
-    if listener.is_silence(text):
+    if transcriber.is_silence(text):
         text = replace(text, tokens=[])
-    return _align(listener, memory, options.language or "", settled, text.tokens, frames)
+    return _align(transcriber, memory, options.language or "", settled, text.tokens, frames)
 
 
 @torch.inference_mode()
 def _align(
-    listener: WhisperTranscriber,
+    transcriber: WhisperTranscriber,
     memory: WindowMemory,
     language: str,
     settled: Sequence[int],
@@ -105,15 +105,15 @@ def _align(
     frames: int,
 ) -> LiveGuess:
     """Words of both parts with their times, by the alignment heads' attention to the part of the window with sound."""
-    tokens, spell = listener.tokens, listener.text_of
+    tokens, spell = transcriber.tokens, transcriber.text_of
     written = [token for token in (*settled, *guessed) if token < tokens.endoftext]
     if not written:
         return LiveGuess()
     prompt = tokens.prompt(language if tokens.is_multilingual else None)
     ids = torch.tensor([[*prompt, *written, tokens.endoftext]], device=memory.keys.device)
     positions = max(1, frames // CONV_STRIDE)
-    heads = listener.settings.alignment_heads
-    attention = cross_attention_weights(listener.model.decoder, ids, memory, heads, positions)
+    heads = transcriber.settings.alignment_heads
+    attention = cross_attention_weights(transcriber.model.decoder, ids, memory, heads, positions)
     attention = attention[0, :, len(prompt) - 1 : -1].float()
     begins = token_times(attention)
     smooth = median_filter(attention.mean(0), MEDIAN_WIDTH)  # [token, position]
@@ -225,7 +225,7 @@ class LiveState:
         return "".join(word.text for word in self.committed).strip()
 
 
-class LiveListener:
+class LiveTranscriber:
     """Streams on one engine, each a `LiveState`; several may be transcribed at once."""
 
     def __init__(
@@ -242,7 +242,7 @@ class LiveListener:
         self.engine, self.policy, self.every = engine, policy, every
         self._stride = max(1, round(every * RATE))
         self.options = options or TranscriptionOptions(padding="trim")
-        self.max_seconds = engine.listener.model.config.window_seconds
+        self.max_seconds = engine.transcriber.model.config.window_seconds
 
     def initial_state(self) -> LiveState:
         """A stream before its first sample."""
@@ -282,7 +282,7 @@ class LiveListener:
     def ask(self, state: LiveState) -> TranscriptionJob[LiveGuess]:
         """The next hypothesis, to be iterated to its end."""
         window = int(self.max_seconds * RATE)
-        steps = hear_live(self.engine.listener, state.sound[:window], self.options, state.context, state.settled)
+        steps = guess_steps(self.engine.transcriber, state.sound[:window], self.options, state.context, state.settled)
         return self.engine.run(steps, _tokens(state.guess.guessed))
 
     def settle(self, state: LiveState, guess: LiveGuess, is_final: bool = False) -> tuple[LiveUpdate, LiveState]:

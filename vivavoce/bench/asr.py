@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from vivavoce import hub
-from vivavoce.asr.backends import Backend, MoonshineBackend, OwnBackend, own_listener
+from vivavoce.asr.backends import Backend, MoonshineBackend, OwnBackend, load_whisper
 from vivavoce.asr.backends.ctranslate2 import load_converted
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.asr.drafts import DraftChoice
-from vivavoce.asr.streaming import POLICIES, LiveListener
+from vivavoce.asr.streaming import POLICIES, LiveTranscriber
 from vivavoce.audio.io import read
 from vivavoce.device import Device, dtype_name, pick
 from vivavoce.errors import InputError, MissingDependencyError, VivaError
@@ -143,7 +143,7 @@ def run(
     target = pick(device)
     with stage("loading"):
         spoken = spoken_sentences(speech, max_recordings)
-        listener = own_listener(resolve(model), target, dtype)
+        listener = load_whisper(resolve(model), target, dtype)
         choices = _choices(draft, heads, width)
         contenders = _contenders(listener, target, choices, padding)
         if peer:
@@ -277,7 +277,7 @@ def _live(
     listener: WhisperTranscriber, device: Device, policy: str, spoken: Sequence[LabelledRecording], padding: Padding
 ) -> dict[str, Any]:
     """Every recording as a live stream: error rate, word latency and real-time factor."""
-    live = LiveListener(
+    live = LiveTranscriber(
         TranscribingEngine(listener, device, 1), policy, TranscriptionOptions(padding=padding, temperatures=GREEDY_ONLY)
     )
     texts, latencies, taken = [], [], 0.0

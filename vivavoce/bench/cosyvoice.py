@@ -32,7 +32,7 @@ from vivavoce.models.cosyvoice.lm import CosyVoiceLM
 from vivavoce.models.flow.cuda import BUCKETS, GraphedFlow, bucket_of
 from vivavoce.models.flow.model import FlowSpeech
 from vivavoce.models.flow.state import FlowVoice
-from vivavoce.tts.cosyvoice import RATE, ListenerLead, round_layers
+from vivavoce.tts.cosyvoice import RATE, PlaybackLead, round_layers
 from vivavoce.tts.cosyvoice_engine import CODE_SECONDS, CosyVoiceSynthesizer, UtteranceOptions
 
 logger = logging.getLogger(__name__)
@@ -254,7 +254,7 @@ class Bench:
         return median(firsts)
 
     def _sounds(self, seed: int) -> Iterator[Tensor]:
-        listener = ListenerLead(time.monotonic)
+        listener = PlaybackLead(time.monotonic)
         rows, generation = self.setup.text(self.lm, self.setup.reply_codes, seed)
         for sound in self.synthesizer.text(rows, generation, UtteranceOptions(self.voice, listener.lead, seed)):
             listener.hear(len(sound) / RATE)

@@ -122,7 +122,7 @@ class NamedModel:
         self.name = dtype
         self._model = open_speech_model(model, str(setup.device), dtype)
         self.rate = self._model.rate
-        has_none = isinstance(self._model, CosyVoiceTTS) and not self._model.shelf.names()
+        has_none = isinstance(self._model, CosyVoiceTTS) and not self._model.voices.names()
         self._voice = buzz(REFERENCE_SECONDS, self.rate) if has_none else None
 
     def stream(self, seed: int) -> Iterator[NDArray[np.float32]]:

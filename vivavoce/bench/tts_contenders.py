@@ -169,7 +169,7 @@ class NanoContender:
     def _frames(self, seed: int) -> Iterator[tuple[int, ...]]:
         speaker = self.speaker
         generation = speaker.settings.generation(speaker.model.config.n_vq, len(TEXT), seed)
-        return iter(speaker.generator.frames(tuple(map(tuple, speaker.shelf.get(VOICE).codes)), TEXT, generation))
+        return iter(speaker.generator.frames(tuple(map(tuple, speaker.voices.get(VOICE).codes)), TEXT, generation))
 
     def _codec(self, frames: int) -> Callable[[], object]:
         decode, turn = self.speaker.decode, itertools.cycle(range(frames))

@@ -119,7 +119,7 @@ class SpeechSubject:
 
     def _voice(self, ask: Question) -> str | Sound | None:
         if ask.voice is None:
-            return next(iter(self.model.shelf.built_in), None)
+            return next(iter(self.model.voices.built_in), None)
         return ask.recording() or ask.voice
 
 

@@ -76,7 +76,7 @@ class LocalRecogniser:
         """
         transcriber = Transcriber.load(name, backend, device, gate=gate, parallel=MAX_PARALLEL_RECORDINGS)
         inner = transcriber.backend
-        return cls(inner.listener if isinstance(inner, OwnBackend) else inner, pick(device), transcriber=transcriber)
+        return cls(inner.transcriber if isinstance(inner, OwnBackend) else inner, pick(device), transcriber=transcriber)
 
     async def __aenter__(self) -> Self:
         self._turns.start()
@@ -158,7 +158,7 @@ class TTSSynthesiser:
     def voices(self) -> list[str]:
         """Names of the voices, the model's default first if it has a name."""
         own = self.speaker.settings.own_voice if isinstance(self.speaker, NanoTTS) else None
-        return [*([own] if own else []), *(name for name in self.speaker.shelf.names() if name != own)]
+        return [*([own] if own else []), *(name for name in self.speaker.voices.names() if name != own)]
 
     def with_instructions(self, instructions: str) -> "TTSSynthesiser":
         """A synthesiser with these style instructions; InputError names those that the model does not support."""

@@ -69,7 +69,7 @@ def say(
     clock = SpeechClock()
     tts = open_speech_model(model, device, dtype)
     if voice_folder is not None:
-        tts.shelf = VoiceStore(tts.shelf.built_in, voice_folder)
+        tts.voices = VoiceStore(tts.voices.built_in, voice_folder)
     with ExitStack() as stack:
         if isinstance(tts, FrameTTS):
             tts.warm_up()
@@ -139,7 +139,7 @@ def _target(out: str | None, format: str | None, rate: int, channels: int) -> "S
 
 def _voice(given: str | None, tts: "SpeechModel") -> "str | Sound | None":
     """A stored voice's name, or the audio of a recording."""
-    if given is None or given in tts.shelf or not Path(given).is_file():
+    if given is None or given in tts.voices or not Path(given).is_file():
         return given
     from vivavoce.audio.io import read
 
@@ -171,12 +171,12 @@ def voices_add(
         raise InputError("a voice is made of one recording; give it as FILE or with --wav")
     tts = open_speech_model(model, device)
     if voice_folder is not None:
-        tts.shelf = VoiceStore(tts.shelf.built_in, voice_folder)
+        tts.voices = VoiceStore(tts.voices.built_in, voice_folder)
     stored = tts.add_voice(name, read(file, mono=False), consent, text)
     if as_json:
         print_json({"name": stored.name, "frames": len(stored.codes), "consent": stored.consent, "text": stored.text})
         return
-    Console(highlight=False).print(f"{escape(name)} is kept in {escape(str(tts.shelf.folder))}")
+    Console(highlight=False).print(f"{escape(name)} is kept in {escape(str(tts.voices.folder))}")
     if not consent:
         Console(stderr=True).print("→ note the speaker's agreement with --consent: nobody's voice without their word")
 

@@ -37,7 +37,7 @@ from vivavoce.models.quantised import linears
 from vivavoce.nn.quantised import Int8Linear
 from vivavoce.tts.cosyvoice_engine import CosyVoiceSynthesizer, UtteranceOptions
 from vivavoce.tts.cosyvoice_inputs import (
-    ReadyVoices,
+    PreparedVoices,
     References,
     VoiceReference,
     breaths,
@@ -89,7 +89,7 @@ class CosyVoiceTTS:
         self.synthesizer = CosyVoiceSynthesizer(parts.lm, speech, device, self.settings.left_chunks)
         chunk = speech.flow.config.chunk
         max_codes = max(chunk, round(self.settings.prompt_seconds * CODES_A_SECOND))
-        self.ready = ReadyVoices(speech.flow, min(self.settings.first_hop, chunk), max_codes)
+        self.ready = PreparedVoices(speech.flow, min(self.settings.first_hop, chunk), max_codes)
 
     @classmethod
     def load(
@@ -114,13 +114,13 @@ class CosyVoiceTTS:
         return cls(parts, on, settings, voices)
 
     @property
-    def shelf(self) -> VoiceStore:
+    def voices(self) -> VoiceStore:
         """The voices that can be named; another shelf may be put here."""
-        return self.references.shelf
+        return self.references.voices
 
-    @shelf.setter
-    def shelf(self, shelf: VoiceStore) -> None:
-        self.references.shelf = shelf
+    @voices.setter
+    def voices(self, voices: VoiceStore) -> None:
+        self.references.voices = voices
 
     @property
     def rate(self) -> int:
@@ -138,7 +138,7 @@ class CosyVoiceTTS:
         reference = self.references.heard(sound, transcript)
         if transcript:
             self.prompt.zero_shot(transcript, reference.prompt.codes.tolist())
-        kept = self.shelf.add(StoredVoice(name, [], "", consent, text=transcript), sound)
+        kept = self.voices.add(StoredVoice(name, [], "", consent, text=transcript), sound)
         self.references.named(name)
         return kept
 
@@ -147,7 +147,7 @@ class CosyVoiceTTS:
 
         Unsaid, those are as many as there is memory for. Where no voice is kept yet, nobody's is taken.
         """
-        without_voice = voice is None and not self.shelf.names()
+        without_voice = voice is None and not self.voices.names()
         if without_voice and not self.device.graphs:
             return
         ready = self.ready.placeholder() if without_voice else self._ready(self._reference(voice))
@@ -192,7 +192,7 @@ class CosyVoiceTTS:
         style = _directed(style)
         reference = self._reference(voice)
         before = self._before(reference, style)
-        listener = ListenerLead(clock)
+        listener = PlaybackLead(clock)
         if isinstance(text, str):
             count = self.parts.tokenizer.encode
             parts = breaths(prepared(text, self.version, style.clean), lambda part: len(count(part)))
@@ -211,7 +211,7 @@ class CosyVoiceTTS:
         self, sound: Sound, voice: str | Sound | None = None, style: SpeakingStyle | None = None
     ) -> Iterator[Samples]:
         """What a recording of any length says, in another voice.  # pieces [1, time]"""
-        style, listener = _directed(style), ListenerLead(None)
+        style, listener = _directed(style), PlaybackLead(None)
         if style.instruction_for(self.version):
             raise InputError("a converted recording keeps its own way of speaking; it can be told nothing but speed")
         saying = self._saying(self._reference(voice), listener, style.seed)
@@ -232,7 +232,7 @@ class CosyVoiceTTS:
         before: PromptPrefix,
         reference: VoiceReference,
         style: DirectedStyle,
-        listener: "ListenerLead",
+        listener: "PlaybackLead",
     ) -> Iterator[Tensor]:
         for number, part in enumerate(parts):
             ids = self.prompt.text(part.text)
@@ -249,7 +249,7 @@ class CosyVoiceTTS:
         before: PromptPrefix,
         reference: VoiceReference,
         style: DirectedStyle,
-        listener: "ListenerLead",
+        listener: "PlaybackLead",
     ) -> Generator[Tensor, None, None]:
         rounds = Interleave(self.parts.lm.config, before)
         tokens = (self.prompt.text(prepared_piece(piece, self.version)) for piece in words_of(text))
@@ -261,7 +261,7 @@ class CosyVoiceTTS:
         sampling = GREEDY if style.greedy else self.settings.sampling
         return Generation(sampling, max_new_rows=max_rows, min_new_rows=min_rows, seed=style.seed + number)
 
-    def _saying(self, reference: VoiceReference, listener: "ListenerLead", seed: int) -> UtteranceOptions:
+    def _saying(self, reference: VoiceReference, listener: "PlaybackLead", seed: int) -> UtteranceOptions:
         return UtteranceOptions(self._ready(reference), listener.lead, seed)
 
     def _ready(self, reference: VoiceReference) -> FlowVoice:
@@ -280,11 +280,11 @@ class CosyVoiceTTS:
             return self.references.heard(voice)
         if voice is not None:
             return self.references.named(voice)
-        if not (names := self.shelf.names()):
+        if not (names := self.voices.names()):
             raise InputError("CosyVoice has no voice of its own; add one: viva voices add NAME FILE --text WORDS")
         return self.references.named(names[0])
 
-    def _finished(self, sounds: Iterator[Tensor], style: DirectedStyle, listener: "ListenerLead") -> Iterator[Samples]:
+    def _finished(self, sounds: Iterator[Tensor], style: DirectedStyle, listener: "PlaybackLead") -> Iterator[Samples]:
         """At the speed and loudness that are wanted, told to the listener as it is handed on."""
         stretch, limiter = TimeStretch(RATE, style.speed), Limiter(RATE)
         stretched, limited = stretch.initial_state(1), limiter.initial_state(1)
@@ -303,7 +303,7 @@ class CosyVoiceTTS:
             yield rest
 
 
-class ListenerLead:
+class PlaybackLead:
     """Somebody who hears a text at its own pace; may be asked from any thread."""
 
     def __init__(self, clock: Callable[[], float] | None) -> None:

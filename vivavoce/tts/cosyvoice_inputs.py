@@ -159,9 +159,9 @@ class VoiceReference:
 class References:
     """Voices by name or recording. What is derived from a kept one stands in a file beside it."""
 
-    def __init__(self, shelf: VoiceStore, load_tokenizer: Callable[[], CosyVoiceSpeechTokenizer], kind: str) -> None:
+    def __init__(self, voices: VoiceStore, load_tokenizer: Callable[[], CosyVoiceSpeechTokenizer], kind: str) -> None:
         """`ear` is asked for when a recording must be heard; `kind` says whose derived values they are."""
-        self.shelf, self._load_tokenizer, self._kind = shelf, load_tokenizer, kind
+        self.voices, self._load_tokenizer, self._kind = voices, load_tokenizer, kind
         self._named: dict[str, tuple[Stamp, VoiceReference]] = {}
         self._heard: OrderedDict[str, VoicePrompt] = OrderedDict()
 
@@ -184,15 +184,15 @@ class References:
         return VoiceReference(self._heard[mark], tidied_transcript(transcript), mark)
 
     def _stamp(self, name: str) -> Stamp:
-        files = sorted(each for each in self.shelf.folder.glob(f"{glob.escape(name)}.*") if READY not in each.name)
+        files = sorted(each for each in self.voices.folder.glob(f"{glob.escape(name)}.*") if READY not in each.name)
         return tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
     def _read(self, name: str) -> VoiceReference:
-        kept = self.shelf.get(name)
-        recording = self.shelf.recording(name)
+        kept = self.voices.get(name)
+        recording = self.voices.recording(name)
         if recording is None:
             raise InputError(f"the voice {name!r} was made for another model and has no recording; add it anew")
-        mark, file = mark_of(recording), self.shelf.folder / f"{name}.{self._kind}{DERIVED}"
+        mark, file = mark_of(recording), self.voices.folder / f"{name}.{self._kind}{DERIVED}"
         tensors = _read(file, mark)
         if tensors is None or set(tensors) != PROMPT:
             prompt = self._load_tokenizer().reference(recording)
@@ -228,7 +228,7 @@ def _write(file: Path, tensors: dict[str, Tensor], mark: str) -> None:
         raise CheckpointError(f"cannot keep what was derived of a voice in {file} ({error})") from error
 
 
-class ReadyVoices:
+class PreparedVoices:
     """The flow's share of the voices used last, computed once and shared by all who speak with them.
 
     Where computing takes far longer than reading, on CPUs, that of a kept voice stands in a second file beside it.

@@ -173,7 +173,7 @@ class FrameTTS(ABC):
 
     prompt: MossTTSNanoPrompt
     settings: SpeechSettings
-    shelf: VoiceStore
+    voices: VoiceStore
 
     def warm_up(self) -> None:  # noqa: B027 - nothing is what most need
         """Do ahead what would make the first text slow."""
@@ -217,7 +217,7 @@ class FrameTTS(ABC):
     def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> StoredVoice:
         """Keep a voice on this machine under a name, from a recording of three to eight seconds and its words."""
         voice = StoredVoice(name, self._encode_reference(sound), self.mark, consent, text=text)
-        return self.shelf.add(voice, sound)
+        return self.voices.add(voice, sound)
 
     @former_arguments(manner="style")
     def stream(
@@ -305,7 +305,7 @@ class FrameTTS(ABC):
         """What stands before each part."""
         if not style.continues:
             return SpokenPrefix(self._reference(voice))
-        words = self.shelf.get(voice).text.strip() if isinstance(voice, str) and voice in self.shelf else ""
+        words = self.voices.get(voice).text.strip() if isinstance(voice, str) and voice in self.voices else ""
         if not words:
             raise InputError("to go on from a recording its words must be known: keep the voice with its --text")
         return SpokenPrefix(words=words + " ", said=self._reference(voice))
@@ -320,10 +320,10 @@ class FrameTTS(ABC):
 
     def _stored_codes(self, name: str) -> list[list[int]]:
         """A kept voice's codes; those of another model's codec are made anew from its recording."""
-        voice = self.shelf.get(name)
+        voice = self.voices.get(name)
         if voice.codes and voice.codec in ("", self.mark):
             return voice.codes
-        recording = self.shelf.recording(name)
+        recording = self.voices.recording(name)
         if recording is None:
             raise InputError(f"the voice {name!r} was made for another model and has no recording; add it anew")
         return self._encode_reference(recording)

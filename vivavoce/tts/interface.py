@@ -153,7 +153,7 @@ class VoiceStore:
 class SpeechModel(Protocol):
     """Text in, sound out. May be asked from several threads."""
 
-    shelf: VoiceStore
+    voices: VoiceStore
 
     @property
     def rate(self) -> int:

@@ -314,7 +314,7 @@ class NanoTTS(FrameTTS):
         self.model, self.codec = model, codec
         self.prompt = MossTTSNanoPrompt(model.config, tokenizer)
         self.settings = settings or SpeechSettings()
-        self.shelf = VoiceStore(self.settings.voices, voices)
+        self.voices = VoiceStore(self.settings.voices, voices)
         self.generator: FrameGenerator
         self.decode: SingleDecoder | BatchedDecoder
         if choose_nano_generator(device, model.transformer.wte.weight.dtype).cls is CpuFrameGenerator:

@@ -120,7 +120,7 @@ class OnnxTTS(FrameTTS):
         given: dict[str, Any] = {k: v for k, v in manifest.get("tts_config", {}).items() if k in known}
         self.config, self.exact = MossTTSNanoConfig(**given), exact
         self.settings = settings or _settings(folder, manifest)
-        self.shelf = VoiceStore(self.settings.voices, voices)
+        self.voices = VoiceStore(self.settings.voices, voices)
         self.prompt = MossTTSNanoPrompt(self.config, tokenizer or SentencePieceTokenizer.load(folder))
         self._meta: dict[str, Any] = {"sample_rate": 48_000, "channels": 2, "frame_samples": 3840, "mark": ""} | meta
         self._open: Callable[[Path, str], OnnxSession] = lambda where, name: OnnxSession(

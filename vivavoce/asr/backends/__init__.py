@@ -63,12 +63,12 @@ class OwnBackend:
 
     def __init__(
         self,
-        listener: WhisperTranscriber,
+        transcriber: WhisperTranscriber,
         device: Device,
         drafts: DraftChoice | None = None,
         parallel: int = 1,
     ) -> None:
-        self.listener = listener
+        self.transcriber = transcriber
         self._device, self._drafts, self._parallel = device, drafts, parallel
         if parallel == 1:
             _ = self.engine  # a draft that does not fit is refused when it is loaded
@@ -76,11 +76,11 @@ class OwnBackend:
     @cached_property
     def engine(self) -> TranscribingEngine:
         """Made on first use where it may not be needed: a server on a GPU has an engine for all requests."""
-        return TranscribingEngine(self.listener, self._device, windows=self._parallel, drafts=self._drafts)
+        return TranscribingEngine(self.transcriber, self._device, windows=self._parallel, drafts=self._drafts)
 
     def own_language(self, samples: torch.Tensor) -> str:
         """The language that is written where none is asked for.  # [time]"""
-        return self.listener.own_language(samples)
+        return self.transcriber.own_language(samples)
 
     def segments(
         self, samples: torch.Tensor, options: TranscriptionOptions | None = None
@@ -213,26 +213,26 @@ def load_backend(
     if chosen == "faster-whisper":
         compute = "float16" if picked.kind == "cuda" else "int8" if dtype in ("auto", "int8") else dtype
         return load_converted(source, picked.kind, compute)
-    return OwnBackend(own_listener(source, picked, dtype), picked, drafts, parallel)
+    return OwnBackend(load_whisper(source, picked, dtype), picked, drafts, parallel)
 
 
-def own_listener(source: Path, device: Device, dtype: str = "auto") -> WhisperTranscriber:
+def load_whisper(source: Path, device: Device, dtype: str = "auto") -> WhisperTranscriber:
     """A Whisper for our own engine; on a CPU with an optimised encoder, in bfloat16 where that is fast."""
     if dtype == "int8":
-        return int8_listener(source, device)
-    listener = WhisperTranscriber.load(source, device.torch_device, resolve_dtype(dtype, device))
-    choice = choose_whisper_encoder(device, dtype, has_plain_products(listener.model.encoder))
+        return load_int8_whisper(source, device)
+    transcriber = WhisperTranscriber.load(source, device.torch_device, resolve_dtype(dtype, device))
+    choice = choose_whisper_encoder(device, dtype, has_plain_products(transcriber.model.encoder))
     if choice.cls is OptimisedEncoder:
-        (to_bf16 if choice.dtype == torch.bfloat16 else optimise_encoder)(listener.model)
-    return listener
+        (to_bf16 if choice.dtype == torch.bfloat16 else optimise_encoder)(transcriber.model)
+    return transcriber
 
 
-def int8_listener(source: Path, device: Device) -> WhisperTranscriber:
+def load_int8_whisper(source: Path, device: Device) -> WhisperTranscriber:
     """A model with int8 products; CPUs only."""
     choose_whisper_encoder(device, "int8")  # or it is refused
-    listener = WhisperTranscriber.load(source, device.torch_device)
-    to_int8(listener.model)
-    return listener
+    transcriber = WhisperTranscriber.load(source, device.torch_device)
+    to_int8(transcriber.model)
+    return transcriber
 
 
 def fitting(source: Path, device: Device, drafts: DraftChoice | None = None) -> BackendName:

@@ -95,14 +95,14 @@ class EncodedWindow(WindowMemory):
 class ConvertedWindows:
     """Our transcription loop with CTranslate2's encoder and decoder."""
 
-    def __init__(self, listener: WhisperTranscriber, model: Any) -> None:
-        self.listener, self.model = listener, model
-        seconds = max(MIN_WINDOW_SECONDS, listener.settings.min_window_seconds)
-        listener.settings = replace(listener.settings, min_window_seconds=seconds)
+    def __init__(self, transcriber: WhisperTranscriber, model: Any) -> None:
+        self.transcriber, self.model = transcriber, model
+        seconds = max(MIN_WINDOW_SECONDS, transcriber.settings.min_window_seconds)
+        transcriber.settings = replace(transcriber.settings, min_window_seconds=seconds)
 
     def own_language(self, samples: torch.Tensor) -> str:
         """The language that is written where none is asked for."""
-        return self.listener.own_language(samples)
+        return self.transcriber.own_language(samples)
 
     def segments(
         self, samples: torch.Tensor, options: TranscriptionOptions | None = None
@@ -110,7 +110,7 @@ class ConvertedWindows:
         """Segments as they become final."""
         if options is not None and options.word_times:
             raise InputError("this backend has no word times for this model; use --backend ours")
-        yield from run_steps(self.listener.transcription_steps(samples, options), self._answer)
+        yield from run_steps(self.transcriber.transcription_steps(samples, options), self._answer)
 
     def _answer(self, asked: Question) -> Answer:
         if isinstance(asked, DetectLanguage):
@@ -131,17 +131,17 @@ class ConvertedWindows:
 
     def _write(self, asked: WriteText) -> Text:
         assert isinstance(asked.memory, EncodedWindow)
-        settings, tokens = self.listener.settings, self.listener.tokens
+        settings, tokens = self.transcriber.settings, self.transcriber.tokens
         latest, suppressed = settings.latest_start, list(settings.suppressed)
         if not asked.options.timestamps:
-            suppressed += range(tokens.notimestamps, self.listener.model.config.vocab_size)
+            suppressed += range(tokens.notimestamps, self.transcriber.model.config.vocab_size)
         sampling = {"sampling_topk": 0, "sampling_temperature": asked.temperature} if asked.temperature else {}
         (result,) = self.model.generate(
             asked.memory.encoded,
             [list(asked.prompt)],
             beam_size=asked.beams,
             num_hypotheses=asked.best_of,
-            max_length=self.listener.model.config.max_target_positions,
+            max_length=self.transcriber.model.config.max_target_positions,
             return_scores=True,
             return_no_speech_prob=True,
             suppress_blank=True,

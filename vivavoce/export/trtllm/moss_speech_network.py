@@ -3,8 +3,8 @@
 """MOSS-Speech in TensorRT-LLM's own layers, for `trtllm-build --model_cls_file` (versions 1.0 to 1.3.0rc20).
 
 This file is copied into an exported checkpoint and imports nothing else of this package.
-`MossSpeechForCausalLM` is the whole model over the joint vocabulary (text ids, then audio codes): its logits are the text
-head's, then the audio head's.
+`MossSpeechForCausalLM` is the whole model over the joint vocabulary (text ids, then audio codes): its logits are the
+text head's, then the audio head's.
 Which half is valid depends on the mode of the reply; the caller's logits processor decides it.
 `MossSpeechTrunk` is the shared part alone; its output `trunk_states` is what the tails read.
 """

@@ -57,7 +57,7 @@ class TTSEndpoint:
 
     def remove_voice(self, name: str) -> None:
         """Remove a stored voice."""
-        self.voice.speaker.shelf.remove(name)
+        self.voice.speaker.voices.remove(name)
 
 
 class ASREndpoint:
