@@ -38,7 +38,7 @@ def drafts(transcriber, tmp_path_factory):  # noqa: F811
 
 CHOICES = {
     "heads": {"heads": "heads"},
-    "branching heads": {"heads": "heads", "width": 3, "most": 7},
+    "branching heads": {"heads": "heads", "width": 3, "max_rows": 7},
     "decoder": {"draft": "decoder"},
     "pieces": {"draft": "pieces"},
     "another whisper": {"draft": "whisper"},
@@ -131,7 +131,7 @@ def test_drafts_that_do_not_fit_are_refused_in_a_line(transcriber, drafts, tmp_p
     Whisper.random(other, seed=1).save(tmp_path)
     for choice, complaint in (
         (DraftChoice(draft=tmp_path), "num_mel_bins is 128, not 80"),
-        (DraftChoice(draft=drafts / "heads"), "name it with heads"),
+        (DraftChoice(draft=drafts / "heads"), "pass it as heads"),
         (DraftChoice(heads=drafts / "pieces"), "not of heads drafts"),
     ):
         with pytest.raises(CheckpointError, match=complaint):

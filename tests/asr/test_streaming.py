@@ -13,12 +13,12 @@ from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.asr.service import RecognitionService
 from vivavoce.asr.streaming import (
     AlignAtt,
-    GuessedWord,
-    LiveGuess,
+    HypothesisWord,
+    LiveHypothesis,
     LiveState,
     LiveTranscriber,
     LocalAgreement,
-    guess_steps,
+    hypothesis_steps,
 )
 from vivavoce.device import pick
 from vivavoce.errors import InputError
@@ -27,26 +27,34 @@ from vivavoce.models.whisper.transcriber import EncodeWindow, TranscriptionOptio
 WISH = TranscriptionOptions(padding="trim", language="en")
 
 
-def words(*texts: str, looks: tuple[float, ...] = ()) -> tuple[GuessedWord, ...]:
-    looked = looks or tuple(float(n) for n in range(len(texts)))
+def words(*texts: str, attended: tuple[float, ...] = ()) -> tuple[HypothesisWord, ...]:
+    looked = attended or tuple(float(n) for n in range(len(texts)))
     pairs = enumerate(zip(texts, looked, strict=True))
-    return tuple(GuessedWord(text, (n,), n, n + 0.9, look) for n, (text, look) in pairs)
+    return tuple(HypothesisWord(text, (n,), n, n + 0.9, attended) for n, (text, attended) in pairs)
 
 
 def test_local_agreement_lets_through_what_two_guesses_share():
     policy = LocalAgreement()
-    one, two = LiveGuess((), words(" a", " table", " fur")), LiveGuess((), words(" A", " table,", " for", " two"))
-    assert policy.sure(two, one, 9.0) == 2
-    assert policy.sure(one, LiveGuess(), 9.0) == 0
-    assert policy.sure(one, one, 9.0) == 3
+    one, two = (
+        LiveHypothesis((), words(" a", " table", " fur")),
+        LiveHypothesis((), words(" A", " table,", " for", " two")),
+    )
+    assert policy.count_committed(two, one, 9.0) == 2
+    assert policy.count_committed(one, LiveHypothesis(), 9.0) == 0
+    assert policy.count_committed(one, one, 9.0) == 3
 
 
 def test_alignatt_lets_through_what_was_not_looked_for_at_the_end():
-    policy = AlignAtt(margin=0.5, farthest_back=4.0)
-    assert policy.sure(LiveGuess((), words(" a", " b", " c", looks=(0.2, 1.4, 1.6))), LiveGuess(), 2.0) == 2
-    lost = LiveGuess(words(" z", looks=(6.0,)), words(" a", " b", looks=(6.5, 1.0)))
-    assert policy.sure(lost, LiveGuess(), 9.0) == 1
-    assert policy.sure(LiveGuess(), LiveGuess(), 2.0) == 0
+    policy = AlignAtt(margin=0.5, max_jump_back=4.0)
+    assert (
+        policy.count_committed(
+            LiveHypothesis((), words(" a", " b", " c", attended=(0.2, 1.4, 1.6))), LiveHypothesis(), 2.0
+        )
+        == 2
+    )
+    lost = LiveHypothesis(words(" z", attended=(6.0,)), words(" a", " b", attended=(6.5, 1.0)))
+    assert policy.count_committed(lost, LiveHypothesis(), 9.0) == 1
+    assert policy.count_committed(LiveHypothesis(), LiveHypothesis(), 2.0) == 0
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +62,9 @@ def live_engine(transcriber):  # noqa: F811
     return TranscribingEngine(transcriber, pick("cpu"), windows=4)
 
 
-def greedy(transcriber, samples, settled=()):  # noqa: F811
+def greedy(transcriber, samples, committed=()):  # noqa: F811
     """The guess for a sound, by the transcriber alone."""
-    going, answer = guess_steps(transcriber, torch.from_numpy(samples), WISH, (), settled), None
+    going, answer = hypothesis_steps(transcriber, torch.from_numpy(samples), WISH, (), committed), None
     while True:
         try:
             item = going.send(answer)
@@ -67,17 +75,17 @@ def greedy(transcriber, samples, settled=()):  # noqa: F811
 
 def test_a_guess_goes_on_from_what_is_settled(transcriber):  # noqa: F811
     whole = greedy(transcriber, noise(1.5))
-    tokens = [token for word in whole.guessed for token in word.tokens]
-    assert len(tokens) > 4 and not whole.settled
+    tokens = [token for word in whole.pending for token in word.tokens]
+    assert len(tokens) > 4 and not whole.committed
     first = tokens[:4]
     again = greedy(transcriber, noise(1.5), first)
-    assert [token for word in again.settled for token in word.tokens] == first
-    assert [token for word in again.guessed for token in word.tokens][: len(tokens) - len(first)] == tokens[
+    assert [token for word in again.committed for token in word.tokens] == first
+    assert [token for word in again.pending for token in word.tokens][: len(tokens) - len(first)] == tokens[
         len(first) :
     ]
-    for word in (*again.settled, *again.guessed):
-        assert 0 <= word.start <= word.end <= 1.5 and 0 <= word.look <= 1.5
-    starts = [word.start for word in (*again.settled, *again.guessed)]
+    for word in (*again.committed, *again.pending):
+        assert 0 <= word.start <= word.end <= 1.5 and 0 <= word.attended <= 1.5
+    starts = [word.start for word in (*again.committed, *again.pending)]
     assert starts == sorted(starts)
 
 
@@ -88,11 +96,11 @@ def test_a_stream_tells_every_word_once_and_its_state_is_a_value(live_engine, po
     updates, state = live.step(live.initial_state(), samples)
     final, after = live.finish(state)
     assert len(updates) == 21 and not updates[-1].is_final and final.is_final
-    committed = [word for update in (*updates, final) for word in update.words]
-    assert tuple(committed) == after.committed and "".join(word.text for word in committed).strip() == after.text
-    assert all(word.start >= 0 and word.end <= word.committed_at + 1e-6 and word.latency >= -1e-6 for word in committed)
-    assert len(state.sound) / RATE < 2.0 and state.heard == pytest.approx(5.3, abs=0.01)  # a window is 2 s
-    assert after.sound.numel() == 0 and after.heard == pytest.approx(5.3, abs=0.01)
+    words = [word for update in (*updates, final) for word in update.words]
+    assert tuple(words) == after.words and "".join(word.text for word in words).strip() == after.text
+    assert all(word.start >= 0 and word.end <= word.committed_at + 1e-6 and word.latency >= -1e-6 for word in words)
+    assert len(state.sound) / RATE < 2.0 and state.received == pytest.approx(5.3, abs=0.01)  # a window is 2 s
+    assert after.sound.numel() == 0 and after.received == pytest.approx(5.3, abs=0.01)
     assert live.finish(state)[0] == final
     pieces, again = [], live.initial_state()
     for piece in np.array_split(samples, 41):
@@ -108,9 +116,9 @@ def test_the_guess_before_is_the_draft_of_the_next(live_engine):
     (update,), state = live.step(live.initial_state(), noise(0.5))
     plain = live_engine.report()
     assert not update.words and update.pending
-    _, state = live.settle(state, live._guess(state))
+    _, state = live.commit(state, live._hypothesis(state))
     assert live_engine.report().passes * 2 < plain.passes
-    assert state.committed  # the same sound heard twice is agreed on
+    assert state.words  # the same sound heard twice is agreed on
 
 
 def test_silence_tells_nothing(transcriber):  # noqa: F811
@@ -131,7 +139,7 @@ async def test_recordings_and_streams_are_heard_side_by_side(transcriber):  # no
     alone = [[s.tokens for s in transcriber.segments(torch.from_numpy(noise(t, n)))] for n, t in enumerate((1.3, 4.2))]
     sync = LiveTranscriber(TranscribingEngine(transcriber, pick("cpu"), windows=1), "alignatt", WISH, every=0.5)
     _, state = sync.step(sync.initial_state(), noise(2.6, 7))
-    expected = "".join(word.text for word in sync.finish(state)[1].committed).strip()
+    expected = "".join(word.text for word in sync.finish(state)[1].words).strip()
     async with RecognitionService(TranscribingEngine(transcriber, pick("cpu"), windows=3)) as recogniser:
         session = recogniser.live("alignatt", WISH, every=0.5)
 

@@ -1,4 +1,7 @@
-"""Speech recognition: `transcribe("meeting.m4a")`."""
+"""Speech recognition: `transcribe("meeting.m4a")`.
+
+The Python API, the command line and the server share `Transcriber`: a backend, and the speech gate over its segments.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,15 +26,15 @@ from vivavoce.models.whisper.transcriber import Padding, TranscriptionOptions, T
 RATE = 16_000
 DEFAULT_MODEL = "mini-asr"
 WINDOW = 512
-MARGIN = 0.3  # seconds before and after a segment that are counted as its own: its times are not exact
-QUIETEST = 1e-6
+MARGIN = 0.3  # seconds before and after a segment that count as part of it, since its times are not exact
+AMPLITUDE_FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
 class SpeechActivity:
-    """Chance of speech and level in every 32 ms of a recording."""
+    """Speech probability and level of every 32 ms of a recording."""
 
-    chances: NDArray[np.float32]
+    probabilities: NDArray[np.float32]
     decibels: NDArray[np.float32]
 
 
@@ -39,24 +42,24 @@ class SpeechActivity:
 class SpeechGate:
     """Drops segments in which no speech is detected."""
 
-    min_chance: float = 0.4
+    min_probability: float = 0.4
     min_windows: int = 3
-    """Windows of 32 ms that must have this chance."""
+    """Windows of 32 ms that must reach this probability."""
     min_range: float = 1.5
-    """Decibels by which their level must vary: a hum can pass for a voice, but it is steady. Speech in noise that is
-    5 dB louder than itself varies by more than 2, a hum by less than 0.5."""
+    """Decibels by which the level of these windows must vary. The detector can take a hum for a voice, but a hum is
+    steady: its level varies by less than 0.5 dB, that of speech in noise 5 dB louder by more than 2 dB."""
 
     def activity(self, samples: NDArray[np.float32]) -> SpeechActivity:
-        """Speech activity of a recording, the last window of which is filled up with silence.  # [time] at 16 kHz"""
+        """Speech activity of a recording; its last window is padded with silence.  # [time] at 16 kHz"""
         padded = np.pad(samples, (0, -len(samples) % WINDOW))
         power = np.square(padded.reshape(-1, WINDOW)).mean(1)
-        return SpeechActivity(speech_probabilities(voice_activity(), padded), 10 * np.log10(power + QUIETEST**2))
+        return SpeechActivity(speech_probabilities(voice_activity(), padded), 10 * np.log10(power + AMPLITUDE_FLOOR**2))
 
     def passes(self, segment: TranscriptSegment, activity: SpeechActivity) -> bool:
-        """Whether there is speech in a segment."""
+        """Whether a segment contains speech."""
         first = max(0, int((segment.start - MARGIN) * RATE / WINDOW))
         last = int((segment.end + MARGIN) * RATE / WINDOW) + 1
-        levels = activity.decibels[first:last][activity.chances[first:last] >= self.min_chance]
+        levels = activity.decibels[first:last][activity.probabilities[first:last] >= self.min_probability]
         if len(levels) < self.min_windows:
             return False
         low, high = np.percentile(levels, (10, 90))
@@ -64,7 +67,7 @@ class SpeechGate:
 
 
 class Transcriber:
-    """A `Backend` whose segments pass the speech gate; without a gate, the backend's own segments."""
+    """A `Backend` and the speech gate that its segments pass; without a gate, all segments are returned."""
 
     def __init__(self, backend: Backend, gate: SpeechGate | None) -> None:
         self.backend, self.gate = backend, gate
@@ -80,25 +83,25 @@ class Transcriber:
         gate: bool = True,
         parallel: int = 1,
     ) -> "Transcriber":
-        """A model by bundled name, folder, OpenAI's file or hub id, for up to `parallel` recordings at a time."""
+        """Load a bundled name, folder, OpenAI's file or hub id, for up to `parallel` concurrent recordings."""
         return cls(load_backend(model, backend, device, dtype, drafts, parallel), SpeechGate() if gate else None)
 
     def own_language(self, samples: torch.Tensor) -> str:
-        """The language that is written where none is asked for.  # [time]"""
+        """The language of the transcript if none is given.  # [time]"""
         return self.backend.own_language(samples)
 
     def segments(
         self, samples: torch.Tensor, options: TranscriptionOptions | None = None
     ) -> Iterator[TranscriptSegment]:
         """Segments in which speech is detected, as they become final.  # [time] at 16 kHz"""
-        activity = self.speech_probabilities(samples.numpy())
-        return (each for each in self.backend.segments(samples, options) if self.passes_gate(each, activity))
+        activity = self.speech_activity(samples.numpy())
+        return (each for each in self.backend.segments(samples, options) if self.is_speech(each, activity))
 
-    def speech_probabilities(self, samples: NDArray[np.float32]) -> SpeechActivity | None:
-        """Speech activity for `lets_through`; None without a gate.  # [time] at 16 kHz"""
+    def speech_activity(self, samples: NDArray[np.float32]) -> SpeechActivity | None:
+        """Speech activity for `is_speech`; None without a gate.  # [time] at 16 kHz"""
         return None if self.gate is None else self.gate.activity(samples)
 
-    def passes_gate(self, segment: TranscriptSegment, activity: SpeechActivity | None) -> bool:
+    def is_speech(self, segment: TranscriptSegment, activity: SpeechActivity | None) -> bool:
         """Whether the gate keeps a segment of the recording with this activity."""
         return self.gate is None or activity is None or self.gate.passes(segment, activity)
 
@@ -110,7 +113,7 @@ class Transcriber:
 
 @lru_cache(maxsize=2)
 def shared_backend(model: str, backend: BackendName, device: str, dtype: str, drafts: DraftChoice) -> Backend:
-    """A backend that stays loaded for the next call with the same choices."""
+    """Load a backend once for all calls with the same arguments."""
     return load_backend(model, backend, device, dtype, drafts)
 
 
@@ -151,7 +154,7 @@ def transcribe(
     dtype: str = "auto",
     on_segment: Callable[[TranscriptSegment], None] | None = None,
 ) -> Transcript:
-    """The transcript of a file, its bytes, a `Sound`, or samples at 16 kHz, by a Whisper or Breeze-ASR-25.
+    """Transcribe a file, its bytes, a `Sound`, or samples at 16 kHz.
 
     Without a `language` it is detected. `on_segment` gets each segment as soon as it is final. The `gate` drops
     segments in which no speech is detected. `draft`, `heads` and `lookup` speed up decoding; the text is the same.
@@ -176,7 +179,7 @@ def transcribe(
 
 
 def load_transcriber(model: str | Path, device: str = "auto", dtype: str = "auto") -> WhisperTranscriber:
-    """A model by bundled name, folder, OpenAI's file, or hub id; the last two stay loaded."""
+    """Load a Whisper by bundled name, folder, OpenAI's file or hub id; the two last used stay in memory."""
     return _loaded(str(model), device, dtype)
 
 

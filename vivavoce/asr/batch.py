@@ -1,7 +1,7 @@
-"""Many recordings transcribed at once: windows are encoded in batches, texts are decoded together by the engine.
+"""Batched transcription: windows of concurrent recordings are encoded and their texts decoded in shared steps.
 
-Each recording is an iterator of segments in a thread of its caller. The device's work is done by the runtime: a
-`DynamicBatcher` encodes windows, an `AsyncEngine` steps the engine. A recording starts, fails and ends by itself.
+Each recording is an iterator of segments, read on a thread of its caller. A `DynamicBatcher` encodes windows and an
+`AsyncEngine` drives the engine, both on the device's executor. A recording that fails does not affect the others.
 """
 
 import logging
@@ -47,14 +47,14 @@ from vivavoce.runtime.reply import BlockingReply
 logger = logging.getLogger(__name__)
 TEXTS_PER_WINDOW = 5  # sampled together at a temperature
 CLOSING_SECONDS = 5.0
-ENCODING_SECONDS = -5.0  # windows go before texts that are under way, so that their texts can join those
+ENCODING_SECONDS = -5.0  # deadline of a window: before any text's, so that its text joins the running batch
 Result = TypeVar("Result")
 Steps = Generator[Question | TranscriptSegment, Answer, Result]
 OnSegment = Callable[[int, TranscriptSegment], None]
 
 
 class WindowBatches:
-    """Encodes windows of one length together, for the model and its drafts, and keeps them in the writer's store."""
+    """Encodes a batch of windows of one length, for the model and its drafts, into the writer's store."""
 
     def __init__(
         self, encoder: WindowEncoder, decoder: WhisperDecoder, writer: WhisperWriter, drafter: Drafter
@@ -63,12 +63,12 @@ class WindowBatches:
 
     @torch.inference_mode()
     def __call__(self, mels: Sequence[Tensor]) -> list[int]:
-        """The numbers under which the windows are held.  # each [1, mel, frame]"""
+        """Encode windows; returns their indices in the store.  # each [1, mel, frame]"""
         mel = torch.cat(list(mels))
         states = self.encoder(mel)
         windows = self.writer.store.hold(self.decoder.cross_kv(states))
         try:
-            self.drafter.hear(windows, mel, states)
+            self.drafter.prepare(windows, mel, states)
         except BaseException:
             for window in windows:
                 self.writer.store.release(window)
@@ -79,11 +79,11 @@ class WindowBatches:
 
 
 class TranscriptionJob(Generic[Result]):
-    """A recording under way. One thread iterates over its segments; `cancel` may be called from any."""
+    """The transcription of one recording. One thread iterates over its segments; any thread may call `cancel`."""
 
     def __init__(self, engine: "TranscribingEngine", steps: Steps[Result], previous: Sequence[int] = ()) -> None:
         self.result: Result | None = None
-        """What the steps return at their end."""
+        """The return value of the steps, once they have ended."""
         self._engine, self._steps, self._previous = engine, steps, previous
         self._window: int | None = None
         self._texts: list[EngineSequence] = []
@@ -91,13 +91,13 @@ class TranscriptionJob(Generic[Result]):
         self._is_cancelled = False
 
     def __iter__(self) -> Iterator[TranscriptSegment]:
-        if not self._engine.wait_for_place(lambda: self._is_cancelled):
+        if not self._engine.acquire_slot(lambda: self._is_cancelled):
             return
         answer: Answer = None
         try:
             while True:
                 item = self._steps.send(answer)
-                self._check()
+                self._raise_if_cancelled()
                 answer = None
                 if isinstance(item, TranscriptSegment):
                     yield item
@@ -117,77 +117,77 @@ class TranscriptionJob(Generic[Result]):
             self._engine.driver.post(self._end)
 
     def cancel(self) -> None:
-        """End the transcription between two steps; its thread stops iterating. Nothing happens where it has ended."""
+        """End the transcription between two steps of the engine; no-op if it has ended."""
         self._is_cancelled = True
-        self._engine.wake_waiting()
+        self._engine.notify_waiting()
         if self._encoding is not None:
             self._encoding.cancel()
         self._engine.driver.post(self._close_texts)
 
-    def _answer(self, asked: Question) -> Answer:
-        if isinstance(asked, DetectLanguage):
-            return self._engine.transcriber.likeliest_language(asked.memory)
-        if isinstance(asked, EncodeWindow):
-            self._engine.driver.call(self._leave)
-            self._encoding = self._engine.batcher.submit(asked.mel, ENCODING_SECONDS)
+    def _answer(self, request: Question) -> Answer:
+        if isinstance(request, DetectLanguage):
+            return self._engine.transcriber.likeliest_language(request.memory)
+        if isinstance(request, EncodeWindow):
+            self._engine.driver.call(self._release_window)
+            self._encoding = self._engine.batcher.submit(request.mel, ENCODING_SECONDS)
             self._window = self._encoding.result()
             return self._engine.writer.store.memory(self._window)
-        is_constrained = bool(asked.options.hotwords) or asked.beams > 1
-        text = self._write_constrained(asked) if is_constrained else self._write(asked)
+        is_constrained = bool(request.options.hotwords) or request.beams > 1
+        text = self._write_constrained(request) if is_constrained else self._write(request)
         self._previous = ()
         return text
 
-    def _write(self, asked: WriteText) -> Text:
-        """The likeliest of the texts that are sampled, or the greedy one."""
+    def _write(self, request: WriteText) -> Text:
+        """The best of the sampled texts, or the greedy text."""
         driver = self._engine.driver
-        for reply in driver.call(lambda: self._start(asked)):
+        for reply in driver.call(lambda: self._start(request)):
             self._wait(reply)
-        return driver.call(lambda: self._best(asked))
+        return driver.call(lambda: self._best(request))
 
-    def _start(self, asked: WriteText) -> list[BlockingReply]:
-        self._check()
+    def _start(self, request: WriteText) -> list[BlockingReply]:
+        self._raise_if_cancelled()
         assert self._window is not None
         engine, writer, driver = self._engine.engine, self._engine.writer, self._engine.driver
-        rows = writer.prompt(self._window, asked.prompt, bool(asked.options.timestamps))
-        max_tokens = min(asked.max_tokens, engine.capacity - len(rows))
+        rows = writer.prompt(self._window, request.prompt, bool(request.options.timestamps))
+        max_tokens = min(request.max_tokens, engine.capacity - len(rows))
         replies = []
-        for draw in range(asked.best_of):
+        for draw in range(request.best_of):
             text = engine.open(rows)
             self._texts.append(text)
-            sampling = Sampling(asked.temperature, top_k=0, top_p=1.0)
-            generation = Generation(sampling, max_tokens, seed=asked.options.seed * TEXTS_PER_WINDOW + draw)
-            speculation = self._engine.drafter.speculation(self._window, asked, self._previous)
+            sampling = Sampling(request.temperature, top_k=0, top_p=1.0)
+            generation = Generation(sampling, max_tokens, seed=request.options.seed * TEXTS_PER_WINDOW + draw)
+            speculation = self._engine.drafter.speculation(self._window, request, self._previous)
             replies.append(driver.stream(text, generation, speculation=speculation))
-            text.mode |= BEGUN if asked.is_started else 0
+            text.mode |= BEGUN if request.is_started else 0
             text.states = None if engine.runner.use_kernels else []
             driver.due_by(text, time.monotonic() + TEXT_SECONDS)
         return replies
 
-    def _best(self, asked: WriteText) -> Text:
-        self._check()
+    def _best(self, request: WriteText) -> Text:
+        self._raise_if_cancelled()
         assert self._window is not None
         scored, end = [], self._engine.transcriber.tokens.endoftext
         for text in self._texts:
-            written = [row[TOKEN] for row in text.rows[len(asked.prompt) :]]
+            written = [row[TOKEN] for row in text.rows[len(request.prompt) :]]
             self._engine.tokens += len(written)
             is_ended = bool(written) and written[-1] == end
             written = written[:-1] if is_ended else written
             states = torch.cat(text.states) if text.states else None
-            timed = bool(asked.options.timestamps)
+            timed = bool(request.options.timestamps)
             scored.append(
                 self._engine.writer.score(
-                    self._window, asked.prompt, written, timed, is_ended, asked.is_started, states
+                    self._window, request.prompt, written, timed, is_ended, request.is_started, states
                 )
             )
         self._close_texts()
         return best_text(scored)
 
-    def _write_constrained(self, asked: WriteText) -> Text:
-        """Beam search, or texts with expected words: tokens are chosen here, the engine computes the states."""
+    def _write_constrained(self, request: WriteText) -> Text:
+        """Beam search, or a text with hotwords: the engine computes hidden states, `ConstrainedTexts` picks tokens."""
         assert self._window is not None
         driver = self._engine.driver
-        rules = self._engine.transcriber.rules(asked.options, asked.is_started)
-        texts = ConstrainedTexts(driver, self._engine.writer, self._window, asked, rules, self._texts)
+        rules = self._engine.transcriber.rules(request.options, request.is_started)
+        texts = ConstrainedTexts(driver, self._engine.writer, self._window, request, rules, self._texts)
         replies = driver.call(texts.start)
         while replies:
             for reply in replies:
@@ -198,15 +198,15 @@ class TranscriptionJob(Generic[Result]):
         return best
 
     def _unless_cancelled(self, action: Callable[[], list[BlockingReply]]) -> list[BlockingReply]:
-        self._check()
+        self._raise_if_cancelled()
         return action()
 
     def _wait(self, reply: BlockingReply) -> None:
-        for _ in reply:  # an error of this text is raised here, in its own thread
+        for _ in reply:  # raises an error of this text, on the thread of its recording
             pass
-        self._check()
+        self._raise_if_cancelled()
 
-    def _check(self) -> None:
+    def _raise_if_cancelled(self) -> None:
         if self._is_cancelled:
             raise CancelledError
 
@@ -215,24 +215,24 @@ class TranscriptionJob(Generic[Result]):
             self._engine.driver.discard(text)
         self._texts.clear()
 
-    def _leave(self) -> None:
-        """Between two steps: close the texts and give the window back."""
+    def _release_window(self) -> None:
+        """Close the texts and release the window; must be called between two steps."""
         engine = self._engine
         for text in self._texts:
             engine.engine.close(text)
         self._texts.clear()
         window, self._window = self._window, None
         if window is not None:
-            engine.drafter.leave(window)
+            engine.drafter.release(window)
             engine.writer.store.release(window)
 
     def _end(self) -> None:
-        self._leave()
-        self._engine.release_place()
+        self._release_window()
+        self._engine.release_slot()
 
 
 class TranscribingEngine:
-    """A Whisper behind the engine, with room for so many recordings at once; others wait for a place."""
+    """A Whisper in the engine, for up to `windows` concurrent recordings; further ones wait for a slot."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class TranscribingEngine:
         limits = EngineLimits(cache_rows=texts * model.config.max_target_positions, sequences_per_step=min(128, texts))
         self.engine = Engine(self.writer, device, model.decoder.embed_tokens.weight.dtype, limits)
         self.drafter = Drafter(drafts or DraftChoice(), transcriber, device)
-        self.drafter.join(self.engine, self.writer)
+        self.drafter.attach(self.engine, self.writer)
         executor = executor or executor_for(device.torch_device)
         self.driver = AsyncEngine(self.engine, executor)
         encode = WindowBatches(WindowEncoder(model.encoder), model.decoder, self.writer, self.drafter)
@@ -265,11 +265,11 @@ class TranscribingEngine:
     def begin(
         self, samples: Tensor, options: TranscriptionOptions | None = None, previous: Sequence[int] = ()
     ) -> TranscriptionJob[None]:
-        """A recording to be iterated over; `previous` are tokens an earlier hypothesis has of it, a draft.  # [time]"""
+        """A job for a recording; `previous` are tokens of an earlier hypothesis, used as a draft.  # [time]"""
         return self.run(self.transcriber.transcription_steps(samples, options), previous)
 
     def run(self, steps: Steps[Result], previous: Sequence[int] = ()) -> TranscriptionJob[Result]:
-        """As `begin`, for steps of any kind."""
+        """A job for any generator of questions and segments."""
         self._start()
         job = TranscriptionJob(self, steps, previous)
         self._jobs.add(job)
@@ -288,9 +288,9 @@ class TranscribingEngine:
         options: Sequence[TranscriptionOptions] | TranscriptionOptions | None = None,
         on_segment: OnSegment | None = None,
     ) -> list[list[TranscriptSegment]]:
-        """The segments of each recording; `on_segment` gets them with its number as they come.  # [time] each
+        """The segments of each recording; `on_segment` gets the recording's index and each segment.  # [time] each
 
-        The first error of any of them ends all.
+        The first error cancels all recordings.
         """
         jobs = [
             self.begin(samples, options[number] if isinstance(options, Sequence) else options)
@@ -336,7 +336,7 @@ class TranscribingEngine:
         return DraftReport(self.engine.steps - steps, self.tokens - tokens, acceptance)
 
     def close(self) -> None:
-        """Cancel what is under way and stop using the device. It cannot be used again."""
+        """Cancel all recordings and release the device; the engine cannot be used again."""
         for job in list(self._jobs):
             job.cancel()
         with self._changed:  # an iterator that is held and not read does not end
@@ -344,8 +344,8 @@ class TranscribingEngine:
         self.batcher.shutdown()
         self.driver.shutdown()
 
-    def wait_for_place(self, is_cancelled: Callable[[], bool]) -> bool:
-        """Wait until one recording more may hold a window; False: it was cancelled before."""
+    def acquire_slot(self, is_cancelled: Callable[[], bool]) -> bool:
+        """Wait for a free slot; False if the recording was cancelled meanwhile."""
         with self._changed:
             self._changed.wait_for(lambda: self._free > 0 or is_cancelled())
             if is_cancelled():
@@ -353,13 +353,13 @@ class TranscribingEngine:
             self._free -= 1
             return True
 
-    def release_place(self) -> None:
-        """A recording has ended."""
+    def release_slot(self) -> None:
+        """Return the slot of a recording that has ended."""
         with self._changed:
             self._free += 1
             self._changed.notify_all()
 
-    def wake_waiting(self) -> None:
-        """A recording that may be waiting for its place was cancelled."""
+    def notify_waiting(self) -> None:
+        """Wake recordings that wait for a slot, so that a cancelled one stops waiting."""
         with self._changed:
             self._changed.notify_all()

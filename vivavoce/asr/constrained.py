@@ -1,7 +1,7 @@
-"""Texts whose tokens the engine cannot draw by itself: beam search, and texts with expected words.
+"""Decoding that the engine cannot sample: beam search, and texts with hotwords.
 
-Which tokens may follow depends on more of a text than the engine's modes hold, or several texts compete. So the engine
-computes the states of these texts in the same steps as all others, and their next tokens are chosen here.
+Their logit rules need more of the text than the engine's modes hold, or several hypotheses compete. The engine computes
+their hidden states in the same batched steps as all other texts, and the next tokens are chosen here.
 """
 
 import time
@@ -21,14 +21,14 @@ from vivavoce.models.whisper.transcriber import WriteText
 from vivavoce.runtime.async_engine import AsyncEngine
 from vivavoce.runtime.reply import BlockingReply
 
-TEXT_SECONDS = 0.5  # after which a text is due
+TEXT_SECONDS = 0.5  # deadline of a text
 
 
 class NoDraft:
-    """Has the engine keep hidden states, and drafts nothing."""
+    """A draft source without drafts: speculation with it makes the engine keep hidden states."""
 
     def propose(self, sequence: EngineSequence, max_rows: int) -> list[Row]:
-        """No rows."""
+        """Draft nothing."""
         return []
 
 
@@ -37,9 +37,9 @@ ONE_ROW = Generation(GREEDY, max_new_rows=1)
 
 
 class ConstrainedTexts:
-    """The candidates for one text: a greedy one, some sampled at a temperature, or the beams of a search.
+    """The candidates for one text: one greedy, several sampled at a temperature, or the beams of a search.
 
-    `sequences` is where those that are open are kept. All methods run between two steps of the engine.
+    `sequences` holds their open sequences. All methods must be called between two steps of the engine.
     """
 
     def __init__(
@@ -47,34 +47,34 @@ class ConstrainedTexts:
         driver: AsyncEngine,
         writer: WhisperWriter,
         window: int,
-        asked: WriteText,
+        request: WriteText,
         rules: Sequence[LogitRule],
         sequences: list[EngineSequence],
     ) -> None:
         self.driver, self.engine, self.writer = driver, driver.engine, writer
-        self.window, self.asked, self.rules, self.sequences = window, asked, rules, sequences
-        self.channel = 2 * window + bool(asked.options.timestamps)
-        self.rows = writer.prompt(window, asked.prompt, bool(asked.options.timestamps))
-        self.left = min(asked.max_tokens, self.engine.capacity - len(self.rows))
-        self.count = asked.best_of if asked.temperature > 0 else asked.beams
+        self.window, self.request, self.rules, self.sequences = window, request, rules, sequences
+        self.channel = 2 * window + bool(request.options.timestamps)
+        self.rows = writer.prompt(window, request.prompt, bool(request.options.timestamps))
+        self.left = min(request.max_tokens, self.engine.capacity - len(self.rows))
+        self.count = request.best_of if request.temperature > 0 else request.beams
         self.due = time.monotonic() + TEXT_SECONDS
         device = self.engine.runner.device
         self.totals = torch.zeros(1, device=device)
         self.sampled = torch.zeros(1, 0, dtype=torch.long, device=device)
         self.finished: list[Text] = []
-        self._generator = torch.Generator(device).manual_seed(asked.options.seed) if asked.temperature > 0 else None
+        self._generator = torch.Generator(device).manual_seed(request.options.seed) if request.temperature > 0 else None
 
     def start(self) -> list[BlockingReply]:
-        """Compute the prompt; the replies are over when all states are there."""
+        """Compute the prompt; its state is there when the reply has ended."""
         self.sequences.append(self.engine.open(self.rows))
         return [self._compute(self.sequences[0])]
 
     @torch.inference_mode()
     def advance(self) -> list[BlockingReply]:
-        """Choose the next token of every text, once all states are there; nothing where there is none to go on with."""
+        """Choose the next token of every candidate; returns no replies when all candidates are finished."""
         states = torch.stack([text.hidden for text in self.sequences if text.hidden is not None])
         for text in self.sequences:
-            self.engine.rewind(text, len(text) - 1)  # the row that the engine drew is not used
+            self.engine.rewind(text, len(text) - 1)  # drop the row that the engine sampled
         ruled = apply(self.rules, self.writer.logits(states), self.sampled)
         self.left -= 1
         followed = self._sample(ruled) if self._generator is not None else self._search(ruled)
@@ -91,28 +91,28 @@ class ConstrainedTexts:
         return []
 
     def best(self) -> Text:
-        """The finished text of highest rank, with the chance that there is no speech."""
+        """The finished text of highest rank, with its no-speech probability."""
         best = best_text(self.finished)
-        timed = bool(self.asked.options.timestamps)
-        scored = self.writer.score(self.window, self.asked.prompt, best.tokens, timed, best.is_ended)
+        timed = bool(self.request.options.timestamps)
+        scored = self.writer.score(self.window, self.request.prompt, best.tokens, timed, best.is_ended)
         return replace(best, no_speech=scored.no_speech)
 
     def _search(self, ruled: Tensor) -> tuple[list[int], Tensor, Tensor] | None:
-        """Parents, totals and tokens of the beams to follow; with one beam, that is the greedy text."""
+        """Parents, log-probabilities and tokens of the beams; with one beam this is greedy decoding."""
         end = self.writer.tokens.endoftext
         followed = follow(self.totals, ruled.log_softmax(-1), self.sampled, self.count, end, 0.0, self.finished)
         if followed is None or len(self.finished) >= self.count:
             return None
         parents, totals, sampled = followed
-        real = torch.isfinite(totals)  # the others only fill up
+        real = torch.isfinite(totals)  # the others are padding
         going = [parent for parent, is_real in zip(parents, real.tolist(), strict=True) if is_real]
         return going, totals[real], sampled[real]
 
     def _sample(self, ruled: Tensor) -> tuple[list[int], Tensor, Tensor] | None:
-        """Parents, totals and tokens of sampled texts, each going on until it ends."""
+        """Parents, log-probabilities and tokens of the sampled texts that have not ended."""
         parents = list(range(len(self.sequences))) if self.sampled.shape[1] else [0] * self.count
         ruled, totals, sampled = ruled[parents], self.totals[parents], self.sampled[parents]
-        taken = take(ruled, self.asked.temperature, self._generator)
+        taken = take(ruled, self.request.temperature, self._generator)
         totals = totals + ruled.log_softmax(-1).gather(1, taken[:, None])[:, 0]
         ends = taken == self.writer.tokens.endoftext
         over = zip(sampled[ends].tolist(), totals[ends].tolist(), strict=True)
@@ -123,7 +123,7 @@ class ConstrainedTexts:
         return going, totals[~ends], torch.cat([sampled, taken[:, None]], dim=1)[~ends]
 
     def _branch(self, parents: Sequence[int]) -> list[BlockingReply]:
-        """A sequence for each text that goes on, with its newest token to be computed."""
+        """Fork or reuse a sequence for each candidate, and compute its newest token."""
         old = list(self.sequences)
         self.sequences[:] = [
             old[parent] if parents.index(parent) == index else self.engine.fork(old[parent])

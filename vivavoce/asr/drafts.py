@@ -1,4 +1,4 @@
-"""Draft sources for speculative decoding of texts; the texts are those of plain decoding.
+"""Draft sources for speculative decoding; they change the speed of a transcription, never its text.
 
 A draft folder holds a small decoder that shares the model's encoder, a CTC layer that drafts whole texts from the
 encoder's states (both by `viva train draft`), or a whole Whisper of the same vocabulary. Medusa heads (`viva train
@@ -41,17 +41,17 @@ from vivavoce.models.whisper.engine import BEGUN, TOKEN, WINDOW, WhisperWriter, 
 from vivavoce.models.whisper.model import Whisper, WhisperDecoder
 from vivavoce.models.whisper.transcriber import WhisperTranscriber, WriteText
 
-MIN_DRAFT_CHANCE = 0.3  # that all of a draft is right; it ends where its chance falls below this
-MIN_HEAD_CHANCE = 0.05  # of a branch of heads, which draft all positions at once
-LEAVES = 1  # alternatives at the end of a draft: a second costs more rows than it saves passes
-MIN_TOKEN_CHANCE = 0.03  # of such an alternative
-BEGINNINGS = 4  # timestamps that count as likely first tokens
-OTHER_BEGINNINGS = 2  # of them that are drafted beside the likeliest
+MIN_DRAFT_PROBABILITY = 0.3  # of a whole draft, which ends before it falls below this
+MIN_HEAD_PROBABILITY = 0.05  # of a branch of Medusa heads, which draft all positions in one pass
+LEAVES = 1  # alternative last tokens of a draft: a second one costs more rows than it saves passes
+MIN_TOKEN_PROBABILITY = 0.03  # of such an alternative
+BEGINNINGS = 4  # candidates for the first timestamp
+OTHER_BEGINNINGS = 2  # candidates that are drafted besides the most probable one
 
 
 @dataclass
 class _DraftState:
-    """What the draft decoder has computed of a text, drafted tokens included."""
+    """The draft decoder's state for a text, drafted tokens included."""
 
     text: EngineSequence
     draft: CpuDraftText
@@ -59,7 +59,7 @@ class _DraftState:
 
 
 class BarredTokens:
-    """Biases for the tokens that no text may contain; timestamps have the last ids."""
+    """Logit biases that exclude tokens no text may contain; timestamps have the highest ids."""
 
     def __init__(self, writer: WhisperWriter) -> None:
         like = writer.model.decoder.embed_tokens.weight
@@ -71,16 +71,16 @@ class BarredTokens:
         self._later, self._first = (plain, timed), (plain, first)  # each for texts without and with timestamps
 
     def next(self, sequence: EngineSequence) -> Tensor:
-        """For the next token of a text.  # [vocabulary]"""
+        """Biases for the next token of a text.  # [vocabulary]"""
         return (self._later if sequence.mode & BEGUN else self._first)[sequence.rows[-1][WINDOW] % 2]
 
     def later(self, sequence: EngineSequence) -> Tensor:
-        """For later tokens."""
+        """Biases for the tokens after it.  # [vocabulary]"""
         return self._later[sequence.rows[-1][WINDOW] % 2]
 
 
 class CpuDraftModel:
-    """Greedy drafts of a small decoder on a CPU, whose windows are in the store of a writer of its own."""
+    """Greedy drafts of a small decoder on a CPU; its windows are in the store of a separate writer."""
 
     def __init__(self, decoder: WhisperDecoder, writer: WhisperWriter, rounded: bool = False) -> None:
         self.decoder, self.writer = decoder, writer
@@ -90,14 +90,14 @@ class CpuDraftModel:
 
     @torch.inference_mode()
     def propose(self, sequence: EngineSequence, max_rows: int) -> Draft:
-        """Drafted rows behind a text."""
+        """Draft the next rows of a text."""
         state = self._state_of(sequence)
         channel = sequence.rows[-1][WINDOW]
         end = self.writer.tokens.endoftext
         max_rows = min(max_rows, self.decoder.config.max_target_positions - len(sequence.rows))
         new_tokens = [row[TOKEN] for row in sequence.rows[state.draft.length :]]
         limits = DraftLimits(
-            max_rows, MIN_DRAFT_CHANCE, BEGINNINGS, MIN_TOKEN_CHANCE, self.writer.tokens.timestamps, end
+            max_rows, MIN_DRAFT_PROBABILITY, BEGINNINGS, MIN_TOKEN_PROBABILITY, self.writer.tokens.timestamps, end
         )
         barred = self._barred.next(sequence), self._barred.later(sequence)
         chain, unlikely, beginnings = self._decoder.draft(state.draft, new_tokens, *barred, limits)
@@ -111,7 +111,7 @@ class CpuDraftModel:
         self._states.clear()
 
     def _state_of(self, sequence: EngineSequence) -> _DraftState:
-        """The state of a text, cut to the tokens the text still has, without the last one, whose state is computed."""
+        """The state of a text, cut to the tokens that agree with it, its last token excluded."""
         for key in [key for key, state in self._states.items() if not state.text.is_open]:
             del self._states[key]
         if sequence.id not in self._states:
@@ -128,7 +128,7 @@ class CpuDraftModel:
 
 
 class CpuDraftHeads:
-    """Greedy drafts of Medusa heads on a CPU, from the state of the newest token."""
+    """Greedy drafts of Medusa heads on a CPU, from the hidden state of the newest token."""
 
     def __init__(self, heads: WhisperHeads, writer: WhisperWriter, engine: Engine, width: int) -> None:
         self.writer, self.width = writer, width
@@ -139,7 +139,7 @@ class CpuDraftHeads:
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
-        """TorchScript optimises in its first calls, which takes as long as many drafts."""
+        """Let TorchScript optimise in its first calls, each of which takes as long as many drafts."""
         store, like = self.writer.store, self.writer.model.decoder.embed_tokens.weight
         keys, barred = store.keys[-1, :1, :, :2], like.new_zeros(len(like))
         for _ in range(3):
@@ -147,18 +147,18 @@ class CpuDraftHeads:
 
     @torch.inference_mode()
     def propose(self, sequence: EngineSequence, max_rows: int) -> Sequence[Row]:
-        """Drafted rows behind a text."""
+        """Draft the next rows of a text."""
         if not is_greedy(sequence):
             return self._sampled.propose(sequence, max_rows)
         token, channel = sequence.rows[-1]
         keys, values = self.writer.store.read(-1, channel // 2)
         barred = self._barred.later(sequence)
-        ids, chances = self._decoder(sequence.hidden, token, keys[None], values[None], barred, self.width)
+        ids, probabilities = self._decoder(sequence.hidden, token, keys[None], values[None], barred, self.width)
         guesses = [
-            [((token, channel), chance) for token, chance in zip(tokens, likely, strict=True)]
-            for tokens, likely in zip(ids.tolist(), chances.tolist(), strict=True)
+            [((token, channel), probability) for token, probability in zip(tokens, likely, strict=True)]
+            for tokens, likely in zip(ids.tolist(), probabilities.tolist(), strict=True)
         ]
-        return likeliest_tree(guesses, max_rows, MIN_HEAD_CHANCE)
+        return likeliest_tree(guesses, max_rows, MIN_HEAD_PROBABILITY)
 
 
 def is_greedy(sequence: EngineSequence) -> bool:
@@ -167,17 +167,17 @@ def is_greedy(sequence: EngineSequence) -> bool:
     return sequence.generation.per_channel(WhisperWriter.channels)[TOKEN].temperature == 0
 
 
-def _likely(chances: Tensor, end: int, max_rows: int) -> list[int]:
-    """The likeliest next tokens, best first; the end of a text is not drafted."""
-    best = chances.topk(max_rows)
+def _likely(probabilities: Tensor, end: int, max_rows: int) -> list[int]:
+    """The most probable next tokens, best first, without the end-of-text token."""
+    best = probabilities.topk(max_rows)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [token for token, chance in pairs if chance > MIN_TOKEN_CHANCE and token != end]
+    return [token for token, probability in pairs if probability > MIN_TOKEN_PROBABILITY and token != end]
 
 
 def _draft(chain: list[int], leaves: list[int], times: list[int], channel: int) -> Draft:
-    """A chain of tokens, the alternatives behind the last, and the same chain behind other first timestamps.
+    """A tree: a chain of tokens, alternatives after its last one, and the same chain after other first timestamps.
 
-    The text hardly depends on the timestamp it begins with.
+    The text depends little on its first timestamp.
     """
     tokens, parents = chain + leaves, [*range(-1, len(chain) - 1), *(len(chain) - 1 for _ in leaves)]
     for time in times:
@@ -187,12 +187,12 @@ def _draft(chain: list[int], leaves: list[int], times: list[int], channel: int) 
 
 
 MAX_PIECES = 16  # tokens of a drafted text that are verified in one pass
-BRANCHES = 3  # positions at which a text that departed from its draft may join it again
+BRANCHES = 3  # positions at which a text that left its draft may rejoin it
 
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """Which drafts are used. If several: those of whole texts first, then lookup, then heads or a model."""
+    """Which drafts are used. If several: whole-text drafts first, then lookup, then heads or a model."""
 
     draft: str | Path | None = None
     heads: str | Path | None = None
@@ -210,14 +210,14 @@ class DraftChoice:
 
 @dataclass(frozen=True)
 class SmallWhisper:
-    """A draft's decoder, and the whole model if it has an encoder of its own."""
+    """A draft decoder, and its whole model if it does not share the encoder."""
 
     config: WhisperConfig
     decoder: WhisperDecoder
     model: Whisper | None = None
 
     def states(self, mel: Tensor, states: Tensor) -> Tensor:
-        """The encoder's states of windows, computed anew only where the draft has its own encoder."""
+        """The encoder states of windows, computed again only if the draft has a separate encoder."""
         return states if self.model is None else self.model.encoder(mel)
 
 
@@ -235,7 +235,7 @@ class Drafter:
             if kind == "pieces":
                 self.pieces = _pieces(folder, transcriber.model)
             elif kind == "heads":
-                raise CheckpointError(f"{folder} holds heads; name it with heads, not with draft")
+                raise CheckpointError(f"{folder} holds Medusa heads; pass it as heads, not as draft")
             else:
                 self.small = _small(folder, kind, transcriber.model)
         self._guessed: dict[int, list[Row]] = {}
@@ -243,8 +243,8 @@ class Drafter:
         self._by_model: DraftModel | CpuDraftModel | None = None
         self._small_writer: WhisperWriter | None = None
 
-    def join(self, engine: Engine, writer: WhisperWriter) -> None:
-        """Make the drafts for the texts of an engine."""
+    def attach(self, engine: Engine, writer: WhisperWriter) -> None:
+        """Create the draft sources for the texts of an engine."""
         dtype = writer.model.decoder.embed_tokens.weight.dtype
         if self.heads is not None and choose_draft_heads(self.device, dtype).cls is CpuDraftHeads:
             self._by_heads = CpuDraftHeads(self.heads, writer, engine, self.choice.width)
@@ -266,8 +266,8 @@ class Drafter:
             self._by_model = DraftModel.of(Engine(self._small_writer, self.device, dtype, limits), engine)
 
     @torch.inference_mode()
-    def hear(self, windows: Sequence[int], mel: Tensor, states: Tensor) -> None:
-        """Prepare drafts of encoded windows.  # [window, mel, frame], [window, position, d_model]"""
+    def prepare(self, windows: Sequence[int], mel: Tensor, states: Tensor) -> None:
+        """Compute what drafting needs of encoded windows.  # [window, mel, frame], [window, position, d_model]"""
         if self.small is not None and self._small_writer is not None:
             memory = self.small.decoder.cross_kv(self.small.states(mel, states))
             self._small_writer.store.hold(memory, windows)
@@ -276,15 +276,15 @@ class Drafter:
             for window, tokens in zip(windows, self.pieces.guess(given), strict=True):
                 self._guessed[window] = [(token, 2 * window) for token in tokens]
 
-    def leave(self, window: int) -> None:
-        """Release a window."""
+    def release(self, window: int) -> None:
+        """Drop the drafts of a window."""
         self._guessed.pop(window, None)
         if self._small_writer is not None:
             self._small_writer.store.release(window)
 
-    def speculation(self, window: int, asked: WriteText, earlier: Sequence[int] = ()) -> Speculation | None:
-        """Speculation for a text of a window; `earlier` are tokens of a previous hypothesis of the same sound."""
-        timed = bool(asked.options.timestamps)
+    def speculation(self, window: int, request: WriteText, earlier: Sequence[int] = ()) -> Speculation | None:
+        """The speculation for a text of a window; `earlier` are tokens of a previous hypothesis of the same audio."""
+        timed = bool(request.options.timestamps)
         sources: list[DraftSource] = []
         if earlier:
             sources.append(EarlierHypothesis([(token, 2 * window + timed) for token in earlier]))
@@ -304,7 +304,7 @@ class Drafter:
         return Speculation(source, max_rows, reads_hidden=self._by_heads is not None)
 
     def close(self) -> None:
-        """Release what the drafts hold."""
+        """Release the draft model's memory."""
         if self._by_model is not None:
             self._by_model.close()
 
@@ -329,10 +329,10 @@ class DraftReport:
         """A one-line summary."""
         checks = self.acceptance.checks
         shares = " ".join(
-            f"{kept}:{count / checks:.0%}" for kept, count in enumerate(self.acceptance.histogram) if count
+            f"{length}:{count / checks:.0%}" for length, count in enumerate(self.acceptance.histogram) if count
         )
-        tail = f"; {self.acceptance.mean_kept:.2f} of a draft kept (kept:share {shares})" if checks else ""
-        return f"{self.tokens} tokens in {self.passes} passes, {self.tokens_per_pass:.2f} a pass{tail}"
+        tail = f"; {self.acceptance.mean_kept:.2f} tokens of a draft kept (kept:share {shares})" if checks else ""
+        return f"{self.tokens} tokens in {self.passes} passes, {self.tokens_per_pass:.2f} per pass{tail}"
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -360,7 +360,7 @@ def _pieces(folder: Path, model: Whisper) -> PieceGuesser:
 
 
 def _small(folder: Path, kind: str | None, model: Whisper) -> SmallWhisper:
-    """A draft decoder that shares the model's encoder, or a whole small model of the same vocabulary."""
+    """Load a draft decoder that shares the model's encoder, or a whole Whisper of the same vocabulary."""
     if kind == "decoder":
         decoder = load_decoder(folder, model.decoder)
         (use_bf16_cross_kv if is_bf16(model) else join_cross_kv)(decoder)

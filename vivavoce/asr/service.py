@@ -1,4 +1,4 @@
-"""Recognition for a server: recordings and live streams on one engine, for coroutines."""
+"""The asynchronous interface of recognition: recordings and live streams on one engine, for a server's coroutines."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vivavoce.asr.batch import TranscribingEngine, TranscriptionJob
 from vivavoce.asr.drafts import DraftReport
-from vivavoce.asr.streaming import CommitPolicy, LiveGuess, LiveState, LiveTranscriber, LiveUpdate
+from vivavoce.asr.streaming import CommitPolicy, LiveHypothesis, LiveState, LiveTranscriber, LiveUpdate
 from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
 from vivavoce.runtime.event_loop import iterate_on_thread
 
@@ -20,9 +20,9 @@ Result = TypeVar("Result")
 
 
 class RecognitionService:
-    """The asynchronous interface to a `TranscribingEngine`, which it closes; use it as `async with`, or call `close`.
+    """Owns a `TranscribingEngine`, and closes it: use `async with`, or call `close`.
 
-    A request that is cancelled ends between two steps.
+    A cancelled request ends between two steps of the engine.
     """
 
     def __init__(self, engine: TranscribingEngine) -> None:
@@ -56,26 +56,26 @@ class RecognitionService:
                 yield segment
 
     async def language(self, samples: NDArray[np.float32]) -> dict[str, float]:
-        """How likely each language is in the first window, likeliest first.  # [time]"""
+        """The probability of each language in the first window, highest first.  # [time]"""
         return await asyncio.to_thread(self.engine.transcriber.language, _tensor(samples))
 
     def live(
         self, policy: CommitPolicy | str = "alignatt", options: TranscriptionOptions | None = None, every: float = 0.5
     ) -> "LiveSession":
-        """A live stream."""
+        """Start a live stream."""
         return LiveSession(self, LiveTranscriber(self.engine, policy, options, every))
 
     async def report(self) -> DraftReport:
         """Passes, tokens and drafts since the last report."""
         return self.engine.report()
 
-    async def guess(self, transcriber: LiveTranscriber, state: LiveState) -> LiveGuess:
-        """The hypothesis for a live stream as it is now."""
-        job = transcriber.ask(state)
+    async def hypothesis(self, transcriber: LiveTranscriber, state: LiveState) -> LiveHypothesis:
+        """Transcribe the buffer of a live stream."""
+        job = transcriber.transcribe_buffer(state)
         async with aclosing(self._run(job)) as nothing:
             async for _ in nothing:
                 pass
-        return job.result or LiveGuess()
+        return job.result or LiveHypothesis()
 
     async def _run(self, job: TranscriptionJob[Result]) -> AsyncGenerator[TranscriptSegment, None]:
         try:
@@ -88,7 +88,7 @@ class RecognitionService:
 
 
 class LiveSession:
-    """One live stream: feed it sound, get committed words and the pending text."""
+    """One live stream: it takes audio and returns committed words and the pending text."""
 
     def __init__(self, service: RecognitionService, transcriber: LiveTranscriber) -> None:
         self._service, self._transcriber = service, transcriber
@@ -100,24 +100,24 @@ class LiveSession:
         return self.state.text
 
     async def feed(self, samples: NDArray[np.float32]) -> list[LiveUpdate]:
-        """Take samples at 16 kHz; the updates they lead to, often none.  # [time]"""
+        """Add samples at 16 kHz; returns the resulting updates, often none.  # [time]"""
         updates = []
         while len(samples):
-            samples, self.state = self._transcriber.take(self.state, samples)
+            samples, self.state = self._transcriber.append(self.state, samples)
             if self._transcriber.is_due(self.state):
-                updates.append(await self._settle(is_final=False))
+                updates.append(await self._commit(is_final=False))
         return updates
 
     async def finish(self) -> LiveUpdate:
-        """Commit the rest: the turn is over. The next turn may be fed."""
-        return await self._settle(is_final=True)
+        """Commit the pending words at the end of a turn. The next turn may follow."""
+        return await self._commit(is_final=True)
 
-    async def _settle(self, is_final: bool) -> LiveUpdate:
+    async def _commit(self, is_final: bool) -> LiveUpdate:
         state = self.state
-        guess = LiveGuess()
-        if self._transcriber.is_audible(state):
-            guess = await self._service.guess(self._transcriber, state)
-        update, self.state = self._transcriber.settle(state, guess, is_final)
+        hypothesis = LiveHypothesis()
+        if self._transcriber.has_enough_audio(state):
+            hypothesis = await self._service.hypothesis(self._transcriber, state)
+        update, self.state = self._transcriber.commit(state, hypothesis, is_final)
         return update
 
 

@@ -1,9 +1,9 @@
-"""Live transcription: words are committed one by one while speech comes in, the rest is pending and may change.
+"""Live transcription: words are committed one by one while audio arrives; the rest of the text is pending.
 
-The last seconds of sound are transcribed again whenever enough of them is new. A policy decides which words of a
-hypothesis are committed: LocalAgreement those on which two hypotheses in a row agree, AlignAtt those for which the
-decoder did not attend to the very end of the sound. Committed words are the prefix of every later text; what lies too
-far back is cut off the sound and becomes context. Each hypothesis is the draft of the next.
+A buffer with the last seconds of audio is transcribed again whenever `every` seconds of it are new. A policy decides
+which words of the hypothesis are committed: LocalAgreement those that two consecutive hypotheses share, AlignAtt those
+whose tokens did not attend to the end of the audio. Committed words are the prefix of every later hypothesis; once the
+buffer is long, their audio is dropped and their tokens become context. Each hypothesis is the draft of the next.
 """
 
 from collections.abc import Generator, Sequence
@@ -38,44 +38,44 @@ from vivavoce.models.whisper.transcriber import (
 )
 
 RATE = 16_000
-CUT_FROM = 0.5  # share of a window from which on the sound of committed words is cut off
-KEPT_BEHIND_CUT = 0.2  # share of a window that stays
-MIN_SECONDS = 0.1  # of sound, below which there can be no word
+TRIM_FROM = 0.5  # share of a window that the buffer may fill before audio of committed words is dropped
+KEPT_SHARE = 0.2  # share of a window that stays in the buffer
+MIN_SECONDS = 0.1  # shorter audio holds no word
 CONTEXT_TOKENS = 120
 
 
 @dataclass(frozen=True)
-class GuessedWord:
-    """A word with its time in seconds of the sound, and the latest moment its tokens attended to."""
+class HypothesisWord:
+    """A word with its times in seconds of the buffer, and the latest time that its tokens attended to."""
 
     text: str
     tokens: tuple[int, ...]
     start: float
     end: float
-    look: float
+    attended: float
 
 
 @dataclass(frozen=True)
-class LiveGuess:
-    """A hypothesis: the committed words of a sound, timed again, and those that may follow."""
+class LiveHypothesis:
+    """A transcription of the buffer: the committed words, timed again, and the pending words after them."""
 
-    settled: tuple[GuessedWord, ...] = ()
-    guessed: tuple[GuessedWord, ...] = ()
-
-
-LiveSteps = Generator[Question, Answer, LiveGuess]
+    committed: tuple[HypothesisWord, ...] = ()
+    pending: tuple[HypothesisWord, ...] = ()
 
 
-def guess_steps(
+LiveSteps = Generator[Question, Answer, LiveHypothesis]
+
+
+def hypothesis_steps(
     transcriber: WhisperTranscriber,
     samples: Tensor,
     options: TranscriptionOptions,
     context: Sequence[int] = (),
-    settled: Sequence[int] = (),
+    committed: Sequence[int] = (),
 ) -> LiveSteps:
-    """The hypothesis for a sound of at most a window, with the device's work left to the caller.  # [time]
+    """Transcribe audio of at most one window; the caller answers the yielded questions on the device.  # [time]
 
-    `context` are tokens of the text before the sound, `settled` the tokens its text begins with.
+    `context` are tokens of the text before the audio, `committed` the tokens that its text starts with.
     """
     options = replace(options, language=options.language or transcriber.default_language, timestamps=False)
     config = transcriber.model.config
@@ -87,12 +87,12 @@ def guess_steps(
         options = replace(options, language=str((yield DetectLanguage(memory))))
     half = config.max_target_positions // 2
     prompt = transcriber.tokens.prompt(options.language, options.task, False, [*context][-(half // 2) :])
-    room = config.max_target_positions - len(prompt) - len(settled) - 1
-    text = yield WriteText(memory, (*prompt, *settled), options, 0.0, 1, min(half, room), bool(settled))
+    room = config.max_target_positions - len(prompt) - len(committed) - 1
+    text = yield WriteText(memory, (*prompt, *committed), options, 0.0, 1, min(half, room), bool(committed))
     assert isinstance(text, Text)
     if transcriber.is_silence(text):
         text = replace(text, tokens=[])
-    return _align(transcriber, memory, options.language or "", settled, text.tokens, frames)
+    return _align(transcriber, memory, options.language or "", committed, text.tokens, frames)
 
 
 @torch.inference_mode()
@@ -100,41 +100,41 @@ def _align(
     transcriber: WhisperTranscriber,
     memory: WindowMemory,
     language: str,
-    settled: Sequence[int],
-    guessed: Sequence[int],
+    committed: Sequence[int],
+    pending: Sequence[int],
     frames: int,
-) -> LiveGuess:
-    """Words of both parts with their times, by the alignment heads' attention to the part of the window with sound."""
+) -> LiveHypothesis:
+    """Committed and pending words with times from the alignment heads, whose attention is cut to the audio's length."""
     tokens, spell = transcriber.tokens, transcriber.text_of
-    written = [token for token in (*settled, *guessed) if token < tokens.endoftext]
+    written = [token for token in (*committed, *pending) if token < tokens.endoftext]
     if not written:
-        return LiveGuess()
+        return LiveHypothesis()
     prompt = tokens.prompt(language if tokens.is_multilingual else None)
     ids = torch.tensor([[*prompt, *written, tokens.endoftext]], device=memory.keys.device)
     positions = max(1, frames // CONV_STRIDE)
     heads = transcriber.settings.alignment_heads
     attention = cross_attention_weights(transcriber.model.decoder, ids, memory, heads, positions)
     attention = attention[0, :, len(prompt) - 1 : -1].float()
-    begins = token_times(attention)
+    starts = token_times(attention)
     smooth = median_filter(attention.mean(0), MEDIAN_WIDTH)  # [token, position]
-    looks = (smooth.argmax(-1) * SECONDS_PER_TIMESTAMP).tolist()
-    count = sum(token < tokens.endoftext for token in settled)
+    attended = (smooth.argmax(-1) * SECONDS_PER_TIMESTAMP).tolist()
+    count = sum(token < tokens.endoftext for token in committed)
     first = split_words(written[:count], spell, language)
-    words: list[GuessedWord] = []
+    words: list[HypothesisWord] = []
     start = 0
     for group in (*first, *split_words(written[count:], spell, language)):
         end = start + len(group)
-        until = min(float(begins[end]), frames / MEL_FRAMES_PER_SECOND)
-        words.append(GuessedWord(spell(group), tuple(group), float(begins[start]), until, max(looks[start:end])))
+        until = min(float(starts[end]), frames / MEL_FRAMES_PER_SECOND)
+        words.append(HypothesisWord(spell(group), tuple(group), float(starts[start]), until, max(attended[start:end])))
         start = end
-    return LiveGuess(tuple(words[: len(first)]), tuple(words[len(first) :]))
+    return LiveHypothesis(tuple(words[: len(first)]), tuple(words[len(first) :]))
 
 
 class CommitPolicy(Protocol):
-    """Decides how many of the guessed words are committed."""
+    """Decides how many pending words of a hypothesis are committed."""
 
-    def sure(self, guess: LiveGuess, before: LiveGuess, seconds: float) -> int:
-        """By a hypothesis, the one before it, and the length of the sound."""
+    def count_committed(self, hypothesis: LiveHypothesis, previous: LiveHypothesis, seconds: float) -> int:
+        """The number of words to commit, given two consecutive hypotheses and the length of the audio."""
         ...
 
 
@@ -142,31 +142,32 @@ class CommitPolicy(Protocol):
 class LocalAgreement:
     """Commits words that two hypotheses in a row have in common (LocalAgreement-2)."""
 
-    def sure(self, guess: LiveGuess, before: LiveGuess, seconds: float) -> int:
+    def count_committed(self, hypothesis: LiveHypothesis, previous: LiveHypothesis, seconds: float) -> int:
         """The length of the common prefix."""
-        pairs = zip(guess.guessed, before.guessed, strict=False)
+        pairs = zip(hypothesis.pending, previous.pending, strict=False)
         return next((n for n, (one, other) in enumerate(pairs) if _plain(one) != _plain(other)),
-                    min(len(guess.guessed), len(before.guessed)))  # fmt: skip
+                    min(len(hypothesis.pending), len(previous.pending)))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class AlignAtt:
-    """Commits words for which the decoder attended to nothing in the last `margin` seconds of the sound.
+    """Commits words whose tokens did not attend to the last `margin` seconds of the audio.
 
-    A look far before that of the word before means that the decoder is lost: nothing is committed from there on.
+    Attention that jumps back by more than `max_jump_back` seconds means that the decoder lost its place: no word is
+    committed from there on.
     """
 
     margin: float = 0.5
-    farthest_back: float = 4.0
+    max_jump_back: float = 4.0
 
-    def sure(self, guess: LiveGuess, before: LiveGuess, seconds: float) -> int:
-        """The number of words before the first that is too close to the end."""
-        last = guess.settled[-1].look if guess.settled else 0.0
-        for count, word in enumerate(guess.guessed):
-            if word.look > seconds - self.margin or word.look < last - self.farthest_back:
+    def count_committed(self, hypothesis: LiveHypothesis, previous: LiveHypothesis, seconds: float) -> int:
+        """The number of words before the first that attends too close to the end, or jumps back."""
+        last = hypothesis.committed[-1].attended if hypothesis.committed else 0.0
+        for count, word in enumerate(hypothesis.pending):
+            if word.attended > seconds - self.margin or word.attended < last - self.max_jump_back:
                 return count
-            last = max(last, word.look)
-        return len(guess.guessed)
+            last = max(last, word.attended)
+        return len(hypothesis.pending)
 
 
 POLICIES: dict[str, CommitPolicy] = {"local-agreement": LocalAgreement(), "alignatt": AlignAtt()}
@@ -174,7 +175,7 @@ POLICIES: dict[str, CommitPolicy] = {"local-agreement": LocalAgreement(), "align
 
 @dataclass(frozen=True)
 class LiveWord:
-    """A committed word: its time in the stream, and how much of the stream had come when it was committed."""
+    """A committed word: its times in the stream, and the seconds of audio received when it was committed."""
 
     text: str
     start: float
@@ -183,50 +184,50 @@ class LiveWord:
 
     @property
     def latency(self) -> float:
-        """Seconds of sound between the end of the word and its commit; computing time is not counted."""
+        """Seconds of audio between the end of the word and its commit, without computing time."""
         return self.committed_at - self.end
 
 
 @dataclass(frozen=True)
 class LiveUpdate:
-    """Newly committed words, and the text that may follow them."""
+    """Newly committed words, and the pending text after them."""
 
     words: tuple[LiveWord, ...]
     pending: str
-    heard: float
+    received: float
     is_final: bool = False
 
     @property
     def text(self) -> str:
-        """The new words, with the spaces they have in the whole text."""
+        """The new words, with their leading spaces."""
         return "".join(word.text for word in self.words)
 
 
 @dataclass(frozen=True)
 class LiveState:
-    """A stream under way, as a value: it may be copied, and continued twice."""
+    """The state of one stream. An immutable value: it may be copied, and continued more than once."""
 
-    sound: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # [time]: what is transcribed again
-    begins: float = 0.0  # when that begins, in seconds of the stream
-    fresh: int = 0  # samples of it that no hypothesis has covered
-    context: tuple[int, ...] = ()
-    settled: tuple[int, ...] = ()
-    guess: LiveGuess = LiveGuess()
-    committed: tuple[LiveWord, ...] = ()
+    sound: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # [time]: the buffer
+    offset: float = 0.0  # start of the buffer, in seconds of the stream
+    new_samples: int = 0  # samples of the buffer that no hypothesis covers
+    context: tuple[int, ...] = ()  # tokens of the text before the buffer
+    committed: tuple[int, ...] = ()
+    hypothesis: LiveHypothesis = LiveHypothesis()
+    words: tuple[LiveWord, ...] = ()
 
     @property
-    def heard(self) -> float:
+    def received(self) -> float:
         """Seconds of the stream so far."""
-        return self.begins + len(self.sound) / RATE
+        return self.offset + len(self.sound) / RATE
 
     @property
     def text(self) -> str:
         """All committed words."""
-        return "".join(word.text for word in self.committed).strip()
+        return "".join(word.text for word in self.words).strip()
 
 
 class LiveTranscriber:
-    """Streams on one engine, each a `LiveState`; several may be transcribed at once."""
+    """Transcribes streams on one engine, each with its own `LiveState`."""
 
     def __init__(
         self,
@@ -252,100 +253,107 @@ class LiveTranscriber:
         """Take samples at 16 kHz, in pieces of any length; the updates they lead to.  # [time]"""
         updates = []
         while len(samples):
-            samples, state = self.take(state, samples)
+            samples, state = self.append(state, samples)
             if self.is_due(state):
-                update, state = self.settle(state, self._guess(state))
+                update, state = self.commit(state, self._hypothesis(state))
                 updates.append(update)
         return updates, state
 
     def finish(self, state: LiveState) -> tuple[LiveUpdate, LiveState]:
         """Commit all words of the last hypothesis: the stream is over."""
-        return self.settle(state, self._guess(state), is_final=True)
+        return self.commit(state, self._hypothesis(state), is_final=True)
 
-    def take(self, state: LiveState, samples: NDArray[np.float32]) -> tuple[NDArray[np.float32], LiveState]:
-        """Add samples up to where the next hypothesis is due; the samples behind that, and the state.  # [time]
+    def append(self, state: LiveState, samples: NDArray[np.float32]) -> tuple[NDArray[np.float32], LiveState]:
+        """Add samples up to the point where the next hypothesis is due; return the remaining samples.  # [time]
 
-        So updates do not depend on the pieces in which the sound comes.
+        Updates therefore do not depend on how the audio is split into pieces.
         """
-        now, later = np.split(samples, [max(1, self._stride - state.fresh)])
+        now, later = np.split(samples, [max(1, self._stride - state.new_samples)])
         added = torch.from_numpy(np.ascontiguousarray(now, dtype=np.float32))
-        return later, replace(state, sound=torch.cat([state.sound, added]), fresh=state.fresh + len(now))
+        return later, replace(state, sound=torch.cat([state.sound, added]), new_samples=state.new_samples + len(now))
 
     def is_due(self, state: LiveState) -> bool:
-        """Whether enough sound is new for another hypothesis."""
-        return state.fresh >= self._stride
+        """Whether enough audio is new for another hypothesis."""
+        return state.new_samples >= self._stride
 
-    def is_audible(self, state: LiveState) -> bool:
-        """Whether there is enough sound for a word."""
+    def has_enough_audio(self, state: LiveState) -> bool:
+        """Whether the buffer is long enough to hold a word."""
         return len(state.sound) >= MIN_SECONDS * RATE
 
-    def ask(self, state: LiveState) -> TranscriptionJob[LiveGuess]:
-        """The next hypothesis, to be iterated to its end."""
+    def transcribe_buffer(self, state: LiveState) -> TranscriptionJob[LiveHypothesis]:
+        """A job for the next hypothesis, which must be iterated to its end."""
         window = int(self.max_seconds * RATE)
-        steps = guess_steps(self.engine.transcriber, state.sound[:window], self.options, state.context, state.settled)
-        return self.engine.run(steps, _tokens(state.guess.guessed))
+        steps = hypothesis_steps(
+            self.engine.transcriber, state.sound[:window], self.options, state.context, state.committed
+        )
+        return self.engine.run(steps, _tokens(state.hypothesis.pending))
 
-    def settle(self, state: LiveState, guess: LiveGuess, is_final: bool = False) -> tuple[LiveUpdate, LiveState]:
-        """What a hypothesis commits, and the state after it."""
+    def commit(
+        self, state: LiveState, hypothesis: LiveHypothesis, is_final: bool = False
+    ) -> tuple[LiveUpdate, LiveState]:
+        """Commit words of a hypothesis; all of them at the end of a turn and when the buffer is full."""
         seconds = len(state.sound) / RATE
         is_full = seconds >= self.max_seconds - self.every
-        sure = len(guess.guessed) if is_final or is_full else self.policy.sure(guess, state.guess, seconds)
-        fresh, rest = guess.guessed[:sure], guess.guessed[sure:]
+        count = len(hypothesis.pending)
+        if not (is_final or is_full):
+            count = self.policy.count_committed(hypothesis, state.hypothesis, seconds)
+        new, rest = hypothesis.pending[:count], hypothesis.pending[count:]
         words = tuple(
-            LiveWord(word.text, state.begins + word.start, state.begins + word.end, state.heard) for word in fresh
+            LiveWord(word.text, state.offset + word.start, state.offset + word.end, state.received) for word in new
         )
-        update = LiveUpdate(words, "".join(word.text for word in rest), state.heard, is_final)
-        state = replace(state, fresh=0, settled=(*state.settled, *_tokens(fresh)), committed=(*state.committed, *words))
+        update = LiveUpdate(words, "".join(word.text for word in rest), state.received, is_final)
+        state = replace(state, new_samples=0, committed=(*state.committed, *_tokens(new)), words=(*state.words, *words))
         if is_final:
             follows = self.options.follow_earlier
-            context = (*state.context, *state.settled)[-CONTEXT_TOKENS:] if follows else ()
-            return update, replace(self.initial_state(), committed=state.committed, begins=state.heard, context=context)
-        state = replace(state, guess=LiveGuess((*guess.settled, *fresh), rest))
-        return update, self._shorten(state, force=is_full)
+            context = (*state.context, *state.committed)[-CONTEXT_TOKENS:] if follows else ()
+            return update, replace(self.initial_state(), words=state.words, offset=state.received, context=context)
+        state = replace(state, hypothesis=LiveHypothesis((*hypothesis.committed, *new), rest))
+        return update, self._trim(state, force=is_full)
 
-    def _guess(self, state: LiveState) -> LiveGuess:
-        if not self.is_audible(state):
-            return LiveGuess()
-        job = self.ask(state)
+    def _hypothesis(self, state: LiveState) -> LiveHypothesis:
+        if not self.has_enough_audio(state):
+            return LiveHypothesis()
+        job = self.transcribe_buffer(state)
         for _ in job:
             pass
-        return job.result or LiveGuess()
+        return job.result or LiveHypothesis()
 
-    def _shorten(self, state: LiveState, force: bool) -> LiveState:
-        """Cut off the sound of committed words that lie far back, at the end of the last of them."""
+    def _trim(self, state: LiveState, force: bool) -> LiveState:
+        """Drop the audio of early committed words from a long buffer, up to the end of the last of them."""
         seconds = len(state.sound) / RATE
-        if seconds < CUT_FROM * self.max_seconds:
+        if seconds < TRIM_FROM * self.max_seconds:
             return state
-        words, latest = state.guess.settled, seconds - KEPT_BEHIND_CUT * self.max_seconds
+        words, latest = state.hypothesis.committed, seconds - KEPT_SHARE * self.max_seconds
         count = max((n for n, word in enumerate(words, start=1) if word.end <= latest), default=0)
         if count:
             return self._cut(state, count, words[count - 1].end)
         return self._cut(state, len(words), latest) if force else state
 
     def _cut(self, state: LiveState, count: int, seconds: float) -> LiveState:
-        """The state without its first words and seconds of sound."""
-        gone, left = state.guess.settled[:count], state.guess.settled[count:]
+        """Drop the first `count` words and seconds of audio."""
+        dropped, left = state.hypothesis.committed[:count], state.hypothesis.committed[count:]
         samples = int(seconds * RATE)
         return replace(
             state,
             sound=state.sound[samples:],
-            begins=state.begins + samples / RATE,
-            context=(*state.context, *_tokens(gone))[-CONTEXT_TOKENS:],
-            settled=_tokens(left),
-            guess=LiveGuess(_shifted(left, seconds), _shifted(state.guess.guessed, seconds)),
+            offset=state.offset + samples / RATE,
+            context=(*state.context, *_tokens(dropped))[-CONTEXT_TOKENS:],
+            committed=_tokens(left),
+            hypothesis=LiveHypothesis(_shifted(left, seconds), _shifted(state.hypothesis.pending, seconds)),
         )
 
 
-def _plain(word: GuessedWord) -> str:
+def _plain(word: HypothesisWord) -> str:
     return word.text.strip().strip(".,!?;:。，！？").casefold()
 
 
-def _tokens(words: Sequence[GuessedWord]) -> tuple[int, ...]:
+def _tokens(words: Sequence[HypothesisWord]) -> tuple[int, ...]:
     return tuple(token for word in words for token in word.tokens)
 
 
-def _shifted(words: Sequence[GuessedWord], seconds: float) -> tuple[GuessedWord, ...]:
-    """The words as timed in a sound that begins so much later."""
+def _shifted(words: Sequence[HypothesisWord], seconds: float) -> tuple[HypothesisWord, ...]:
+    """The words with their times moved back by `seconds`."""
     return tuple(
-        replace(word, start=word.start - seconds, end=word.end - seconds, look=word.look - seconds) for word in words
+        replace(word, start=word.start - seconds, end=word.end - seconds, attended=word.attended - seconds)
+        for word in words
     )

@@ -287,7 +287,7 @@ def _live(
         _, state = live.finish(state)
         taken += time.perf_counter() - began
         texts.append(state.text)
-        latencies += [word.latency for word in state.committed]
+        latencies += [word.latency for word in state.words]
     judged = score_texts(texts, [one.text for one in spoken])
     return {
         "policy": policy,

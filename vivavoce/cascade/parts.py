@@ -124,9 +124,9 @@ class LocalRecogniser:
     async def _gated_segments(
         self, engine: RecognitionService, samples: Samples, options: TranscriptionOptions
     ) -> AsyncIterator[TranscriptSegment]:
-        probabilities = await asyncio.to_thread(self.transcriber.speech_probabilities, samples)
+        activity = await asyncio.to_thread(self.transcriber.speech_activity, samples)
         async for segment in engine.segments(samples, options):
-            if self.transcriber.passes_gate(segment, probabilities):
+            if self.transcriber.is_speech(segment, activity):
                 yield segment
 
     def _known_language(self, language: str | None) -> str | None:

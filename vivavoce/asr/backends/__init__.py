@@ -1,7 +1,9 @@
-"""Recognition backends behind one interface: our own engine, faster-whisper, and Moonshine.
+"""Recognition backends behind one interface: the engine of this package, faster-whisper, and Moonshine.
 
-On a CPU, faster-whisper's int8 is the default for Whispers of `small` size and above where it is installed; all other
-models, and speculation, streaming and batching, are ours. Moonshine is for English on the smallest machines.
+On a CPU, faster-whisper in int8 is the default for Whisper `small` and above if it is installed. All other models run
+in the engine, which alone has drafts, streaming and batching. Moonshine base (MIT) is for English on small machines:
+its ONNX files are in the npm package `@usefulsensors/moonshine-js@0.1.16`, its tokenizer in the PyPI package
+`useful-moonshine-onnx`; neither is downloaded here.
 """
 
 import importlib.util
@@ -35,17 +37,17 @@ BACKEND_OF_CLASS: dict[str, BackendName] = {
     "MoonshineBackend": "moonshine",
 }
 MOONSHINE_SECONDS = 30.0  # per piece; its authors advise against more
-ENCODER, DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
-FOLDERS = ("", "dist/model/base/quantized", "package/dist/model/base/quantized")
-START, END = 1, 2
-TOKENS_PER_SECOND = 6.5  # of English; more is a repetition
+MOONSHINE_ENCODER, MOONSHINE_DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
+MOONSHINE_FOLDERS = ("", "dist/model/base/quantized", "package/dist/model/base/quantized")
+MOONSHINE_START, MOONSHINE_END = 1, 2
+MOONSHINE_TOKENS_PER_SECOND = 6.5  # of English; a longer text repeats itself
 
 
 class Backend(Protocol):
     """Transcribes samples at 16 kHz."""
 
     def own_language(self, samples: torch.Tensor) -> str:
-        """The language that is written where none is asked for.  # [time]"""
+        """The language of the transcript if none is given.  # [time]"""
         ...
 
     def segments(
@@ -56,9 +58,9 @@ class Backend(Protocol):
 
 
 class OwnBackend:
-    """A Whisper in our engine, with drafts where they are asked for.
+    """A Whisper in the engine of this package, optionally with drafts.
 
-    Several threads may read segments at once; the engine decodes `parallel` recordings together.
+    Several threads may transcribe concurrently; the engine decodes up to `parallel` recordings in one batch.
     """
 
     def __init__(
@@ -71,15 +73,15 @@ class OwnBackend:
         self.transcriber = transcriber
         self._device, self._drafts, self._parallel = device, drafts, parallel
         if parallel == 1:
-            _ = self.engine  # a draft that does not fit is refused when it is loaded
+            _ = self.engine  # so that a draft that does not fit the model is refused at load time
 
     @cached_property
     def engine(self) -> TranscribingEngine:
-        """Made on first use where it may not be needed: a server on a GPU has an engine for all requests."""
+        """Created on first use: a server on a GPU does not need it, since all requests share another engine."""
         return TranscribingEngine(self.transcriber, self._device, windows=self._parallel, drafts=self._drafts)
 
     def own_language(self, samples: torch.Tensor) -> str:
-        """The language that is written where none is asked for.  # [time]"""
+        """The language of the transcript if none is given.  # [time]"""
         return self.transcriber.own_language(samples)
 
     def segments(
@@ -101,9 +103,11 @@ class Moonshine:
     def __init__(self, folder: str | Path, threads: int = 2) -> None:
         found = moonshine_folder(Path(folder))
         if found is None:
-            raise InputError(f"{folder} holds no {ENCODER}; unpack `npm pack @usefulsensors/moonshine-js@0.1.16` there")
-        self._encoder = onnx_session(found / ENCODER, threads)
-        self._decoder = onnx_session(found / DECODER, threads)
+            raise InputError(
+                f"{folder} holds no {MOONSHINE_ENCODER}; unpack `npm pack @usefulsensors/moonshine-js@0.1.16` there"
+            )
+        self._encoder = onnx_session(found / MOONSHINE_ENCODER, threads)
+        self._decoder = onnx_session(found / MOONSHINE_DECODER, threads)
         self._pasts = [given for given in self._decoder.get_inputs() if given.name.startswith("past")]
         self._presents = [given.name for given in self._decoder.get_outputs()][1:]
         self._tokenizer = _tokenizer()
@@ -116,8 +120,8 @@ class Moonshine:
         """The text of samples at 16 kHz.  # [time]"""
         hidden = self._encoder.run(None, {"input_values": samples[None].astype(np.float32)})[0]
         past = {given.name: np.zeros((1, given.shape[1], 0, given.shape[3]), np.float32) for given in self._pasts}
-        tokens = [START]
-        for step in range(max(8, int(len(samples) / self.RATE * TOKENS_PER_SECOND))):
+        tokens = [MOONSHINE_START]
+        for step in range(max(8, int(len(samples) / self.RATE * MOONSHINE_TOKENS_PER_SECOND))):
             logits, *present = self._decoder.run(
                 None,
                 {
@@ -128,7 +132,7 @@ class Moonshine:
                 },
             )
             tokens.append(int(logits[0, -1].argmax()))
-            if tokens[-1] == END:
+            if tokens[-1] == MOONSHINE_END:
                 break
             for name, value in zip(self._presents, present, strict=True):
                 # Cross-attention keys and values are returned by the first step only.
@@ -139,7 +143,7 @@ class Moonshine:
 
 
 class MoonshineBackend:
-    """Moonshine base by ONNX: English, no times within a piece."""
+    """`Moonshine` as a `Backend`: one segment for every 30 seconds, without word times."""
 
     def __init__(self, folder: str | Path, threads: int = 2) -> None:
         self.model = Moonshine(folder, threads)
@@ -153,7 +157,7 @@ class MoonshineBackend:
     ) -> Iterator[TranscriptSegment]:
         """A segment for every 30 seconds."""
         if options is not None and (options.language not in (None, "en") or options.task != "transcribe"):
-            raise InputError(f"Moonshine writes English only, not {options.language!r}; take another backend")
+            raise InputError(f"Moonshine transcribes English only, not {options.language!r}; use another backend")
         size = int(MOONSHINE_SECONDS * Moonshine.RATE)
         for first in range(0, len(samples), size):
             piece = samples[first : first + size].numpy()
@@ -166,9 +170,9 @@ class MoonshineBackend:
 
 
 def moonshine_folder(folder: Path) -> Path | None:
-    """The subfolder with Moonshine's files; None where there is none."""
-    candidates = [folder / inner for inner in FOLDERS]
-    return next((each for each in candidates if (each / ENCODER).is_file()), None)
+    """The subfolder with Moonshine's files; None if there is none."""
+    candidates = [folder / inner for inner in MOONSHINE_FOLDERS]
+    return next((each for each in candidates if (each / MOONSHINE_ENCODER).is_file()), None)
 
 
 def onnx_session(file: Path, threads: int) -> Any:
@@ -200,11 +204,11 @@ def load_backend(
     drafts: DraftChoice | None = None,
     parallel: int = 1,
 ) -> Backend:
-    """A model by bundled name, folder, OpenAI's file or hub id, with the given backend or the one that fits it."""
+    """Load a bundled name, folder, OpenAI's file or hub id with this backend; `auto` picks one for the model."""
     if backend not in BACKENDS:
         raise InputError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     path = Path(model).expanduser()
-    is_local = path.is_dir() or (path.is_file() and is_pickled(path))  # the latter is one of OpenAI's
+    is_local = path.is_dir() or (path.is_file() and is_pickled(path))  # OpenAI publishes single .pt files
     source = path if is_local else resolve(str(model))
     picked = pick(device)
     chosen = fitting(source, picked, drafts) if backend == "auto" else backend
@@ -217,7 +221,7 @@ def load_backend(
 
 
 def load_whisper(source: Path, device: Device, dtype: str = "auto") -> WhisperTranscriber:
-    """A Whisper for our own engine; on a CPU with an optimised encoder, in bfloat16 where that is fast."""
+    """A Whisper for the engine; on a CPU with an optimised encoder, in bfloat16 if that is fast."""
     if dtype == "int8":
         return load_int8_whisper(source, device)
     transcriber = WhisperTranscriber.load(source, device.torch_device, resolve_dtype(dtype, device))
@@ -228,15 +232,15 @@ def load_whisper(source: Path, device: Device, dtype: str = "auto") -> WhisperTr
 
 
 def load_int8_whisper(source: Path, device: Device) -> WhisperTranscriber:
-    """A model with int8 products; CPUs only."""
-    choose_whisper_encoder(device, "int8")  # or it is refused
+    """A Whisper with int8 matrix products; CPUs only."""
+    choose_whisper_encoder(device, "int8")  # raises an error on other devices
     transcriber = WhisperTranscriber.load(source, device.torch_device)
     to_int8(transcriber.model)
     return transcriber
 
 
 def fitting(source: Path, device: Device, drafts: DraftChoice | None = None) -> BackendName:
-    """The default backend for a model: by its files, and on a CPU by its size."""
+    """The default backend for a model, by its files and, on a CPU, by its size."""
     return BACKEND_OF_CLASS[backend_choice(source, device, drafts).name]
 
 

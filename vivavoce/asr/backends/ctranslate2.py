@@ -1,6 +1,6 @@
-"""Whisper by CTranslate2: through the faster-whisper package, or window by window under our own rules.
+"""Whisper in CTranslate2: through the faster-whisper package, or window by window in our transcription loop.
 
-faster-whisper pads every window to 30 s; models with shorter windows are run the second way.
+faster-whisper pads every window to 30 s, so models with shorter windows run in our loop.
 """
 
 import shutil
@@ -38,7 +38,7 @@ from vivavoce.models.whisper.transcriber import (
 CONVERTED = "model.bin"
 COPIED = ("tokenizer.json", "preprocessor_config.json", "generation_config.json")
 USUAL_FRAMES = 3000
-MIN_WINDOW_SECONDS = 2.0  # of shorter ones, CTranslate2 4.8 on Arm CPUs sometimes hallucinates
+MIN_WINDOW_SECONDS = 2.0  # on shorter windows, CTranslate2 4.8 sometimes hallucinates on Arm CPUs
 
 
 class FasterWhisper:
@@ -59,11 +59,11 @@ class FasterWhisper:
     ) -> Iterator[TranscriptSegment]:
         """Segments as they become final."""
         options = options or TranscriptionOptions()
-        asked: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         if options.temperatures is not None:
-            asked["temperature"] = list(options.temperatures)
+            extra["temperature"] = list(options.temperatures)
         if options.hotwords:
-            asked["hotwords"] = " ".join(options.hotwords)
+            extra["hotwords"] = " ".join(options.hotwords)
         segments, info = self.model.transcribe(
             samples.numpy().astype(np.float32),
             language=options.language,
@@ -75,7 +75,7 @@ class FasterWhisper:
             without_timestamps=options.timestamps is False,
             condition_on_previous_text=options.follow_earlier,
             hallucination_silence_threshold=options.max_silence,
-            **asked,
+            **extra,
         )
         for segment in segments:
             words = tuple(TimedWord(word.word, word.start, word.end, word.probability) for word in segment.words or ())
@@ -101,7 +101,7 @@ class ConvertedWindows:
         transcriber.settings = replace(transcriber.settings, min_window_seconds=seconds)
 
     def own_language(self, samples: torch.Tensor) -> str:
-        """The language that is written where none is asked for."""
+        """The language of the transcript if none is given.  # [time]"""
         return self.transcriber.own_language(samples)
 
     def segments(
@@ -109,38 +109,38 @@ class ConvertedWindows:
     ) -> Iterator[TranscriptSegment]:
         """Segments as they become final."""
         if options is not None and options.word_times:
-            raise InputError("this backend has no word times for this model; use --backend ours")
+            raise InputError("faster-whisper has no word times for this model; use --backend ours")
         yield from run_steps(self.transcriber.transcription_steps(samples, options), self._answer)
 
-    def _answer(self, asked: Question) -> Answer:
-        if isinstance(asked, DetectLanguage):
-            return self._language(asked)
-        return self._encode(asked) if isinstance(asked, EncodeWindow) else self._write(asked)
+    def _answer(self, request: Question) -> Answer:
+        if isinstance(request, DetectLanguage):
+            return self._language(request)
+        return self._encode(request) if isinstance(request, EncodeWindow) else self._write(request)
 
-    def _language(self, asked: DetectLanguage) -> str:
-        assert isinstance(asked.memory, EncodedWindow)
-        (chances,) = self.model.detect_language(asked.memory.encoded)
-        return str(max(chances, key=lambda pair: pair[1])[0]).strip("<|>")
+    def _language(self, request: DetectLanguage) -> str:
+        assert isinstance(request.memory, EncodedWindow)
+        (probabilities,) = self.model.detect_language(request.memory.encoded)
+        return str(max(probabilities, key=lambda pair: pair[1])[0]).strip("<|>")
 
-    def _encode(self, asked: EncodeWindow) -> EncodedWindow:
+    def _encode(self, request: EncodeWindow) -> EncodedWindow:
         import ctranslate2
 
-        features = ctranslate2.StorageView.from_array(np.ascontiguousarray(asked.mel.float().numpy()))
+        features = ctranslate2.StorageView.from_array(np.ascontiguousarray(request.mel.float().numpy()))
         empty = torch.empty(0)
         return EncodedWindow(empty, empty, self.model.encode(features, to_cpu=False))
 
-    def _write(self, asked: WriteText) -> Text:
-        assert isinstance(asked.memory, EncodedWindow)
+    def _write(self, request: WriteText) -> Text:
+        assert isinstance(request.memory, EncodedWindow)
         settings, tokens = self.transcriber.settings, self.transcriber.tokens
         latest, suppressed = settings.latest_start, list(settings.suppressed)
-        if not asked.options.timestamps:
+        if not request.options.timestamps:
             suppressed += range(tokens.notimestamps, self.transcriber.model.config.vocab_size)
-        sampling = {"sampling_topk": 0, "sampling_temperature": asked.temperature} if asked.temperature else {}
+        sampling = {"sampling_topk": 0, "sampling_temperature": request.temperature} if request.temperature else {}
         (result,) = self.model.generate(
-            asked.memory.encoded,
-            [list(asked.prompt)],
-            beam_size=asked.beams,
-            num_hypotheses=asked.best_of,
+            request.memory.encoded,
+            [list(request.prompt)],
+            beam_size=request.beams,
+            num_hypotheses=request.best_of,
             max_length=self.transcriber.model.config.max_target_positions,
             return_scores=True,
             return_no_speech_prob=True,
@@ -178,31 +178,31 @@ def converted(folder: Path, compute: str = "int8") -> Path:
         return target
     try:
         import ctranslate2
-        import transformers  # noqa: F401 - its converter reads the checkpoint by it
+        import transformers  # noqa: F401 - CTranslate2's converter needs it
     except ImportError as error:
         raise MissingDependencyError(
             f"{folder} must be converted for faster-whisper, which needs transformers: pip install 'vivavoce[asr,peer]'"
         ) from error
     copied = [name for name in COPIED if (folder / name).is_file()]
     try:
-        with tempfile.TemporaryDirectory() as beside:
-            plain = _unpacked(folder, Path(beside))
+        with tempfile.TemporaryDirectory() as temporary:
+            plain = _unpacked(folder, Path(temporary))
             converter = ctranslate2.converters.TransformersConverter(str(plain), copy_files=copied)
             converter.convert(str(target), quantization=None if compute == "float32" else compute, force=True)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         line = str(error).strip().partition("\n")[0]
-        raise InputError(f"{folder} cannot be converted for faster-whisper ({line}); take the backend ours") from error
+        raise InputError(f"{folder} cannot be converted for faster-whisper ({line}); use --backend ours") from error
     return target
 
 
-def _unpacked(folder: Path, beside: Path) -> Path:
+def _unpacked(folder: Path, temporary: Path) -> Path:
     """The folder itself, or an unpacked copy where its weights are in our packed format."""
     if not is_packed(folder):
         return folder
     for file in folder.glob("*.json"):
-        shutil.copy2(file, beside / file.name)
-    save_weights(nn.ModuleDict({"model": Whisper.load(folder)}), beside)
-    return beside
+        shutil.copy2(file, temporary / file.name)
+    save_weights(nn.ModuleDict({"model": Whisper.load(folder)}), temporary)
+    return temporary
 
 
 def _stamp(folder: Path) -> str:
