@@ -14,7 +14,7 @@ ATTRIBUTED = "logged where the failure is attributed to its sequence or text"
 REVIEWED = {  # (file, function): reason
     ("engine/engine.py", "advance"): ATTRIBUTED,
     ("engine/runner.py", "_attempt"): ATTRIBUTED,
-    ("tts/cosyvoice_engine.py", "_take"): ATTRIBUTED,
+    ("tts/cosyvoice_engine.py", "_receive"): ATTRIBUTED,
     ("tts/cosyvoice_engine.py", "_feed"): ATTRIBUTED,
     ("cli/__init__.py", "main"): "one line for the user; with VIVA_DEBUG=1 it is raised",
     ("bench/tts.py", "listen"): "raised after the threads have ended",

@@ -153,7 +153,7 @@ async def test_a_model_can_be_served_before_it_has_a_voice(speaker, tmp_path):
     finally:
         speaker.voices = before
     await TTSSynthesiser(speaker).warm_up()
-    speaker.synthesizer.warm_up(speaker.ready.placeholder(), [1, 2])
+    speaker.synthesizer.warm_up(speaker.prepared_voices.placeholder(), [1, 2])
 
 
 def test_what_a_model_cannot_do_is_refused_by_name(speakers):
@@ -172,7 +172,7 @@ class TestAModelThatOnlySpeaks:
         assert with_instructions(object(), "  ", SpeakingStyle(0.7)) == SpeakingStyle(0.7)
 
     def test_it_says_that_it_can_be_told_nothing_else(self):
-        with pytest.raises(InputError, match=r"cannot be told how to speak, as in 'More cheerful, please\.'"):
+        with pytest.raises(InputError, match=r"takes no instructions such as 'More cheerful, please\.'"):
             with_instructions(object(), "More cheerful, please.", SpeakingStyle())
 
     def test_a_listener_s_other_wishes_change_nothing(self):

@@ -141,7 +141,7 @@ def test_a_step_that_fails_fails_its_text_alone(synthesizer, voice):
 def test_a_text_beyond_the_cache_fails_by_itself(synthesizer, voice):
     rounds = Interleave(synthesizer.lm.config, PromptPrefix((synthesizer.lm.config.end_of_prompt,)))
     pieces = iter([[3, 4, 5, 6, 7] * 40])
-    growing = synthesizer.growing_text(
+    growing = synthesizer.streaming_text(
         rounds, pieces, Generation(PUBLISHED, 1, seed=1), UtteranceOptions(voice, lambda: 0.5, 1)
     )
     assert_fails_alone(synthesizer, voice, growing, CapacityError)

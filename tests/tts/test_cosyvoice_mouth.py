@@ -12,7 +12,7 @@ from vivavoce.models.cosyvoice.lm import CosyVoiceLM
 from vivavoce.models.flow.model import FlowSpeech
 from vivavoce.runtime.executor import DeadlineExecutor
 from vivavoce.tts.cosyvoice import PUBLISHED
-from vivavoce.tts.cosyvoice_engine import PATIENCE, CosyVoiceSynthesizer, HopPolicy, SynthesizedText
+from vivavoce.tts.cosyvoice_engine import MAX_WAIT_STEPS, CosyVoiceSynthesizer, HopPolicy, SynthesizedText
 
 LEFT, FIRST, LOOKAHEAD, CHUNK = 1, 15, 3, 25
 
@@ -48,7 +48,7 @@ def begin(mouth, voice, seed, lead=0.0):
     text = SynthesizedText(policy, mouth.speech.start(voice, LEFT, seed), lambda: lead)
     rows = mouth.lm.prompt([3, 4, 5], [mouth.lm.config.end_of_prompt], [seed] * 20)
     generation = Generation(PUBLISHED, max_new_rows=400, min_new_rows=400, seed=seed)
-    mouth._begin(text, lambda text: mouth.driver.deliver_to(mouth._open(text, rows), generation))
+    mouth._start(text, lambda text: mouth.driver.deliver_to(mouth._open(text, rows), generation))
     return text
 
 
@@ -66,10 +66,10 @@ def written(text):
 
 
 def sounds(text):
-    return [text.news.get() for _ in range(text.news.qsize())]
+    return [text.messages.get() for _ in range(text.messages.qsize())]
 
 
-@pytest.mark.parametrize(("apart", "hops"), [(2, [5]), (PATIENCE + 4, [1, 1, 1, 1, 1])])
+@pytest.mark.parametrize(("apart", "hops"), [(2, [5]), (MAX_WAIT_STEPS + 4, [1, 1, 1, 1, 1])])
 def test_texts_that_begin_nearly_together_are_first_heard_together(mouth, voice, apart, hops):
     texts = []
     for seed in range(5):
@@ -87,7 +87,7 @@ def test_nobody_waits_for_a_crowd_that_goes_on_coming(mouth, voice):
     while not first.hops:
         advance_until(mouth, lambda: first.hops or written(texts[-1]) >= 6)
         texts.append(begin(mouth, voice, len(texts)))
-    assert written(first) <= FIRST + LOOKAHEAD + PATIENCE + len(texts)
+    assert written(first) <= FIRST + LOOKAHEAD + MAX_WAIT_STEPS + len(texts)
 
 
 def test_who_has_little_left_waits_for_nobody(mouth, voice):

@@ -78,14 +78,14 @@ def drawn_codes(speaker, rows, generation):
 def plain_sound(speaker, voice, codes, seed=0):
     """Codes of a whole reply at once: the flow under its chunk mask, the vocoder over all of its mel."""
     flow, vocoder = speaker.parts.speech.flow, speaker.parts.speech.vocoder
-    prompt = speaker.ready.shortened(speaker.references.named(voice).prompt)
+    prompt = speaker.prepared_voices.shorten(speaker.references.by_name(voice).prompt)
     mel = flow(torch.tensor(codes), prompt, streaming=True, left_chunks=LEFT)
     return vocoder(mel[None], seed)[0].numpy()
 
 
 class TestSound:
     def test_a_stream_is_the_plain_computation(self, speaker):
-        reference = speaker.references.named("ann").prompt.codes.tolist()
+        reference = speaker.references.by_name("ann").prompt.codes.tolist()
         ids = speaker.prompt.text(TEXT)
         fewest, most = speaker.parts.lm.length_limits(len(ids))
         generation = Generation(PUBLISHED, max_new_rows=most, min_new_rows=fewest, seed=5)
@@ -96,7 +96,7 @@ class TestSound:
         assert_same_sound(said, plain_sound(speaker, "ann", codes, seed=5))
 
     def test_it_does_not_depend_on_how_soon_it_is_played(self, speaker):
-        voice = speaker.ready.of(speaker.references.named("ann"))
+        voice = speaker.prepared_voices.get(speaker.references.by_name("ann"))
         codes = torch.randint(6561, (130,), generator=torch.Generator().manual_seed(0)).tolist()
         ways = [
             list(speaker.synthesizer.speech_codes(codes, UtteranceOptions(voice, lambda lead=lead: lead)))
@@ -237,12 +237,12 @@ class TestManner:
         assert np.sqrt((loud**2).mean()) > np.sqrt((usual**2).mean())
 
     def test_an_instruction_goes_without_the_references_words(self, speaker):
-        reference = speaker.references.named("ann")
+        reference = speaker.references.by_name("ann")
         told = speaker._before(reference, DirectedStyle(style="happy"))
         assert told == speaker.prompt.instructed("请非常开心地说一句话。")
         assert not told.codes
         assert speaker._before(reference, DirectedStyle()).codes
-        assert speaker._before(speaker.references.named("bob"), DirectedStyle()) == speaker.prompt.cross_lingual()
+        assert speaker._before(speaker.references.by_name("bob"), DirectedStyle()) == speaker.prompt.cross_lingual()
 
     def test_what_a_version_cannot_do_is_refused_by_name(self, speakers):
         with pytest.raises(InputError, match=r"CosyVoice 2 has no style 'happy'; it has cantonese"):
@@ -261,17 +261,17 @@ class TestVoices:
     def test_what_was_derived_is_kept_and_used_again(self, folders, tmp_path):
         speaker = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
         speaker.add_voice("ann", a_recording(), "asked", WORDS)
-        derived = speaker.references.named("ann")
-        assert speaker.references.named("ann") is derived
+        derived = speaker.references.by_name("ann")
+        assert speaker.references.by_name("ann") is derived
 
         def deaf():
             raise AssertionError("the recording was heard again")
 
-        again = References(speaker.voices, deaf, "cosyvoice3").named("ann")
+        again = References(speaker.voices, deaf, "cosyvoice3").by_name("ann")
         assert (again.mark, again.transcript) == (derived.mark, "hello world hello there.")
         for name in ("codes", "mel", "speaker"):
             assert torch.equal(getattr(again.prompt, name), getattr(derived.prompt, name))
-        assert speaker.references.heard(a_recording()).prompt is speaker.references.heard(a_recording()).prompt
+        assert speaker.references.from_recording(a_recording()).prompt is speaker.references.heard(a_recording()).prompt
 
     @pytest.mark.parametrize("damage", [b"", b"\x00" * 40])
     def test_a_damaged_file_is_made_anew(self, folders, tmp_path, damage):
@@ -280,33 +280,33 @@ class TestVoices:
         file = tmp_path / "ann.cosyvoice3.safetensors"
         before = file.read_bytes()
         file.write_bytes(damage)
-        speaker.references.named("ann")
+        speaker.references.by_name("ann")
         assert file.read_bytes() == before
 
     def test_a_voice_replaced_is_derived_anew(self, folders, tmp_path):
         speaker = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
         speaker.add_voice("ann", a_recording())
-        first = speaker.references.named("ann")
+        first = speaker.references.by_name("ann")
         speaker.add_voice("ann", a_recording(pitch=300))
-        second = speaker.references.named("ann")
+        second = speaker.references.by_name("ann")
         assert first.mark != second.mark
         assert not torch.equal(first.prompt.mel, second.prompt.mel)
 
     @pytest.mark.parametrize(("codes", "kept"), [(100, 85), (60, 60), (40, 35), (30, 30), (25, 25)])
     def test_a_voice_is_cut_for_a_short_first_hop_unless_it_is_short_itself(self, speaker, codes, kept):
         prompt = VoicePrompt(torch.zeros(codes).long(), torch.zeros(2 * codes, 80), torch.ones(192))
-        shortened = speaker.ready.shortened(prompt)
-        assert len(shortened.codes) == min(kept, 75 - 15)  # SETTINGS let the flow see three seconds
-        assert len(shortened.mel) == 2 * len(shortened.codes)
+        shorten = speaker.prepared_voices.shorten(prompt)
+        assert len(shorten.codes) == min(kept, 75 - 15)  # SETTINGS let the flow see three seconds
+        assert len(shorten.mel) == 2 * len(shorten.codes)
 
     def test_another_shelf_may_be_put_in_its_place(self, folders, speaker, tmp_path):
         other = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
         other.voices = VoiceStore(None, speaker.voices.folder)
-        assert other.references.named("ann").mark == speaker.references.named("ann").mark
+        assert other.references.by_name("ann").mark == speaker.references.by_name("ann").mark
 
     def test_a_voice_is_computed_once_and_shared(self, speaker):
-        reference = speaker.references.named("ann")
-        assert speaker.ready.of(reference) is speaker.ready.of(speaker.references.named("ann"))
+        reference = speaker.references.by_name("ann")
+        assert speaker.prepared_voices.get(reference) is speaker.prepared_voices.get(speaker.references.by_name("ann"))
 
     def test_its_keys_and_values_are_kept_too_and_gone_with_it(self, folders, tmp_path):
         def said():
@@ -382,7 +382,7 @@ class TestBadInput:
             bare.stream(TEXT)
 
     def test_one_text_that_fails_does_not_stop_the_others(self, speaker):
-        mouth, voice = speaker.synthesizer, speaker.ready.of(speaker.references.named("ann"))
+        mouth, voice = speaker.synthesizer, speaker.prepared_voices.get(speaker.references.by_name("ann"))
         sound = speaker.stream(TEXT, "ann", SpeakingStyle(seed=2))
         pieces = [next(sound)]
         with pytest.raises(InputError, match="codes go from"):

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.errors import InputError
-from vivavoce.tts.cosyvoice_inputs import breaths, prepared, prepared_piece, tidied_transcript, words_of
-from vivavoce.tts.style import STYLES, DirectedStyle, directed
+from vivavoce.tts.cosyvoice_inputs import cut_at_words, normalise_transcript, prepare_piece, prepare_text, text_chunks
+from vivavoce.tts.style import STYLES, DirectedStyle, apply_request
 
 USUAL = DirectedStyle()
 
@@ -26,23 +26,23 @@ USUAL = DirectedStyle()
     ],
 )
 def test_text_is_cleaned_around_what_the_model_knows(given, read):
-    assert prepared(given, 3) == read
+    assert prepare_text(given, 3) == read
 
 
 def test_a_text_may_be_left_as_it_is():
-    assert prepared("Hello *you* 2 [laughter]", 3, clean=False) == "Hello *you* 2 [laughter]"
+    assert prepare_text("Hello *you* 2 [laughter]", 3, clean=False) == "Hello *you* 2 [laughter]"
 
 
 def test_phonemes_are_of_version_3_alone():
     with pytest.raises(InputError, match="CosyVoice 2 has no phonemes"):
-        prepared("[AA1]", 2)
-    assert prepared("See [1] there.", 2) == "See, one, there."
+        prepare_text("[AA1]", 2)
+    assert prepare_text("See [1] there.", 2) == "See, one, there."
 
 
 def test_long_texts_are_said_in_breaths_and_chinese_counts_characters():
     sentence = "This is a sentence of some length. "
-    assert [len(part.text) <= 160 for part in breaths(sentence * 20, lambda text: len(text) // 2)].count(False) == 0
-    assert max(len(part.text) for part in breaths("这是一个不太长的句子。" * 20, lambda text: 10**6)) <= 80
+    assert [len(part.text) <= 160 for part in text_chunks(sentence * 20, lambda text: len(text) // 2)].count(False) == 0
+    assert max(len(part.text) for part in text_chunks("这是一个不太长的句子。" * 20, lambda text: 10**6)) <= 80
 
 
 @pytest.mark.parametrize(
@@ -50,21 +50,21 @@ def test_long_texts_are_said_in_breaths_and_chinese_counts_characters():
     [("HELLO THERE", "Hello there."), ("你好", "你好。"), ("Yes!", "Yes!"), (" a  b ", "a b."), ("", "")],
 )
 def test_a_transcript_has_sentence_case_and_an_end(written, tidy):
-    assert tidied_transcript(written) == tidy
+    assert normalise_transcript(written) == tidy
 
 
 @given(st.lists(st.text("ab ,。你", max_size=9), max_size=9))
 def test_a_growing_text_comes_whole_and_in_order(pieces):
-    assert "".join(words_of(pieces)) == "".join(pieces)
+    assert "".join(cut_at_words(pieces)) == "".join(pieces)
 
 
 def test_a_growing_text_is_cut_before_spaces():
-    assert list(words_of(["Hel", "lo wor", "ld, you ", "all"])) == ["Hello", " world, you", " all"]
-    assert list(words_of(["你好，世", "界"])) == ["你好，", "世界"]
+    assert list(cut_at_words(["Hel", "lo wor", "ld, you ", "all"])) == ["Hello", " world, you", " all"]
+    assert list(cut_at_words(["你好，世", "界"])) == ["你好，", "世界"]
 
 
 def test_the_pieces_of_a_growing_text_keep_their_spaces():
-    assert [prepared_piece(piece, 3) for piece in (" 3 cats", ",", " [laughter]!", "")] == [
+    assert [prepare_piece(piece, 3) for piece in (" 3 cats", ",", " [laughter]!", "")] == [
         " three cats",
         ",",
         " [laughter]!",
@@ -90,7 +90,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize(("said", "change"), REQUESTS.items(), ids=REQUESTS)
 def test_a_wish_changes_what_it_names_and_nothing_else(said, change):
-    after = directed(said, USUAL)
+    after = apply_request(said, USUAL)
     assert after is not None
     assert {name: getattr(after, name) for name in change} == pytest.approx(change)
     assert all(
@@ -113,16 +113,16 @@ def test_a_wish_changes_what_it_names_and_nothing_else(said, change):
     ],
 )
 def test_what_is_part_of_the_conversation_is_no_wish(said):
-    assert directed(said, USUAL) is None
+    assert apply_request(said, USUAL) is None
 
 
 def test_wishes_add_up_within_bounds_and_can_be_taken_back():
     style = USUAL
     for _ in range(20):
-        style = directed("faster please", directed("louder", style))
+        style = apply_request("faster please", apply_request("louder", style))
     assert (style.speed, style.volume) == (2.0, 4.0)
-    assert directed("less cheerful please", DirectedStyle(style="happy")).style == ""
-    assert directed("speak normally again please", style) == USUAL
+    assert apply_request("less cheerful please", DirectedStyle(style="happy")).style == ""
+    assert apply_request("speak normally again please", style) == USUAL
 
 
 def test_the_published_instructions_are_there():

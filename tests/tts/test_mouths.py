@@ -15,7 +15,7 @@ from vivavoce.errors import CapacityError
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
 from vivavoce.nn.quantised import to_int8
-from vivavoce.tts.frame_model import SequenceDraw
+from vivavoce.tts.frame_model import SequenceSampler
 from vivavoce.tts.nano import EngineFrameGenerator
 from vivavoce.tts.nano_cpu import CpuFrameGenerator, NanoCpuDecoder
 
@@ -73,12 +73,12 @@ def test_a_voice_read_ahead_is_the_whole_prompt(model):
 
 def test_a_past_is_a_value(model):
     decoder = NanoCpuDecoder(model)
-    past = decoder.read(PROMPT.before_text(REFERENCE))
+    past = decoder.prefill(PROMPT.before_text(REFERENCE))
     before = past.keys_values.clone()
     generation = Generation(SAMPLINGS["published"], 8, 8, penalise_prompt=False)
-    first = list(decoder.speak(past, PROMPT.speech("Yes."), generation))
-    list(decoder.speak(past, PROMPT.speech("No, thank you."), generation))
-    assert list(decoder.speak(past, PROMPT.speech("Yes."), generation)) == first
+    first = list(decoder.generate(past, PROMPT.speech("Yes."), generation))
+    list(decoder.generate(past, PROMPT.speech("No, thank you."), generation))
+    assert list(decoder.generate(past, PROMPT.speech("Yes."), generation)) == first
     assert torch.equal(past.keys_values, before)
 
 
@@ -89,12 +89,12 @@ def test_without_python_the_same_is_said(is_int8):
         to_int8(model)
     slow, quick = NanoCpuDecoder(model), NanoCpuDecoder(model)
     quick.compile()
-    assert type(quick.whole) is not type(slow.whole)
+    assert type(quick.transformer) is not type(slow.transformer)
     rows, more = PROMPT.before_text(REFERENCE), PROMPT.speech("Yes.")
-    pasts = [decoder.read(rows) for decoder in (slow, quick)]
+    pasts = [decoder.prefill(rows) for decoder in (slow, quick)]
     assert torch.equal(pasts[0].keys_values, pasts[1].keys_values)
     generation = Generation(SAMPLINGS["published"], 12, 12, penalise_prompt=False)
-    said = [list(decoder.speak(past, more, generation)) for decoder, past in zip((slow, quick), pasts, strict=True)]
+    said = [list(decoder.generate(past, more, generation)) for decoder, past in zip((slow, quick), pasts, strict=True)]
     assert said[0] == said[1] and len(said[0]) >= 11
 
 
@@ -102,11 +102,11 @@ def test_products_that_cannot_be_compiled_stay_as_they_are():
     other = MossTTSNano.random(WIDER)
     other.transformer.h[0].mlp.fc_in = torch.nn.Linear(WIDER.hidden_size, WIDER.intermediate_size)
     decoder = NanoCpuDecoder(other)
-    whole = decoder.whole
+    whole = decoder.transformer
     decoder.compile()
     assert (
-        decoder.whole is whole
-        and len(list(decoder.speak(decoder.read([(0,) * 6]), [(1,) * 6], Generation(GREEDY, 2, 3)))) == 2
+        decoder.transformer is whole
+        and len(list(decoder.generate(decoder.prefill([(0,) * 6]), [(1,) * 6], Generation(GREEDY, 2, 3)))) == 2
     )
 
 
@@ -120,12 +120,12 @@ def test_two_sequences_of_one_decoder_do_not_meet(model):
 
 def test_noise_is_the_engine_s():
     seed, position, channels = 2**45 + 12345, 777, 6
-    draw = SequenceDraw([Sampling()] * channels, seed, 24)
-    draw.start_row(position)
+    sampler = SequenceSampler([Sampling()] * channels, seed, 24)
+    sampler.start_row(position)
     ids = np.arange(24)
     for channel in range(channels):
         expected = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), channel, torch.from_numpy(ids)[None])
-        np.testing.assert_allclose(draw._noise[channel], expected[0].float().numpy(), rtol=1e-6)
+        np.testing.assert_allclose(sampler._noise[channel], expected[0].float().numpy(), rtol=1e-6)
 
 
 def test_leaving_off_leaves_nothing_in_the_engine(model):
@@ -157,13 +157,13 @@ def test_a_text_beyond_the_model_s_reach_is_refused():
 
 
 @NEEDS_INT8
-@pytest.mark.parametrize(("hidden", "is_small"), [(128, False), (512, True)])
-def test_rounded_weights_say_nearly_the_same(hidden, is_small):
+@pytest.mark.parametrize(("hidden", "is_int8"), [(128, False), (512, True)])
+def test_rounded_weights_say_nearly_the_same(hidden, is_int8):
     config = dataclasses.replace(WIDER, hidden_size=hidden)
     plain, rounded = (MossTTSNano.random(config, deviation=12.8 / hidden) for _ in range(2))
     to_int8(rounded)
-    assert NanoCpuDecoder(rounded).is_small == is_small and not NanoCpuDecoder(plain).is_small
+    assert NanoCpuDecoder(rounded).is_int8 == is_int8 and not NanoCpuDecoder(plain).is_int8
     rows = PROMPT.before_text(REFERENCE)
-    expected, found = (NanoCpuDecoder(each).read(rows).keys_values for each in (plain, rounded))
+    expected, found = (NanoCpuDecoder(each).prefill(rows).keys_values for each in (plain, rounded))
     assert (found - expected).norm() / expected.norm() < 0.03
     assert len(list(CpuFrameGenerator(rounded, PROMPT).frames(REFERENCE, "Yes.", Generation(GREEDY, 6, 7)))) == 6

@@ -93,8 +93,8 @@ def test_the_folder_has_the_published_files(graphs, folder):
     assert manifest["builtin_voices"][0]["prompt_audio_codes"] == [[1, 2], [3, 4], [5, 6]]
 
 
-@pytest.mark.parametrize("voice", [None, "bell"])
-@pytest.mark.parametrize("style", [SpeakingStyle(greedy=True), SpeakingStyle(seed=3)], ids=["greedy", "drawn"])
+@pytest.codec_id.parametrize("voice", [None, "bell"])
+@pytest.codec_id.parametrize("style", [SpeakingStyle(greedy=True), SpeakingStyle(seed=3)], ids=["greedy", "drawn"])
 def test_onnx_says_what_torch_says(graphs, torch_speaker, voice, style):
     exact = OnnxTTS.load(str(graphs), exact=True)
     expected = torch_speaker.say(TEXT, voice, style)
@@ -106,7 +106,7 @@ def test_onnx_says_what_torch_says(graphs, torch_speaker, voice, style):
 def test_a_recording_has_the_codes_torch_gives_it(graphs, torch_speaker):
     recording = buzz(1.0, 1000)
     assert OnnxTTS.load(str(graphs))._encode_reference(recording) == torch_speaker._encode_reference(recording)
-    assert OnnxTTS.load(str(graphs)).mark == torch_speaker.mark
+    assert OnnxTTS.load(str(graphs)).codec_id == torch_speaker.codec_id
 
 
 def test_what_the_backend_does_without_is_the_model_too(folder, torch_speaker):

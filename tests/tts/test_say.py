@@ -81,7 +81,7 @@ def test_a_sound_that_is_too_short_for_its_text_is_told(folder, said, tmp_path):
     ("arguments", "says"),
     [
         (["--out", "said.ogx"], "wav, flac, mp3, opus, pcm"),
-        (["--out", "said.opus", "--rate", "44100"], "opus has no 44100 Hz"),
+        (["--out", "said.opus", "--rate", "44100"], "opus cannot hold 44100 Hz"),
         (["--out", "/nowhere/said.wav"], "cannot write /nowhere/said.wav"),
         (["--out", "said.wav", "--speed", "3"], "speed must be"),
         (["--out", "said.wav", "--pause", "-1"], "pause must be"),

@@ -91,7 +91,7 @@ def test_where_all_cores_make_frames_none_is_asked_to_decode_beside(tmp_path):
         for count in (spare_cores() + 1, max(1, spare_cores())):
             torch.set_num_threads(count)
             sounding = speaker._start_playback(PlaybackClock(), lambda: 0.0, True)
-            assert (sounding.beside is None) == (count > spare_cores())
+            assert (sounding.executor is None) == (count > spare_cores())
     finally:
         torch.set_num_threads(threads)
 

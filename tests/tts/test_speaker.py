@@ -116,7 +116,7 @@ def test_speech_goes_on_from_a_recording_whose_words_are_known(speaker):
     said = speaker.say(text, "ann", SpeakingStyle(greedy=True, continues=True)).samples
     np.testing.assert_allclose(said, expected, atol=1e-5)
     for wordless in ("bell", None, buzz(1.0, 1000)):
-        with pytest.raises(InputError, match="its words must be known"):
+        with pytest.raises(InputError, match="needs its transcript"):
             speaker.stream(text, wordless, SpeakingStyle(continues=True))
     del speaker.voices.built_in["ann"]
 
@@ -250,7 +250,7 @@ def test_an_int8_speaker_speaks(folder):
 
 def test_numbers_are_spelled_for_a_model_that_cannot_count(folder):
     speaks = speech.speech_model(str(folder), "cpu")
-    assert speaks.prepared("A table for 2 at 7:30!") == "A table for two at seven thirty!"
+    assert speaks.prepare_text("A table for 2 at 7:30!") == "A table for two at seven thirty!"
 
 
 def test_settings_travel_with_the_model(folder):

@@ -47,7 +47,7 @@ def test_built_in_voices_cannot_be_replaced_or_removed(store):
 
 @pytest.mark.parametrize("name", ["", "../evil", "a/b", ".hidden", "x" * 65, "nul\0"])
 def test_a_name_is_no_path(store, name):
-    with pytest.raises(InputError, match="a voice's name"):
+    with pytest.raises(InputError, match="cannot name a voice"):
         store.add(StoredVoice(name, CODES))
     with pytest.raises(InputError):
         store.get(name)
@@ -62,7 +62,7 @@ def test_a_voice_without_codes_is_refused(store):
 def test_a_damaged_file_is_an_error_of_one_line(store, content):
     store.folder.mkdir(parents=True)
     (store.folder / "broken.json").write_text(content)
-    with pytest.raises(InputError, match="is not a voice as it was kept"):
+    with pytest.raises(InputError, match="is not a stored voice"):
         store.get("broken")
 
 

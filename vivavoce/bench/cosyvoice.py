@@ -254,10 +254,10 @@ class Bench:
         return median(firsts)
 
     def _sounds(self, seed: int) -> Iterator[Tensor]:
-        listener = PlaybackLead(time.monotonic)
+        playback = PlaybackLead(time.monotonic)
         rows, generation = self.setup.text(self.lm, self.setup.reply_codes, seed)
-        for sound in self.synthesizer.text(rows, generation, UtteranceOptions(self.voice, listener.lead, seed)):
-            listener.hear(len(sound) / RATE)
+        for sound in self.synthesizer.text(rows, generation, UtteranceOptions(self.voice, playback.lead, seed)):
+            playback.feed(len(sound) / RATE)
             yield sound
 
     def _timed_utterance(self, seed: int, whole: bool = True) -> tuple[float, float, float]:

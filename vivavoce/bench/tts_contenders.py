@@ -185,22 +185,25 @@ class NanoContender:
 
 
 def _cpu_stages(generator: CpuFrameGenerator) -> dict[str, Callable[[], object]]:
-    from vivavoce.tts.frame_model import SequenceDraw
+    from vivavoce.tts.frame_model import SequenceSampler
 
     decoder = generator.decoder
     config = decoder.model.config
     rows = generator.prompt.speech(TEXT)
-    room, frame_room = decoder.room(VOICE_FRAMES + 400).zero_(), decoder.frame_room()
-    hidden = decoder.after(decoder.model.embed(torch.tensor(rows)), room, 0)
+    kv_buffer, frame_buffer = decoder.new_kv_buffer(VOICE_FRAMES + 400).zero_(), decoder.new_frame_buffer()
+    hidden = decoder.advance(decoder.model.embed(torch.tensor(rows)), kv_buffer, 0)
     samplings = SpeechSettings().generation(config.n_vq, len(TEXT), 0).per_channel(decoder.model.channels)
-    draw = SequenceDraw(samplings, 0, config.audio_vocab_size)
+    sampler = SequenceSampler(samplings, 0, config.audio_vocab_size)
     codes = (0,) * decoder.model.codebooks
 
     def local() -> None:
-        draw.start_row(len(rows))
-        decoder.frame(hidden, frame_room, draw, may_stop=False)
+        sampler.start_row(len(rows))
+        decoder.sample_frame(hidden, frame_buffer, sampler, may_stop=False)
 
-    return {"global": lambda: decoder.after(decoder.embedded(codes), room, len(rows) + VOICE_FRAMES), "local": local}
+    return {
+        "global": lambda: decoder.advance(decoder.embed_frame(codes), kv_buffer, len(rows) + VOICE_FRAMES),
+        "local": local,
+    }
 
 
 Past = list[tuple[Tensor, Tensor]]  # keys and values of each layer: [1, head, row, head_dim]

@@ -111,7 +111,7 @@ class SpeechSubject:
 
         speaker = self.model
         reference = speaker._reference(self._voice(ask))
-        rows = speaker.prompt.before_text(reference) + speaker.prompt.speech(speaker.prepared(ask.text))
+        rows = speaker.prompt.before_text(reference) + speaker.prompt.speech(speaker.prepare_text(ask.text))
         plain = PlainNano(speaker.model, speaker.codec, rows, 1, NanoSampling())
         hidden = plain.read(plain.rows, [])
         slot = speaker.model.transformer.wte.weight[speaker.model.config.audio_assistant_slot_token_id]

@@ -262,7 +262,7 @@ class NanoSubject:
         prompt, settings = MossTTSNanoPrompt(model.config, _nano_tokenizer(folder, model)), SpeechSettings.read(folder)
         decoder = NanoCpuDecoder(model)
         before = prompt.before_text(())
-        past = decoder.read(before)
+        past = decoder.prefill(before)
         examples = []
         for number, item in enumerate(items):
             text = prompt.speech(item.text)
@@ -272,7 +272,7 @@ class NanoSubject:
             drawn = settings.generation(model.config.n_vq, len(text), seed=number)
             generation = replace(drawn, max_new_rows=max(1, min(room, drawn.max_new_rows)))
             slot = model.config.audio_assistant_slot_token_id
-            for frame in decoder.speak(past, text, generation):
+            for frame in decoder.generate(past, text, generation):
                 unused = [model.config.audio_pad_token_id] * (model.config.n_vq - len(frame))
                 rows.append((slot, *frame, *unused))
             if len(rows) > start:

@@ -35,7 +35,7 @@ from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject, Sp
 from vivavoce.s2s.moss_speech import load_moss_speech
 from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences
 from vivavoce.train.tts.train import SEED
-from vivavoce.tts.frame_model import SequenceDraw
+from vivavoce.tts.frame_model import SequenceSampler
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, open_speech_model
 
 MAX_REPLY_CODES = 250  # maximum codes of a reply
@@ -262,10 +262,10 @@ class Readers:
         books = example.rows.shape[1] - 1
         logits = self.subject.logits(model, example).unflatten(0, (-1, books)).numpy()
         samplings = self.settings.generation(books, 0, seed).per_channel(books + 1)
-        draw, frames = SequenceDraw(samplings, seed, logits.shape[-1]), []
+        sampler, frames = SequenceSampler(samplings, seed, logits.shape[-1]), []
         for position, frame in enumerate(logits, start=example.start):
-            draw.start_row(position)
-            frames.append([draw.sample(TEXT + 1 + book, scores) for book, scores in enumerate(frame)])
+            sampler.start_row(position)
+            frames.append([sampler.sample(TEXT + 1 + book, scores) for book, scores in enumerate(frame)])
         return torch.tensor(frames)
 
     def _heard(self, readings: Sequence[Tensor]) -> Misses:

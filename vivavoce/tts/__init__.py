@@ -1,6 +1,6 @@
-"""Text to speech: `say` for a whole sound, `speak_stream` for its pieces as they are made.
+"""Text to speech: `say` returns all audio of a text, `speak_stream` yields it while it is generated.
 
-What needs torch is loaded when it is asked for, so that the ONNX backend can be imported without.
+Modules that need torch are imported on first use, so that the ONNX backend works without torch.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def __getattr__(name: str) -> Any:
 
 @lru_cache(maxsize=2)
 def speech_model(model: str = "mini-tts", device: str = "auto") -> "SpeechModel":
-    """A speech model, loaded once and kept."""
+    """Load a TTS model once for all calls with the same arguments."""
     from vivavoce.tts.interface import open_speech_model
 
     return open_speech_model(model, device)
@@ -62,7 +62,7 @@ def say(
     device: str = "auto",
     rate: int | None = None,
 ) -> Sound:
-    """A text as sound, in a voice by name or like a recording, at this rate or the model's own."""
+    """Speak a text in the voice of this name or recording, at this sample rate or the model's."""
     from vivavoce.tts.interface import SpeakingStyle
 
     sound = speech_model(model, device).say(text, voice, SpeakingStyle(speed, pause, seed))
@@ -79,10 +79,10 @@ def speak_stream(
     device: str = "auto",
     rate: int | None = None,
 ) -> Iterator[NDArray[np.float32]]:
-    """The same, piece by piece from the first frame on.  # [channel, time]"""
+    """As `say`, but yields the audio in pieces while it is generated.  # [channel, time]"""
     from vivavoce.tts.interface import SpeakingStyle
     from vivavoce.tts.output import shaped
 
-    speaks = speech_model(model, device)
-    pieces = speaks.stream(text, voice, SpeakingStyle(speed, pause, seed))
-    return shaped(pieces, speaks.channels, speaks.rate, rate or speaks.rate, mono=False)
+    tts = speech_model(model, device)
+    pieces = tts.stream(text, voice, SpeakingStyle(speed, pause, seed))
+    return shaped(pieces, tts.channels, tts.rate, rate or tts.rate, mono=False)

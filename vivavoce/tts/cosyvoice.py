@@ -1,4 +1,7 @@
-"""CosyVoice 2 and 3 as text to speech: any voice from a recording, told how to speak, heard while it is made."""
+"""CosyVoice 2 and 3 as a TTS model: voices from recordings, style instructions, streaming text and audio.
+
+`cosyvoice_inputs` prepares texts and voices, `cosyvoice_engine` runs language model, flow and vocoder for all texts.
+"""
 
 import threading
 import time
@@ -40,37 +43,37 @@ from vivavoce.tts.cosyvoice_inputs import (
     PreparedVoices,
     References,
     VoiceReference,
-    breaths,
-    prepared,
-    prepared_piece,
-    tidied_transcript,
-    words_of,
+    cut_at_words,
+    normalise_transcript,
+    prepare_piece,
+    prepare_text,
+    text_chunks,
 )
 from vivavoce.tts.interface import Samples, SpeakingStyle, StoredVoice, VoiceStore
-from vivavoce.tts.style import STYLES, DirectedStyle, directed
+from vivavoce.tts.style import STYLES, DirectedStyle, apply_request
 
 PUBLISHED = Sampling(temperature=1.0, top_k=25, top_p=0.8)
 RATE = CosyVoiceSpeechTokenizer.rates.output
 CODES_A_SECOND = 25
-AT_ONCE = (1, 2, 4, 8, 16)  # texts whose hops are captured before anybody speaks
+BATCH_SIZES = (1, 2, 4, 8, 16)  # numbers of texts for which hops are captured in `warm_up`
 
 
 @dataclass(frozen=True)
 class CosyVoiceSettings:
-    """What trades quality for time and memory."""
+    """Settings that trade quality for latency and memory."""
 
     first_hop: int = 15
-    """Codes of the first hop, 1 to a chunk: it is heard so much sooner, and cuts less than a second off the voice's
-    prompt."""
+    """Codes of the first hop, from 1 to a chunk. A short one lowers the latency, and shortens the voice's prompt by
+    up to a second."""
     left_chunks: int | None = 4
-    """Chunks of a reply that the flow looks back on, besides the voice; None: all, and each second costs 90 MB."""
+    """Left context of the flow in chunks, besides the voice; None: unlimited, at 90 MB for each second."""
     prompt_seconds: float = 10.0
-    """The most of a reference that the flow sees, its end; in 16 bits a second of it takes 90 MB, once a voice."""
+    """The flow is conditioned on the last seconds of a reference; in 16 bits each takes 90 MB per voice."""
     sampling: Sampling = PUBLISHED
 
 
 class CosyVoiceTTS:
-    """Says texts, several at a time if asked from several threads. It is a `SpeechModel`."""
+    """A `SpeechModel`; several threads may speak concurrently."""
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class CosyVoiceTTS:
         self.synthesizer = CosyVoiceSynthesizer(parts.lm, speech, device, self.settings.left_chunks)
         chunk = speech.flow.config.chunk
         max_codes = max(chunk, round(self.settings.prompt_seconds * CODES_A_SECOND))
-        self.ready = PreparedVoices(speech.flow, min(self.settings.first_hop, chunk), max_codes)
+        self.prepared_voices = PreparedVoices(speech.flow, min(self.settings.first_hop, chunk), max_codes)
 
     @classmethod
     def load(
@@ -101,21 +104,21 @@ class CosyVoiceTTS:
         settings: CosyVoiceSettings | None = None,
         reinforced: bool = False,
     ) -> "CosyVoiceTTS":
-        """A published folder or hub id; `reinforced` takes the language model of version 3 that errs less.
+        """Load a published folder or hub id; `reinforced` uses the language model of version 3 tuned by RL.
 
-        `dtype` is `auto`, `float32`, `bfloat16`, `float16`, or `int8` on CPUs: then the language model's layers are
-        rounded and the flow is in the faster of bfloat16 and float32, which is also what `auto` does there.
+        `dtype` is `auto`, `float32`, `bfloat16`, `float16`, or, on CPUs only, `int8`: the language model's layers in
+        int8 and the flow in the faster of bfloat16 and float32. `auto` does the same on CPUs.
         """
         on = pick(device)
-        lm_dtype, flow_dtype, is_rounded = dtypes_for(dtype, on)
+        lm_dtype, flow_dtype, is_int8 = dtypes_for(dtype, on)
         parts = load_cosyvoice(hub.resolve(name), on.torch_device, lm_dtype, flow_dtype, reinforced)
-        if is_rounded:
+        if is_int8:
             round_layers(parts.lm)
         return cls(parts, on, settings, voices)
 
     @property
     def voices(self) -> VoiceStore:
-        """The voices that can be named; another shelf may be put here."""
+        """The stored voices; may be replaced."""
         return self.references.voices
 
     @voices.setter
@@ -124,57 +127,60 @@ class CosyVoiceTTS:
 
     @property
     def rate(self) -> int:
-        """Samples a second of what comes out."""
+        """Sample rate of the output in Hz."""
         return RATE
 
     @property
     def channels(self) -> int:
-        """Of what comes out."""
+        """Channels of the output."""
         return 1
 
     def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> StoredVoice:
-        """Keep a voice on this machine under a name, from a recording of one to thirty seconds and its words."""
-        transcript = tidied_transcript(text)
-        reference = self.references.heard(sound, transcript)
+        """Store a voice by name, from a recording of one to thirty seconds and, if known, its transcript."""
+        transcript = normalise_transcript(text)
+        reference = self.references.from_recording(sound, transcript)
         if transcript:
             self.prompt.zero_shot(transcript, reference.prompt.codes.tolist())
-        kept = self.voices.add(StoredVoice(name, [], "", consent, text=transcript), sound)
-        self.references.named(name)
-        return kept
+        stored = self.voices.add(StoredVoice(name, [], "", consent, text=transcript), sound)
+        self.references.by_name(name)
+        return stored
 
     def warm_up(self, voice: str | Sound | None = None, batches: Sequence[int] | None = None) -> None:
-        """Compute a voice and, on CUDA, capture hops of so many texts at once, before anybody waits.
+        """Prepare a voice and, on CUDA, capture hops for batches of these sizes; by default all that fit in memory.
 
-        Unsaid, those are as many as there is memory for. Where no voice is kept yet, nobody's is taken.
+        If no voice is stored, a placeholder is used.
         """
         without_voice = voice is None and not self.voices.names()
         if without_voice and not self.device.graphs:
             return
-        ready = self.ready.placeholder() if without_voice else self._ready(self._reference(voice))
+        placeholder = self.prepared_voices.placeholder() if without_voice else None
+        prepared = placeholder or self._prepared_voice(self._reference(voice))
         if batches is None:
-            reply = self.synthesizer.speech.start(ready, self.settings.left_chunks).nbytes
-            fit = self.device.samples_that_fit(2 * reply, AT_ONCE[-1])  # a hop has its past and its future
-            batches = [streams for streams in AT_ONCE if streams <= fit]
-        self.synthesizer.warm_up(ready, batches)
+            reply = self.synthesizer.speech.start(prepared, self.settings.left_chunks).nbytes
+            fit = self.device.samples_that_fit(2 * reply, BATCH_SIZES[-1])  # the states before and after a hop
+            batches = [streams for streams in BATCH_SIZES if streams <= fit]
+        self.synthesizer.warm_up(prepared, batches)
 
     def styled_by_instructions(self, instructions: str, style: SpeakingStyle) -> DirectedStyle:
-        """The manner of a style by its name, of a wish such as "more slowly, please", or of free words.
+        """The style for the name of a style, a request such as "more slowly, please", or free text.
 
-        What this version was not taught is refused by name.
+        A style that this version does not have is refused.
         """
-        plain, words = _directed(style), instructions.strip()
+        plain, words = _as_directed(style), instructions.strip()
         name = words.lower().rstrip(".!")
         if any(name in styles for styles in STYLES.values()):
-            asked = replace(plain, style=name, instruction="")
+            requested = replace(plain, style=name, instruction="")
         else:
-            asked = directed(words, plain) or replace(plain, style="", instruction=words)
-        asked.instruction_for(self.version)
-        return asked
+            requested = apply_request(words, plain) or replace(plain, style="", instruction=words)
+        requested.instruction_for(self.version)
+        return requested
 
-    def styled_by_request(self, said: str, style: SpeakingStyle) -> DirectedStyle | None:
-        """The manner after what a listener said, if all of it was a wish and this version was taught it."""
-        asked = directed(said, _directed(style))
-        return None if asked is None or (asked.style and asked.style not in STYLES[self.version]) else asked
+    def styled_by_request(self, text: str, style: SpeakingStyle) -> DirectedStyle | None:
+        """The style after a user's text, if all of it is a request that this version can follow; else None."""
+        requested = apply_request(text, _as_directed(style))
+        if requested is None or (requested.style and requested.style not in STYLES[self.version]):
+            return None
+        return requested
 
     @former_arguments(manner="style")
     def stream(
@@ -184,91 +190,92 @@ class CosyVoiceTTS:
         style: SpeakingStyle | None = None,
         clock: Callable[[], float] | None = time.monotonic,
     ) -> Iterator[Samples]:
-        """The sound of a text, as it is made.  # pieces [1, time]
+        """Speak a text, and yield audio while it is generated.  # pieces [1, time]
 
-        The text may itself come in pieces, and is spoken while it comes. `voice` is a name, or a recording to sound
-        like; none is the first voice there is. Without a clock nobody waits for the sound.
+        The text may be an iterator of pieces, which are spoken while they arrive. `voice` is the name of a voice or a
+        recording of one; None is the first stored voice. Without a clock there are no deadlines.
         """
-        style = _directed(style)
+        style = _as_directed(style)
         reference = self._reference(voice)
-        before = self._before(reference, style)
-        listener = PlaybackLead(clock)
+        prefix = self._prompt_prefix(reference, style)
+        playback = PlaybackLead(clock)
         if isinstance(text, str):
             count = self.parts.tokenizer.encode
-            parts = breaths(prepared(text, self.version, style.clean), lambda part: len(count(part)))
-            sounds = self._parts(parts, before, reference, style, listener)
+            parts = text_chunks(prepare_text(text, self.version, style.clean), lambda part: len(count(part)))
+            sounds = self._stream_chunks(parts, prefix, reference, style, playback)
         else:
-            sounds = self._growing(text, before, reference, style, listener)
-        return self._finished(sounds, style, listener)
+            sounds = self._stream_pieces(text, prefix, reference, style, playback)
+        return self._finish(sounds, style, playback)
 
     @former_arguments(manner="style")
     def say(self, text: str, voice: str | Sound | None = None, style: SpeakingStyle | None = None) -> Sound:
-        """The whole sound of a text."""
+        """Speak a text, and return all of its audio."""
         return _whole(self.stream(text, voice, style, clock=None))
 
     @former_arguments(manner="style")
     def convert(
         self, sound: Sound, voice: str | Sound | None = None, style: SpeakingStyle | None = None
     ) -> Iterator[Samples]:
-        """What a recording of any length says, in another voice.  # pieces [1, time]"""
-        style, listener = _directed(style), PlaybackLead(None)
+        """Convert a recording of any length to another voice.  # pieces [1, time]"""
+        style, playback = _as_directed(style), PlaybackLead(None)
         if style.instruction_for(self.version):
-            raise InputError("a converted recording keeps its own way of speaking; it can be told nothing but speed")
-        saying = self._saying(self._reference(voice), listener, style.seed)
-        return self._finished(self._converted(sound, saying), style, listener)
+            raise InputError("a converted recording keeps its speaking style; only the speed can be changed")
+        options = self._utterance_options(self._reference(voice), playback, style.seed)
+        return self._finish(self._convert(sound, options), style, playback)
 
-    def _converted(self, sound: Sound, saying: UtteranceOptions) -> Iterator[Tensor]:
+    def _convert(self, sound: Sound, options: UtteranceOptions) -> Iterator[Tensor]:
         mono = sound.mono()
         window = int(MAX_REFERENCE_SECONDS * mono.rate)
         for start in range(0, mono.samples.shape[1], window):
             part = mono.samples[:, start : start + window]
             if part.shape[1] >= mono.rate / CODES_A_SECOND:
                 codes = self.parts.speech_tokenizer.codes(Sound(part, mono.rate))
-                yield from self.synthesizer.speech_codes(codes.tolist(), saying)
+                yield from self.synthesizer.speech_codes(codes.tolist(), options)
 
-    def _parts(
+    def _stream_chunks(
         self,
         parts: list[Chunk],
-        before: PromptPrefix,
+        prefix: PromptPrefix,
         reference: VoiceReference,
         style: DirectedStyle,
-        listener: "PlaybackLead",
+        playback: "PlaybackLead",
     ) -> Iterator[Tensor]:
         for number, part in enumerate(parts):
             ids = self.prompt.text(part.text)
             min_rows, max_rows = self.parts.lm.length_limits(len(ids))
             generation = self._generation(style, number, min_rows, max_rows)
-            saying = self._saying(reference, listener, style.seed + number)
-            with closing(self.synthesizer.text(self.prompt.rows(before, ids), generation, saying)) as sounds:
+            options = self._utterance_options(reference, playback, style.seed + number)
+            with closing(self.synthesizer.text(self.prompt.rows(prefix, ids), generation, options)) as sounds:
                 yield from sounds
             yield torch.zeros(round(part.pause * style.pause * RATE))
 
-    def _growing(
+    def _stream_pieces(
         self,
         text: Iterable[str],
-        before: PromptPrefix,
+        prefix: PromptPrefix,
         reference: VoiceReference,
         style: DirectedStyle,
-        listener: "PlaybackLead",
+        playback: "PlaybackLead",
     ) -> Generator[Tensor, None, None]:
-        rounds = Interleave(self.parts.lm.config, before)
-        tokens = (self.prompt.text(prepared_piece(piece, self.version)) for piece in words_of(text))
-        saying = self._saying(reference, listener, style.seed)
-        with closing(self.synthesizer.growing_text(rounds, tokens, self._generation(style, 0, 0, 1), saying)) as sounds:
+        rounds = Interleave(self.parts.lm.config, prefix)
+        tokens = (self.prompt.text(prepare_piece(piece, self.version)) for piece in cut_at_words(text))
+        options = self._utterance_options(reference, playback, style.seed)
+        generation = self._generation(style, 0, 0, 1)
+        with closing(self.synthesizer.streaming_text(rounds, tokens, generation, options)) as sounds:
             yield from sounds
 
     def _generation(self, style: DirectedStyle, number: int, min_rows: int, max_rows: int) -> Generation:
         sampling = GREEDY if style.greedy else self.settings.sampling
         return Generation(sampling, max_new_rows=max_rows, min_new_rows=min_rows, seed=style.seed + number)
 
-    def _saying(self, reference: VoiceReference, listener: "PlaybackLead", seed: int) -> UtteranceOptions:
-        return UtteranceOptions(self._ready(reference), listener.lead, seed)
+    def _utterance_options(self, reference: VoiceReference, playback: "PlaybackLead", seed: int) -> UtteranceOptions:
+        return UtteranceOptions(self._prepared_voice(reference), playback.lead, seed)
 
-    def _ready(self, reference: VoiceReference) -> FlowVoice:
-        return self.synthesizer.call(lambda: self.ready.of(reference))
+    def _prepared_voice(self, reference: VoiceReference) -> FlowVoice:
+        return self.synthesizer.call(lambda: self.prepared_voices.get(reference))
 
-    def _before(self, reference: VoiceReference, style: DirectedStyle) -> PromptPrefix:
-        """An instruction goes without the reference's words, and a voice whose words nobody knows without them too."""
+    def _prompt_prefix(self, reference: VoiceReference, style: DirectedStyle) -> PromptPrefix:
+        """The prompt of an instruction, or of the reference's transcript, or of a voice without a transcript."""
         if instruction := style.instruction_for(self.version):
             return self.prompt.instructed(instruction)
         if reference.transcript:
@@ -277,15 +284,15 @@ class CosyVoiceTTS:
 
     def _reference(self, voice: str | Sound | None) -> VoiceReference:
         if isinstance(voice, Sound):
-            return self.references.heard(voice)
+            return self.references.from_recording(voice)
         if voice is not None:
-            return self.references.named(voice)
+            return self.references.by_name(voice)
         if not (names := self.voices.names()):
-            raise InputError("CosyVoice has no voice of its own; add one: viva voices add NAME FILE --text WORDS")
-        return self.references.named(names[0])
+            raise InputError("CosyVoice has no built-in voice; add one: viva voices add NAME FILE --text TRANSCRIPT")
+        return self.references.by_name(names[0])
 
-    def _finished(self, sounds: Iterator[Tensor], style: DirectedStyle, listener: "PlaybackLead") -> Iterator[Samples]:
-        """At the speed and loudness that are wanted, told to the listener as it is handed on."""
+    def _finish(self, sounds: Iterator[Tensor], style: DirectedStyle, playback: "PlaybackLead") -> Iterator[Samples]:
+        """Apply speed and volume, and record what was yielded for playback."""
         stretch, limiter = TimeStretch(RATE, style.speed), Limiter(RATE)
         stretched, limited = stretch.initial_state(1), limiter.initial_state(1)
         for sound in sounds:
@@ -293,7 +300,7 @@ class CosyVoiceTTS:
             if style.volume != 1.0:
                 piece, limited = limiter.step(limited, piece * np.float32(style.volume))
             if piece.shape[1]:
-                listener.hear(piece.shape[1] / RATE)
+                playback.feed(piece.shape[1] / RATE)
                 yield piece
         rest = stretch.flush(stretched)
         if style.volume != 1.0:
@@ -304,44 +311,44 @@ class CosyVoiceTTS:
 
 
 class PlaybackLead:
-    """Somebody who hears a text at its own pace; may be asked from any thread."""
+    """How far generated audio is ahead of its playback. Thread-safe; without a clock, time stands still."""
 
     def __init__(self, clock: Callable[[], float] | None) -> None:
         self._clock = clock or (lambda: 0.0)
         self._player, self._lock = PlaybackClock(), threading.Lock()
 
-    def hear(self, seconds: float) -> None:
-        """Sound of this length is handed to them."""
+    def feed(self, seconds: float) -> None:
+        """Add audio of this length."""
         with self._lock:
             self._player.feed(self._clock(), seconds)
 
     def lead(self) -> float:
-        """Seconds that they have not heard yet."""
+        """Seconds of audio that have not been played yet."""
         with self._lock:
             return self._player.lead(self._clock())
 
 
 class Dtypes(NamedTuple):
-    """Of the language model and of the flow, and whether the first one's layers are rounded to int8."""
+    """The dtypes of the language model and the flow, and whether the former's layers are int8."""
 
     lm: torch.dtype
     flow: torch.dtype
-    is_rounded: bool = False
+    is_int8: bool = False
 
 
 def dtypes_for(spec: str, device: Device) -> Dtypes:
-    """What a dtype by name means for each part."""
+    """The dtype of each part for the value of a `dtype` option."""
     lm = choose_cosyvoice_lm(device, spec)
     return Dtypes(lm.dtype, choose_cosyvoice_flow(device, spec).dtype, lm.is_int8)
 
 
 def round_layers(lm: CosyVoiceLM) -> None:
-    """The language model's layers in int8, in place; its head and tables stay as they are."""
+    """Quantise the language model's layers to int8 in place; its head and embeddings are unchanged."""
     for parent, name, _, linear in list(linears(lm.trunk)):
         setattr(parent, name, Int8Linear.of_weight(linear.weight, linear.bias))
 
 
-def _directed(style: SpeakingStyle | None) -> DirectedStyle:
+def _as_directed(style: SpeakingStyle | None) -> DirectedStyle:
     if isinstance(style, DirectedStyle):
         return style
     if style is None:

@@ -1,7 +1,7 @@
-"""CosyVoice's language model, flow and vocoder for all texts that are being synthesized, together.
+"""Batched synthesis with CosyVoice: its language model, flow and vocoder for all concurrent texts.
 
-The language model is driven by `AsyncEngine`. Codes become sound in hops of the flow and vocoder, of which
-`CosyVoiceSynthesizer`, a task of the same executor, decides which texts take part and with how many codes.
+`AsyncEngine` drives the language model. The flow and vocoder turn codes into audio in hops, which are batched over
+texts: `CosyVoiceSynthesizer`, a task of the same executor, decides which texts join a hop and with how many codes.
 """
 
 import asyncio
@@ -40,12 +40,11 @@ Result = TypeVar("Result")
 CODE_SECONDS = 0.04
 MAX_HOP_SECONDS = 2.0
 MAX_CHUNKS = 2  # in one hop
-COMFORTABLE_LEAD = 0.6  # seconds: a text with so much lets those go first of which nothing was heard
-URGENT_LEAD = 0.2  # seconds: a text with less does not wait for others
-# Steps that a text waits for others, so that one hop is the first of all: a hop takes longer than they do.
-PATIENCE = 10
+COMFORTABLE_LEAD = 0.6  # seconds: texts further ahead of playback let the first hops of others go first
+URGENT_LEAD = 0.2  # seconds: texts less far ahead do not wait for others
+MAX_WAIT_STEPS = 10  # of the language model, for which a hop may wait so that first hops share it; they take less time
 CACHE_ROWS = 24_576
-ROWS_PER_STEP = 4096  # of prompts, where arithmetic is cheap: sixteen of them at once
+ROWS_PER_STEP = 4096  # on a GPU: sixteen prompts in one step
 
 
 @dataclass(frozen=True)
@@ -57,111 +56,111 @@ class HopPolicy:
     max_seconds: float = MAX_HOP_SECONDS
 
     def wanted(self, chunks: int, lead: float) -> int:
-        """Codes of the next hop."""
+        """The number of codes of the next hop."""
         return self.first if chunks == 0 else LeadPolicy(self.unit, max_seconds=self.max_seconds).wanted(chunks, lead)
 
     def max_frames(self, chunks: int, lead: float) -> int:
-        """No more: codes that wait already go along with the next hop."""
+        """The same: further codes wait for the next hop."""
         return self.wanted(chunks, lead)
 
 
 class EndOfText:
-    """All sound of a text has been made."""
+    """The message after the last audio of a text."""
 
 
-News = Tensor | Exception | EndOfText | Literal["needs text"]
+Message = Tensor | Exception | EndOfText | Literal["needs text"]
 
 
 @dataclass(frozen=True)
 class UtteranceOptions:
-    """What one text is said with."""
+    """The voice, playback and seed of one text."""
 
     voice: FlowVoice
     lead: Callable[[], float]
-    """Seconds that the listener is behind."""
+    """Seconds of audio that have not been played yet."""
     seed: int = 0
 
 
 @dataclass(eq=False)
 class SynthesizedText:
-    """A text on its way to sound. Its caller reads `news`; all else belongs to the synthesizer."""
+    """The state of one text. Its caller reads `messages`; all else belongs to the synthesizer."""
 
     policy: HopPolicy
     state: SpokenState
     lead: Callable[[], float]
-    news: SimpleQueue[News] = field(default_factory=SimpleQueue)
+    messages: SimpleQueue[Message] = field(default_factory=SimpleQueue)
     receiver: "CodeReceiver | None" = None
-    """Of the language model's rows, if the text comes of one."""
+    """Receives the language model's rows; None for codes from elsewhere."""
     interleave: Interleave | None = None
     generation: Generation = field(default_factory=Generation)
-    """Of a text that comes piece by piece."""
-    codes: list[int] = field(default_factory=list)  # not yet decoded, or fed as look-ahead alone
-    fed: int = 0  # of `codes`
+    """Of a streaming text."""
+    codes: list[int] = field(default_factory=list)  # not decoded yet, or only as look-ahead
+    fed: int = 0  # number of `codes` that were look-ahead of the last hop
     silent: int = 0
     hops: int = 0
     due_since: tuple[float, int] | None = None
-    """When, and at which step of the language model, its next hop became possible."""
-    lacks_text: bool = False
-    is_written: bool = False
+    """When, and at which step of the language model, the next hop became possible."""
+    needs_text: bool = False
+    is_complete: bool = False
     is_over: bool = False
     is_dropped: bool = False
 
     @property
     def sequence(self) -> EngineSequence | None:
-        """Its rows in the language model."""
+        """The sequence in the language model."""
         return None if self.receiver is None else self.receiver.sequence
 
     @property
     def is_generating(self) -> bool:
-        """Whether the language model writes more codes."""
+        """Whether the language model generates more codes."""
         return self.receiver is not None and self.receiver.sequence.is_generating
 
     @property
     def due(self) -> int | None:
-        """Codes to decode now; None: wait for more, or all are decoded."""
-        if self.is_over or not (self.codes or self.is_written):
+        """The number of codes to decode now; None to wait for more, or if all are decoded."""
+        if self.is_over or not (self.codes or self.is_complete):
             return None
         unit = self.policy.unit
-        size = next_chunk(self.policy, len(self.codes), self.is_written, self.hops, self.lead())
-        if size > MAX_CHUNKS * unit.frames:  # a last hop that no graph has room for
+        size = next_chunk(self.policy, len(self.codes), self.is_complete, self.hops, self.lead())
+        if size > MAX_CHUNKS * unit.frames:  # a last hop that is too long for the graphs
             return unit.frames
-        return size if size or self.is_written else None
+        return size if size or self.is_complete else None
 
     @property
-    def codes_until_heard(self) -> int:
-        """Codes that its first hop still waits for; 0: it is due, or was."""
-        if self.hops or self.is_written:
+    def codes_until_first_hop(self) -> int:
+        """Codes that the first hop still needs; 0 if it is due or done."""
+        if self.hops or self.is_complete:
             return 0
         return max(0, self.policy.first + self.policy.unit.lookahead - len(self.codes))
 
     @property
-    def has_a_chunk(self) -> bool:
-        """Whether a hop of one chunk is possible that is neither its first nor its last."""
+    def has_full_chunk(self) -> bool:
+        """Whether a hop of one chunk is possible that is neither the first nor the last."""
         whole = self.policy.unit.frames + self.policy.unit.lookahead
         return bool(self.hops) and not self.is_over and len(self.codes) >= whole
 
     def can_wait(self, steps: int) -> bool:
-        """Whether its hop may be put off for others' at this step of the language model."""
+        """Whether the hop may wait for other texts at this step of the language model."""
         if self.hops:
             return self.lead() > URGENT_LEAD
-        return self.due_since is None or steps - self.due_since[1] < PATIENCE
+        return self.due_since is None or steps - self.due_since[1] < MAX_WAIT_STEPS
 
 
 class CodeReceiver:
-    """Hands the rows of one text's sequence to the synthesizer, on the thread of the language model."""
+    """Passes the rows of one text's sequence to the synthesizer, on the engine's thread."""
 
     loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self, sequence: EngineSequence, take: Callable[[Item, FinishReason | None], None]) -> None:
-        self.sequence, self._take = sequence, take
+        self.sequence, self._receive = sequence, take
 
     def deliver(self, item: Item, finish: FinishReason | None) -> None:
-        """Take a row, an error or the end."""
-        self._take(item, finish)
+        """Pass on a row, an error or the end."""
+        self._receive(item, finish)
 
 
 class CosyVoiceSynthesizer:
-    """Synthesizes texts, any number at a time; may be called from several threads."""
+    """Synthesizes any number of texts concurrently; may be called from several threads."""
 
     name = "viva-flow"
 
@@ -185,53 +184,50 @@ class CosyVoiceSynthesizer:
         )
         self._stream = CudaStream(device.torch_device)
         self._active: list[SynthesizedText] = []
-        self._lock = threading.RLock()  # of the texts: codes come on one thread and are decoded on another
+        self._lock = threading.RLock()  # of the texts: codes are added on one thread and decoded on another
         self._actions = Actions()
         self._is_closed = False
         self.driver.start()
         self._executor.add(self)
 
     def text(
-        self, rows: Sequence[Row], generation: Generation, saying: UtteranceOptions
+        self, rows: Sequence[Row], generation: Generation, options: UtteranceOptions
     ) -> Generator[Tensor, None, None]:
-        """The sound of a text that is all there, by its rows.  # pieces [sample]"""
+        """Synthesize a whole text, given as prompt rows.  # pieces [sample]"""
 
-        def begin(text: SynthesizedText) -> None:
+        def start(text: SynthesizedText) -> None:
             self.driver.deliver_to(self._open(text, rows), generation)
 
-        return self._sounds(saying, begin)
+        return self._sounds(options, start)
 
-    def growing_text(
-        self, rounds: Interleave, text: Iterator[Sequence[int]], generation: Generation, saying: UtteranceOptions
+    def streaming_text(
+        self, rounds: Interleave, text: Iterator[Sequence[int]], generation: Generation, options: UtteranceOptions
     ) -> Generator[Tensor, None, None]:
-        """The sound of a text that comes piece by piece, spoken while it comes."""
+        """Synthesize a text that arrives in pieces of token ids.  # pieces [sample]"""
 
-        def begin(growing: SynthesizedText) -> None:
-            growing.interleave, growing.generation = rounds, generation
-            self._open(growing, ())
-            growing.lacks_text = not self._go_on(growing)
+        def start(text_state: SynthesizedText) -> None:
+            text_state.interleave, text_state.generation = rounds, generation
+            self._open(text_state, ())
+            text_state.needs_text = not self._continue(text_state)
 
-        return self._sounds(saying, begin, text)
+        return self._sounds(options, start, text)
 
-    def speech_codes(self, codes: Sequence[int], saying: UtteranceOptions) -> Generator[Tensor, None, None]:
-        """The sound of codes that come from elsewhere."""
+    def speech_codes(self, codes: Sequence[int], options: UtteranceOptions) -> Generator[Tensor, None, None]:
+        """Decode codes that do not come from the language model.  # pieces [sample]"""
 
-        def begin(text: SynthesizedText) -> None:
-            text.codes, text.is_written = list(codes), True
+        def start(text: SynthesizedText) -> None:
+            text.codes, text.is_complete = list(codes), True
 
-        return self._sounds(saying, begin)
+        return self._sounds(options, start)
 
     def warm_up(self, voice: FlowVoice, batches: Sequence[int], steps: Collection[int] = BUCKETS) -> None:
-        """Capture the hops of so many texts at once and steps of so many rows, where there are graphs.
-
-        A prompt's step has as many rows as the prompt.
-        """
+        """Capture CUDA graphs for hops of these batch sizes and steps of these row counts."""
         self.driver.call(lambda: self.driver.on_stream(lambda: self.engine.runner.warm_up(tuple(steps))))
         if isinstance(self.speech.flow, GraphedFlow):
             self.call(lambda: warm_up(self.speech, voice, batches, self.left_chunks))
 
     def call(self, action: Callable[[], Result]) -> Result:
-        """The result of an action that runs between two hops, when nothing else uses the flow and the vocoder."""
+        """Run an action between two hops, when nothing else uses the flow and the vocoder, and return its result."""
 
         def run() -> Result:
             with self._stream():
@@ -244,7 +240,7 @@ class CosyVoiceSynthesizer:
         return done.result()
 
     def close(self) -> None:
-        """End every text; returns when nothing runs any more."""
+        """End all texts; returns when nothing runs any more."""
         self._is_closed = True
         self._executor.remove(self)
         self.driver.shutdown()
@@ -254,31 +250,31 @@ class CosyVoiceSynthesizer:
 
     def _sounds(
         self,
-        saying: UtteranceOptions,
-        begin: Callable[[SynthesizedText], None],
+        options: UtteranceOptions,
+        start: Callable[[SynthesizedText], None],
         pieces: Iterator[Sequence[int]] | None = None,
     ) -> Generator[Tensor, None, None]:
         config = self.speech.flow.config
         unit = ChunkUnit(config.chunk, config.lookahead, CODE_SECONDS)
-        policy = HopPolicy(unit, self.speech.flow.first_hop(saying.voice))
-        text = SynthesizedText(policy, self.speech.start(saying.voice, self.left_chunks, saying.seed), saying.lead)
+        policy = HopPolicy(unit, self.speech.flow.first_hop(options.voice))
+        text = SynthesizedText(policy, self.speech.start(options.voice, self.left_chunks, options.seed), options.lead)
         try:
-            self.driver.call(lambda: self._begin(text, begin))
+            self.driver.call(lambda: self._start(text, start))
             self._executor.wake(self)
-            while not isinstance(news := text.news.get(), EndOfText):
-                if isinstance(news, Exception):
-                    raise news
-                if isinstance(news, Tensor):
-                    yield news
+            while not isinstance(messages := text.messages.get(), EndOfText):
+                if isinstance(messages, Exception):
+                    raise messages
+                if isinstance(messages, Tensor):
+                    yield messages
                 else:
                     piece = next(pieces, None) if pieces is not None else None
                     self.driver.call(partial(self._feed, text, piece))
         finally:
             self._drop(text)
 
-    def _begin(self, text: SynthesizedText, begin: Callable[[SynthesizedText], None]) -> None:
+    def _start(self, text: SynthesizedText, start: Callable[[SynthesizedText], None]) -> None:
         try:
-            begin(text)
+            start(text)
         except Exception:
             if text.sequence is not None:
                 self.engine.close(text.sequence)
@@ -287,20 +283,20 @@ class CosyVoiceSynthesizer:
             self._active.append(text)
 
     def _open(self, text: SynthesizedText, rows: Sequence[Row]) -> CodeReceiver:
-        text.receiver = CodeReceiver(self.engine.open(rows), partial(self._take, text))
+        text.receiver = CodeReceiver(self.engine.open(rows), partial(self._receive, text))
         return text.receiver
 
     def _drop(self, text: SynthesizedText) -> None:
-        """Synthesize no more of a text. It takes no lock, so that a finalizer may call it."""
+        """Stop synthesizing a text. Takes no lock, so that a finalizer may call it."""
         text.is_dropped = True
         if text.sequence is not None:
             self.driver.discard(text.sequence)
         self._executor.wake(self)
 
-    # On the thread of the language model.
+    # Called on the engine's thread.
 
-    def _take(self, text: SynthesizedText, item: Item, finish: FinishReason | None) -> None:
-        """Add the code of a row; an error, or the end of the sequence by others, fails the text."""
+    def _receive(self, text: SynthesizedText, item: Item, finish: FinishReason | None) -> None:
+        """Add the code of a row; an error or a cancelled sequence fails the text."""
         if text.is_dropped or text.is_over:
             return
         try:
@@ -315,11 +311,11 @@ class CosyVoiceSynthesizer:
                         codes, text.silent = shorten_silence(codes, text.silent)
                     text.codes += codes
                 if finish is not None and text.interleave is None:
-                    text.is_written = True
+                    text.is_complete = True
             if text.sequence is not None and finish is None:
                 self.driver.due_by(text.sequence, self._executor.now() + text.lead())
             if finish is not None and text.interleave is not None:
-                text.lacks_text = not self._go_on(text)
+                text.needs_text = not self._continue(text)
         except Exception as error:
             self._fail(text, error)
 
@@ -330,8 +326,8 @@ class CosyVoiceSynthesizer:
         if self._has_hop:
             self._executor.wake(self)
 
-    def _go_on(self, text: SynthesizedText) -> bool:
-        """Let the language model speak the text there is; False: there is too little of it."""
+    def _continue(self, text: SynthesizedText) -> bool:
+        """Generate codes for the text so far; False if there is too little of it."""
         assert text.interleave is not None
         assert text.receiver is not None
         ask = text.interleave.next_request()
@@ -340,7 +336,7 @@ class CosyVoiceSynthesizer:
         self.engine.append(text.receiver.sequence, ask.rows)
         exactly = ask.codes or 0
         if ask.codes is None:
-            text.interleave = None  # the last round: where it ends, the speech does
+            text.interleave = None  # the last round, which ends with the speech
         generation = replace(text.generation, min_new_rows=exactly, max_new_rows=exactly or ask.max_codes)
         self.driver.deliver_to(text.receiver, generation)
         return True
@@ -352,15 +348,15 @@ class CosyVoiceSynthesizer:
         else:
             text.interleave.add_text(piece)
         try:
-            text.lacks_text = not self._go_on(text)
+            text.needs_text = not self._continue(text)
         except Exception as error:
             self._fail(text, error)
         self._executor.wake(self)
 
-    # A task of the executor: a hop of all texts that have one due.
+    # The executor's task: hops of all texts that are due.
 
     def due(self) -> float | None:
-        """When the sound of the next hop is needed; texts that nobody reads any more are forgotten."""
+        """When the audio of the next hop is needed; None if no hop is due."""
         if self._actions:
             return float("-inf")
         with self._lock:
@@ -371,7 +367,7 @@ class CosyVoiceSynthesizer:
         return min(deadlines, default=None)
 
     def do_next(self) -> None:
-        """Run the actions that wait, and a hop."""
+        """Run the submitted actions, then a hop."""
         self._actions.run_all()
         with self._lock:
             hops = self._next_hops()
@@ -388,57 +384,57 @@ class CosyVoiceSynthesizer:
         self._executor.wake(self.driver)
 
     def _next_hops(self) -> dict[SynthesizedText, int]:
-        """The texts of the next hop, and how many codes of each; none: it is better to wait for more codes."""
+        """Drop abandoned texts; the texts of the next hop with their numbers of codes, none to wait for more codes."""
         self._active = [each for each in self._active if not each.is_dropped]
         due = {each: size for each in self._active if (size := each.due) is not None}
         for each in self._active:
             if each not in due:
                 each.due_since = None
-                if each.lacks_text:
-                    each.lacks_text = False
-                    each.news.put("needs text")
+                if each.needs_text:
+                    each.needs_text = False
+                    each.messages.put("needs text")
             elif each.due_since is None:
                 each.due_since = self._executor.now(), self.engine.steps
         is_writing = any(each.is_generating for each in self._active)
         if is_writing and any(not each.hops for each in self._active):
             due = {each: size for each, size in due.items() if not each.hops or each.lead() < COMFORTABLE_LEAD}
-            return {} if self._gains_by_waiting(due) else due
-        return self._with_company(due) if due else due
+            return {} if self._should_wait(due) else due
+        return self._with_full_chunks(due) if due else due
 
-    def _gains_by_waiting(self, due: Collection[SynthesizedText]) -> bool:
-        """Whether texts of which nothing was heard will be due before a hop were over: then one hop serves all."""
-        missing = [each.codes_until_heard for each in self._active if each.is_generating]
-        soon = any(0 < codes <= PATIENCE for codes in missing)
+    def _should_wait(self, due: Collection[SynthesizedText]) -> bool:
+        """Whether first hops of other texts become due sooner than a hop takes, so that one hop can serve all."""
+        missing = [each.codes_until_first_hop for each in self._active if each.is_generating]
+        soon = any(0 < codes <= MAX_WAIT_STEPS for codes in missing)
         return soon and all(each.can_wait(self.engine.steps) for each in due)
 
-    def _with_company(self, due: dict[SynthesizedText, int]) -> dict[SynthesizedText, int]:
-        """Every text that has a whole chunk hops too, by one chunk each: hops of one size run as one."""
+    def _with_full_chunks(self, due: dict[SynthesizedText, int]) -> dict[SynthesizedText, int]:
+        """Add all texts with a full chunk, one chunk each: hops of equal size run as one batch."""
         chunk = self.speech.flow.config.chunk
-        able = [each for each in self._active if each.has_a_chunk]
+        able = [each for each in self._active if each.has_full_chunk]
         if all(each in due for each in able) and len({due[each] for each in able}) <= 1:
             return due
         return due | dict.fromkeys(able, chunk)
 
     def _hop(self, texts: Sequence[SynthesizedText], sizes: Sequence[int]) -> None:
         lookahead = self.speech.flow.config.lookahead
-        given, final = [], []
+        new_codes, final = [], []
         with self._lock:
             for text, size in zip(texts, sizes, strict=True):
-                is_last = text.is_written and size >= len(text.codes)
+                is_last = text.is_complete and size >= len(text.codes)
                 until = len(text.codes) if is_last else size + lookahead
-                given.append(torch.tensor(text.codes[text.fed : until], dtype=torch.long))
+                new_codes.append(torch.tensor(text.codes[text.fed : until], dtype=torch.long))
                 final.append(is_last)
         try:
             with self._stream():
-                sounds, states = self.speech.step_batch([each.state for each in texts], given, final)
+                sounds, states = self.speech.step_batch([each.state for each in texts], new_codes, final)
                 sounds = [sound.float().cpu() for sound in sounds]
         except Exception as error:
             if len(texts) == 1:
                 self._fail(texts[0], error)
                 return
-            logger.warning("a hop of %d texts failed and is made for each by itself", len(texts), exc_info=True)
+            logger.warning("a hop of %d texts failed and is repeated for each text", len(texts), exc_info=True)
             sounds = None
-        if sounds is None:  # outside the handler, whose traceback holds the memory of the failed pass
+        if sounds is None:  # outside the handler, whose traceback keeps the memory of the failed pass
             for text, size in zip(texts, sizes, strict=True):
                 self._hop([text], [size])
             return
@@ -447,20 +443,20 @@ class CosyVoiceSynthesizer:
                 text.state, text.codes, text.fed = state, text.codes[size:], lookahead
                 text.hops, text.due_since = text.hops + 1, None
                 if len(sound):
-                    text.news.put(sound)
+                    text.messages.put(sound)
                 if is_last:
                     self._end(text, EndOfText())
 
     def _fail(self, text: SynthesizedText, error: Exception) -> None:
-        """End one text with its error, which its own caller gets."""
+        """End one text with an error, which is raised to its caller."""
         with self._lock:
             if not text.is_over:
                 logger.error("a text failed after %d hops", text.hops, exc_info=error)
                 self._end(text, error)
 
-    def _end(self, text: SynthesizedText, news: "EndOfText | Exception") -> None:
+    def _end(self, text: SynthesizedText, messages: "EndOfText | Exception") -> None:
         text.is_over = True
         self._active = [each for each in self._active if each is not text]
         if text.sequence is not None:
             self.driver.discard(text.sequence)
-        text.news.put(news)
+        text.messages.put(messages)

@@ -1,4 +1,8 @@
-"""What every text-to-speech model can do, whatever is inside."""
+"""The interface of TTS models: `SpeechModel`, speaking styles, stored voices, and the settings in `speech.json`.
+
+A voice that was added keeps its recording beside its codes, so that every model can derive what it needs from it: codes
+of another codec, a speaker embedding, a prompt with its transcript.
+"""
 
 import glob
 import json
@@ -33,64 +37,64 @@ DEFAULT_VOICE_FOLDER = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".l
 
 @dataclass(frozen=True)
 class SpeakingStyle:
-    """How a text is said."""
+    """How a text is spoken."""
 
     speed: float = 1.0
-    """0.5 to 2, at the voice's own pitch."""
+    """0.5 to 2, at unchanged pitch."""
     pause: float = 1.0
-    """Times the usual silence between sentences that are said apart."""
+    """Factor for the silence between parts of a text."""
     seed: int = 0
     greedy: bool = False
-    """Always the likeliest code: the same whatever the seed, and duller."""
+    """Always the most probable code: independent of the seed, and less lively."""
     clean: bool = True
-    """Whether markup and the like are taken out of the text first."""
+    """Whether markup is removed from the text."""
     continues: bool = False
-    """Whether to go on from the voice's recording, whose words must be known, rather than only to sound like it."""
+    """Whether to continue the voice's recording, whose transcript must be stored, rather than only imitate it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.pause <= MAX_PAUSE:
-            raise InputError(f"pause must be 0 to {MAX_PAUSE:.0f} times the usual, not {self.pause}")
+            raise InputError(f"pause must be a factor of 0 to {MAX_PAUSE:.0f}, not {self.pause}")
 
 
 @dataclass(frozen=True)
 class StoredVoice:
-    """A reference voice, with who agreed to it. `codes` may be empty where there is a recording."""
+    """A reference voice and the consent of its speaker. `codes` may be empty if there is a recording."""
 
     name: str
     codes: list[list[int]]  # [frame, codebook]
     codec: str = ""
-    """Whose codes they are; empty: the model's that the voice came with."""
+    """The codec of the codes; empty: that of the model the voice comes with."""
     consent: str = ""
-    """What the speaker agreed to, in the words or by the id that the caller gave."""
+    """What the speaker agreed to, in words or as the id of a recorded consent."""
     created: float = 0.0
     text: str = ""
-    """What the recording says, where that is known."""
+    """The transcript of the recording, if known."""
 
     def to_json(self) -> str:
-        """As it is kept."""
+        """The content of the voice's file."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, content: str, source: str) -> "StoredVoice":
-        """As `to_json` wrote it; one line says what is wrong with it."""
+        """Read what `to_json` wrote; `source` is named in errors."""
         try:
-            given: dict[str, Any] = json.loads(content)
-            codes = [[int(code) for code in frame] for frame in given["codes"]]
-            codec, consent, text = (str(given.get(name, "")) for name in ("codec", "consent", "text"))
-            return cls(str(given["name"]), codes, codec, consent, float(given.get("created", 0.0)), text)
+            fields: dict[str, Any] = json.loads(content)
+            codes = [[int(code) for code in frame] for frame in fields["codes"]]
+            codec, consent, text = (str(fields.get(name, "")) for name in ("codec", "consent", "text"))
+            return cls(str(fields["name"]), codes, codec, consent, float(fields.get("created", 0.0)), text)
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{source} is not a voice as it was kept ({error}); remove it and add it anew") from error
+            raise InputError(f"{source} is not a stored voice ({error}); remove it and add it again") from error
 
 
 class VoiceStore:
-    """Voices by name: `built_in` ones first, then those in a folder, one file each."""
+    """Voices by name: those built into a model, then those in a folder, one file each."""
 
     def __init__(self, built_in: Mapping[str, StoredVoice] | None = None, folder: str | Path | None = None) -> None:
         self.built_in = dict(built_in or {})
         self.folder = Path(folder) if folder is not None else DEFAULT_VOICE_FOLDER
 
     def names(self) -> list[str]:
-        """Every voice there is."""
+        """The names of all voices."""
         added = sorted(file.stem for file in self.folder.glob("*.json")) if self.folder.is_dir() else []
         return [*self.built_in, *(name for name in added if name not in self.built_in)]
 
@@ -98,25 +102,25 @@ class VoiceStore:
         return name in self.names()
 
     def get(self, name: str) -> StoredVoice:
-        """A voice; its name is told if there is none."""
+        """A voice by name; an error lists the known names."""
         if name in self.built_in:
             return self.built_in[name]
         file = self._require(name)
         return StoredVoice.from_json(file.read_text(encoding="utf8"), str(file))
 
     def recording(self, name: str) -> Sound | None:
-        """What an added voice was made of, where that was kept."""
+        """The recording of an added voice, if it has one."""
         file = self._file(name).with_suffix(RECORDING)
         return read(file, mono=False) if name not in self.built_in and file.is_file() else None
 
     def add(self, voice: StoredVoice, recording: Sound | None = None) -> StoredVoice:
-        """Keep a voice; one of that name that was added before is replaced."""
+        """Store a voice; an added voice of the same name is replaced."""
         if voice.name in self.built_in:
             raise InputError(f"the voice {voice.name!r} comes with the model; choose another name")
         if not voice.codes and recording is None:
             raise InputError("a voice needs codes or a recording; give at least half a second of speech")
         file = self._file(voice.name)
-        kept = replace(voice, created=voice.created or time.time())
+        stored = replace(voice, created=voice.created or time.time())
         self.folder.mkdir(parents=True, exist_ok=True)
         sound, partial = file.with_suffix(RECORDING), file.with_suffix(".partial")
         if recording is None:
@@ -124,17 +128,17 @@ class VoiceStore:
         else:
             write(partial, recording, RECORDING.removeprefix("."))
             os.replace(partial, sound)
-        partial.write_text(kept.to_json(), encoding="utf8")
+        partial.write_text(stored.to_json(), encoding="utf8")
         os.replace(partial, file)
-        return kept
+        return stored
 
     def remove(self, name: str) -> None:
-        """Forget a voice that was added, damaged or not."""
+        """Remove an added voice and its files, damaged or not."""
         if name in self.built_in:
             raise InputError(f"the voice {name!r} comes with the model and cannot be removed")
         self._require(name).unlink()
         self._file(name).with_suffix(RECORDING).unlink(missing_ok=True)
-        for derived in self.folder.glob(f"{glob.escape(name)}.*.safetensors"):  # what models made of it
+        for derived in self.folder.glob(f"{glob.escape(name)}.*.safetensors"):  # derived by models
             derived.unlink()
 
     def _require(self, name: str) -> Path:
@@ -146,23 +150,23 @@ class VoiceStore:
 
     def _file(self, name: str) -> Path:
         if not VOICE_NAME.fullmatch(name):
-            raise InputError(f"a voice's name has up to 64 letters, digits, spaces, '.', '_' and '-', unlike {name!r}")
+            raise InputError(f"{name!r} cannot name a voice: use up to 64 letters, digits, spaces, '.', '_' and '-'")
         return self.folder / f"{name}.json"
 
 
 class SpeechModel(Protocol):
-    """Text in, sound out. May be asked from several threads."""
+    """A TTS model. Several threads may use it concurrently."""
 
     voices: VoiceStore
 
     @property
     def rate(self) -> int:
-        """Samples a second of what comes out."""
+        """Sample rate of the output in Hz."""
         ...
 
     @property
     def channels(self) -> int:
-        """Of what comes out."""
+        """Channels of the output."""
         ...
 
     def stream(
@@ -172,35 +176,35 @@ class SpeechModel(Protocol):
         style: SpeakingStyle | None = None,
         clock: Callable[[], float] | None = time.monotonic,
     ) -> Iterator[Samples]:
-        """The sound of a text, as it is made.  # pieces [channel, time]
+        """Speak a text, and yield audio while it is generated.  # pieces [channel, time]
 
-        `voice` is a name, or a recording to sound like; none is the model's own. Without a clock nobody waits for the
-        sound, and its last bits are the same each time.
+        `voice` is the name of a voice or a recording of one; None is the model's default. Without a clock there are no
+        deadlines, and the result is the same bit for bit each time.
         """
         ...
 
     def say(self, text: str, voice: str | Sound | None = None, style: SpeakingStyle | None = None) -> Sound:
-        """The whole sound of a text."""
+        """Speak a text, and return all of its audio."""
         ...
 
     def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> StoredVoice:
-        """Keep a voice on this machine under a name, from a recording and, where known, its words."""
+        """Store a voice by name, from a recording and, if known, its transcript."""
         ...
 
 
 def open_speech_model(name: str, device: str = "auto", dtype: str = "auto") -> SpeechModel:
-    """A model by its bundled name, folder or hub id."""
+    """Load a TTS model by bundled name, folder or hub id."""
     folder = hub.resolve(name)
     family = family_of(folder, "tts")
     if family is None:
         known = ", ".join(family_names("tts"))
-        raise CheckpointError(f"{folder} holds none of the text-to-speech models that are known: {known}")
+        raise CheckpointError(f"{folder} holds no known text-to-speech model; known are {known}")
     opened: SpeechModel = family.load(str(folder), device, dtype)
     return opened
 
 
 def read_text(text: str | None, file: Path | None, standard_input: Callable[[], bytes]) -> str:
-    """What is to be said: given as it is, in a file, or on standard input."""
+    """The text to speak: an argument, a file's content, or standard input."""
     if text is not None and file is not None:
         raise InputError("give a text or --file, not both")
     try:
@@ -216,16 +220,16 @@ def read_text(text: str | None, file: Path | None, standard_input: Callable[[], 
 
 @dataclass(frozen=True)
 class SpeechSettings:
-    """Sampling, the size of what is said in one breath, and the voices that come along."""
+    """The settings in a model's `speech.json`: sampling, the length of text parts, and built-in voices."""
 
     sampling: NanoSampling = field(default_factory=NanoSampling)
     chunk_tokens: int = MAX_CHUNK_TOKENS
     frames_a_token: float | None = None
-    """Speech longer than this many frames for each token of its text has lost its way, and is ended."""
+    """Generation stops after this many frames per token of text: longer speech is a repetition."""
     spells_numbers: bool = False
-    """Whether the model has learned English letters but no digits."""
+    """Whether numbers are written as words, for models trained on text without digits."""
     own_voice: str | None = None
-    """The voice that speaks without a reference, by name."""
+    """The name of the voice without a reference."""
     voices: dict[str, StoredVoice] = field(default_factory=dict)
 
     @classmethod
@@ -235,10 +239,10 @@ class SpeechSettings:
         if not file.is_file():
             return cls()
         try:
-            given: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
-            given["sampling"] = NanoSampling(**given.get("sampling", {}))
-            voices = given.pop("voices", {})
-            return cls(**given, voices={name: StoredVoice(name, codes) for name, codes in voices.items()})
+            fields: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
+            fields["sampling"] = NanoSampling(**fields.get("sampling", {}))
+            voices = fields.pop("voices", {})
+            return cls(**fields, voices={name: StoredVoice(name, codes) for name, codes in voices.items()})
         except (ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{file} cannot be read ({error}); fetch the model again") from error
 
@@ -248,16 +252,16 @@ class SpeechSettings:
         (Path(folder) / SETTINGS_FILE).write_text(json.dumps(content), encoding="utf8")
 
     def max_frames(self, tokens: int) -> int:
-        """Frames after which a text of so many tokens is ended."""
+        """Frames after which the generation for a text of this length stops."""
         frames = self.sampling.max_new_frames
         return frames if self.frames_a_token is None else min(frames, 25 + round(self.frames_a_token * tokens))
 
     def min_frames(self, tokens: int) -> int:
-        """Frames before a text of so many tokens may end by itself."""
+        """Frames before which it may not end."""
         return 1
 
     def generation(self, codebooks: int, tokens: int, seed: int, greedy: bool = False) -> "Generation":
-        """How a text of so many tokens is drawn."""
+        """The engine's generation settings for a text of this length."""
         from vivavoce.engine.sampling import Generation, Sampling
 
         samplings = tuple(

@@ -1,4 +1,8 @@
-"""MOSS-TTS-Nano by torch, on any device. A voice's part of the prompt is computed once and forked for every text."""
+"""MOSS-TTS-Nano in torch, on any device.
+
+On a CPU in float32 or int8, `nano_cpu.CpuFrameGenerator` generates one text per thread. Elsewhere the engine batches
+all texts, and chunks of several texts share a pass of the codec. The prompt of a voice is computed once and forked.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -43,7 +47,7 @@ from vivavoce.tts.frame_model import (
     FrameTTS,
     Samples,
     SpokenPrefix,
-    beside,
+    decoding_executor,
     spare_cores,
 )
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, VoiceStore
@@ -57,29 +61,29 @@ ROWS_PER_TEXT = 640  # a voice of eight seconds, a text of 75 tokens, and half a
 CONTEXT_ROWS = 4096
 MAX_TEXTS = 128
 CPU_TEXTS = 10
-MAX_PARALLEL_PARTS = 8  # parts of one text: more would be made long before they are heard
+MAX_PARALLEL_PARTS = 8  # of one text: further ones would be generated long before they are played
 
 
 class FrameGenerator(Protocol):
-    """Makes frames; may be asked from several threads."""
+    """Generates frames; may be called from several threads."""
 
     parallel_parts: int
-    """Parts of one text that are worth making side by side."""
+    """How many parts of one text are generated in parallel."""
 
-    def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
-        """The frames of a text in a voice, as they are made, begun now. Closing them stops it.
+    def frames(self, reference: Codes, text: str, generation: Generation, spoken: Codes = ()) -> Frames:
+        """Start generating the frames of a text in a voice; closing them stops it.
 
-        `said` are frames of the text's beginning that are there already.
+        `spoken` are given frames of the beginning of the text.
         """
         ...
 
     def warm_up(self) -> None:
-        """Do ahead what would make the first text slow."""
+        """Do the one-time work that would delay the first text."""
         ...
 
 
 class EngineFrameGenerator:
-    """All texts that are asked for at a time, together, on an engine of the device's shared executor."""
+    """Generates all texts in batched steps of an engine, on the device's shared executor."""
 
     def __init__(
         self,
@@ -104,9 +108,9 @@ class EngineFrameGenerator:
         self.driver.start()
         self._voices: OrderedDict[Codes, _EngineVoice] = OrderedDict()
 
-    def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
-        """The frames of a text in a voice."""
-        rows = self.prompt.speech(text) + self.prompt.spoken(said)
+    def frames(self, reference: Codes, text: str, generation: Generation, spoken: Codes = ()) -> Frames:
+        """Start generating the frames of a text in a voice."""
+        rows = self.prompt.speech(text) + self.prompt.spoken(spoken)
         started: Future[Frames] = Future()
 
         def start(prefill: "Future[Sequence]") -> None:
@@ -115,16 +119,16 @@ class EngineFrameGenerator:
             except BaseException as error:
                 started.set_exception(error)
 
-        # With the prefill's callback a text starts before the voice can be evicted.
+        # In the prefill's callback, so that the text starts before the voice can be evicted.
         self.driver.call(lambda: self._voice(reference).prefill.add_done_callback(start))
         return started.result()
 
     def warm_up(self) -> None:
-        """Capture all steps now: later, a text would wait for it."""
+        """Capture the steps, which would delay the first texts."""
         self.driver.call(lambda: self.driver.on_stream(self.engine.runner.warm_up))
 
     def close(self) -> None:
-        """End every text; none can be started any more."""
+        """End all texts; no further ones can be started."""
         self.driver.shutdown()
 
     def _start_text(self, voice: Sequence, rows: list[Row], generation: Generation) -> Frames:
@@ -137,7 +141,7 @@ class EngineFrameGenerator:
             raise
 
     def _voice(self, reference: Codes) -> "_EngineVoice":
-        """What stands before every text in a voice, computed in steps that texts under way share; LRU eviction."""
+        """The prompt of a voice, prefilled in the batched steps; the least recently used voice is evicted."""
         voice = self._voices.get(reference)
         if voice is None:
             sequence = self.engine.open(self.prompt.before_text(reference))
@@ -161,7 +165,7 @@ class _EngineVoice(NamedTuple):
 
 
 class EngineFrames:
-    """The frames of one text as the engine generates them. Its sequence is closed with it."""
+    """The frames of one text as the engine generates them. Closing it closes the sequence."""
 
     def __init__(self, model: MossTTSNano, driver: AsyncEngine, rows: BlockingReply) -> None:
         self._model, self._driver, self._rows, self._is_open = model, driver, rows, True
@@ -181,11 +185,11 @@ class EngineFrames:
         raise StopIteration
 
     def needed_by(self, moment: float) -> None:
-        """The next frame is needed by this moment."""
+        """Set the deadline of the next frame, by `time.monotonic`."""
         self._rows.needed_by(moment)
 
     def close(self) -> None:
-        """Stop. It does not wait, so that a finalizer may call it."""
+        """Stop generating. Does not block, so that a finalizer may call it."""
         if self._is_open:
             self._is_open = False
             self._driver.discard(self._rows.sequence)
@@ -199,13 +203,13 @@ MAX_STREAMS = 128
 
 
 class SingleDecoder:
-    """Each chunk by itself."""
+    """Decodes each chunk on the calling thread."""
 
     def __init__(self, codec: MossAudioTokenizerNano) -> None:
         self.codec = codec
 
     def start(self) -> CodecState:
-        """A stretch of speech before its first frame."""
+        """The state before the first frame."""
         return self.codec.decoder_state()
 
     def __call__(self, state: State, codes: list[Frame], lead: float = 0.0) -> tuple[Samples, State]:
@@ -215,7 +219,7 @@ class SingleDecoder:
         return sound.float().cpu().numpy(), after
 
     def warm_up(self, codebooks: int) -> None:
-        """Nothing is worth doing ahead."""
+        """Nothing to prepare."""
 
 
 class CodecJob(NamedTuple):
@@ -226,12 +230,12 @@ class CodecJob(NamedTuple):
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether a failed pass leaves its state as it was: a slot has room for one hop beyond the window."""
+        """Whether a failed pass leaves the state unchanged: a slot has room for one hop beyond the window."""
         return isinstance(self.state, CodecState) or self.codes.shape[1] <= HOPS[-1]
 
 
 class BatchedDecoder:
-    """Chunks that several texts wait for, decoded in one pass, as CUDA graphs where the device has them."""
+    """Decodes chunks of several texts in one pass, with CUDA graphs if the device has them."""
 
     def __init__(self, codec: MossAudioTokenizerNano, device: Device, executor: DeadlineExecutor | None = None) -> None:
         self.codec = codec
@@ -249,7 +253,7 @@ class BatchedDecoder:
         self.batcher.start()
 
     def start(self) -> State:
-        """A stretch of speech before its first frame; where no slot is free, in memory of its own."""
+        """The state before the first frame: a slot of the graphs, or separate memory if none is free."""
         state = self.slots.start() if self.slots else None
         return self.codec.decoder_state() if state is None else state
 
@@ -260,7 +264,7 @@ class BatchedDecoder:
         return self.batcher.submit(job, min(lead, EARLY_SECONDS)).result()
 
     def call(self, action: Callable[[], Result]) -> Result:
-        """The result of an action that has the codec to itself."""
+        """Run an action while nothing else uses the codec, and return its result."""
 
         def run() -> Result:
             with self._stream():
@@ -269,13 +273,13 @@ class BatchedDecoder:
         return self.batcher.call(run)
 
     def warm_up(self, codebooks: int) -> None:
-        """Capture all steps now: later, a text would wait for it."""
+        """Capture the steps, which would delay the first texts."""
         if self.slots is not None:
             slots = self.slots
             self.call(lambda: slots.warm_up(codebooks))
 
     def close(self) -> None:
-        """Decode nothing any more."""
+        """Stop decoding."""
         self.batcher.shutdown()
 
     def _decode(self, jobs: Jobs[CodecJob]) -> list[tuple[Samples, State]]:
@@ -295,7 +299,7 @@ class BatchedDecoder:
 
 
 class NanoTTS(FrameTTS):
-    """Says texts, several at a time if asked from several threads."""
+    """MOSS-TTS-Nano; several threads may speak concurrently."""
 
     def __init__(
         self,
@@ -309,7 +313,7 @@ class NanoTTS(FrameTTS):
         if codec.config.quantizer.num_quantizers < model.codebooks:
             raise CheckpointError(
                 f"the model writes {model.codebooks} codebooks, the codec has "
-                f"{codec.config.quantizer.num_quantizers}; give the codec that belongs to the model"
+                f"{codec.config.quantizer.num_quantizers}; use the codec that was published with the model"
             )
         self.model, self.codec = model, codec
         self.prompt = MossTTSNanoPrompt(model.config, tokenizer)
@@ -318,13 +322,13 @@ class NanoTTS(FrameTTS):
         self.generator: FrameGenerator
         self.decode: SingleDecoder | BatchedDecoder
         if choose_nano_generator(device, model.transformer.wte.weight.dtype).cls is CpuFrameGenerator:
-            self.generator, self.decode, self._beside = (
+            self.generator, self.decode, self._executor = (
                 CpuFrameGenerator(model, self.prompt),
                 SingleDecoder(codec),
-                beside(),
+                decoding_executor(),
             )
         else:
-            self.decode, self._beside = BatchedDecoder(codec, device), None
+            self.decode, self._executor = BatchedDecoder(codec, device), None
             self.generator = EngineFrameGenerator(model, self.prompt, device)
 
     @classmethod
@@ -337,19 +341,19 @@ class NanoTTS(FrameTTS):
         codebooks: int | None = None,
         voices: str | Path | None = None,
     ) -> "NanoTTS":
-        """A model by its bundled name, folder or hub id; its codec stands in its `codec` folder or is fetched too.
+        """Load a bundled name, folder or hub id; the codec is in its `codec` folder, or is downloaded.
 
-        `dtype` is `auto`, `float32`, `bfloat16`, `float16`, or `int8` on CPUs; `auto` takes int8 where it is faster.
+        `dtype` is `auto`, `float32`, `bfloat16`, `float16`, or `int8` on CPUs; `auto` is int8 where that is faster.
         """
         folder, on = hub.resolve(name), pick(device)
-        beside = folder / CODEC_FOLDER
-        codec_folder = hub.resolve(codec or (str(beside) if beside.is_dir() else OFFICIAL_CODEC))
+        bundled_codec = folder / CODEC_FOLDER
+        codec_folder = hub.resolve(codec or (str(bundled_codec) if bundled_codec.is_dir() else OFFICIAL_CODEC))
         choice = choose_nano_lm(on, dtype, MossTTSNanoConfig.read(folder).hidden_size)
         model = MossTTSNano.load(folder, on.torch_device, choice.dtype, codebooks)
         if choice.is_int8:
             to_int8(model.transformer)
             to_int8(model.local_transformer)
-        speaks = cls(
+        tts = cls(
             model,
             MossAudioTokenizerNano.load(codec_folder, on.torch_device),
             SentencePieceTokenizer.load(folder),
@@ -357,21 +361,21 @@ class NanoTTS(FrameTTS):
             SpeechSettings.read(folder),
             voices,
         )
-        speaks.capture()
-        return speaks
+        tts.capture()
+        return tts
 
     def capture(self) -> None:
-        """Capture the steps of a device that has graphs."""
+        """Compile the steps, or capture them as CUDA graphs."""
         self.generator.warm_up()
         self.decode.warm_up(self.model.codebooks)
 
     def warm_up(self) -> None:
-        """Do ahead what would make the first text slow."""
+        """Do the one-time work that would delay the first text."""
         self.capture()
 
     @contextmanager
     def tuned_threads(self) -> Iterator[None]:
-        """Torch has as many threads meanwhile as this model is measured to speak fastest with."""
+        """Set torch's thread count to the measured fastest for this model."""
         threads = torch.get_num_threads()
         if isinstance(self.generator, CpuFrameGenerator):
             threads = fastest_threads(self.generator)
@@ -380,30 +384,30 @@ class NanoTTS(FrameTTS):
 
     @property
     def rate(self) -> int:
-        """Samples a second of what comes out."""
+        """Sample rate of the output in Hz."""
         return self.codec.config.sample_rate
 
     @property
     def channels(self) -> int:
-        """Of what comes out."""
+        """Channels of the output."""
         return self.codec.config.channels
 
     @property
-    def mark(self) -> str:
-        """Whose codes its voices have."""
+    def codec_id(self) -> str:
+        """Identifies the codec; stored with the codes of a voice."""
         return self.codec.mark
 
     def _start_playback(
         self, player: PlaybackClock, clock: Callable[[], float], is_live: bool
     ) -> ChunkedPlayback[State]:
         seconds = 1 / self.codec.config.frame_rate
-        beside = self._beside if torch.get_num_threads() <= spare_cores() else None  # no core is left for it
-        return ChunkedPlayback(self.decode, self.decode.start(), seconds, player, clock, beside, is_live)
+        executor = self._executor if torch.get_num_threads() <= spare_cores() else None  # else no core is left for it
+        return ChunkedPlayback(self.decode, self.decode.start(), seconds, player, clock, executor, is_live)
 
-    def _frames(self, text: str, before: SpokenPrefix, seed: int, greedy: bool) -> Frames:
+    def _frames(self, text: str, prefix: SpokenPrefix, seed: int, greedy: bool) -> Frames:
         tokens = self.prompt.count_tokens(text)
         generation = self.settings.generation(self.model.config.n_vq, tokens, seed, greedy)
-        return self.generator.frames(before.reference, before.words + text, generation, before.said)
+        return self.generator.frames(prefix.reference, prefix.transcript + text, generation, prefix.speech)
 
     @property
     def _parallel_parts(self) -> int:

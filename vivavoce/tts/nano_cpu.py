@@ -1,8 +1,8 @@
-"""MOSS-TTS-Nano on a CPU, one sequence at a time, with as little around the products as can be.
+"""MOSS-TTS-Nano on a CPU, one sequence at a time, with little overhead around the matrix products.
 
-The engine is made for many sequences; for one, its pages and tables cost more than a small model's arithmetic. Here a
-sequence's past is one block of memory, a row goes through all layers in one call, and codes are drawn in NumPy. Rows
-and codes are the engine's.
+For a single sequence of a small model, the engine's pages and tables cost more than the arithmetic. Here the keys and
+values of a sequence are one block of memory, all layers are one TorchScript call, and codes are sampled in NumPy. The
+generated codes equal the engine's.
 """
 
 import os
@@ -29,13 +29,13 @@ from vivavoce.nn.linear import Linear
 from vivavoce.nn.modules import scripted
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.nn.quantised import SMALLEST_ROW, Int8Linear, int8_product
-from vivavoce.tts.frame_model import CallerFrames, Codes, Floats, Frames, SequenceDraw, spare_cores
+from vivavoce.tts.frame_model import CallerFrames, Codes, Floats, Frames, SequenceSampler, spare_cores
 from vivavoce.tts.interface import SpeechSettings
 
 MAX_READY_VOICES = 8
 REPEATS = 5
-WORTH = 0.9  # of the time before: less gain than this is not worth a core
-SMALLEST_SHARED = 512  # hidden size; the products of smaller models are done before a second thread is awake
+MIN_GAIN = 0.9  # a larger thread count must take at most this share of the time
+SMALLEST_SHARED = 512  # hidden size; products of smaller models end before a second thread has started
 PRODUCTS = ("c_attn", "c_proj", "fc_in", "fc_out")
 
 
@@ -78,14 +78,14 @@ class FlatNanoLayer(nn.Module):
         self.c_attn, self.c_proj = _product(layer.attn.c_attn), _product(layer.attn.c_proj)
         self.fc_in, self.fc_out = _product(layer.mlp.fc_in), _product(layer.mlp.fc_out)
 
-    def forward(self, x: Tensor, past: Tensor, place: int, turns: Tensor, mask: Tensor | None) -> Tensor:
-        """New rows behind `place` older ones.  # x [row, hidden], past [row, 2 · hidden], turns [row, 1, pair]"""
+    def forward(self, x: Tensor, past: Tensor, position: int, rotations: Tensor, mask: Tensor | None) -> Tensor:
+        """Rows after `position` older ones.  # x [row, hidden], past [row, 2 · hidden], rotations [row, 1, pair]"""
         rows, hidden = x.size(0), x.size(1)
         packed = self.c_attn(self.norm_1(x))
         pairs = torch.view_as_complex(packed.view(rows, 3 * self.heads, -1, 2))
-        pairs.narrow(1, 0, 2 * self.heads).mul_(turns)
-        past.narrow(0, place, rows).copy_(packed.narrow(1, hidden, 2 * hidden))
-        seen = past.narrow(0, 0, place + rows).view(1, place + rows, 2, self.heads, -1)
+        pairs.narrow(1, 0, 2 * self.heads).mul_(rotations)
+        past.narrow(0, position, rows).copy_(packed.narrow(1, hidden, 2 * hidden))
+        seen = past.narrow(0, 0, position + rows).view(1, position + rows, 2, self.heads, -1)
         keys, values = seen.select(2, 0).transpose(1, 2), seen.select(2, 1).transpose(1, 2)
         queries = packed.narrow(1, 0, hidden).view(1, rows, self.heads, -1).transpose(1, 2).to(past.dtype)
         mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
@@ -100,22 +100,22 @@ class FlatNanoTransformer(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(FlatNanoLayer(cast(NanoLayer, layer), heads) for layer in transformer.h)
         self.norm = transformer.ln_f
-        self.turns = torch.complex(rotary.cos, rotary.sin)[:, None]  # [position, 1, head_dim / 2]
+        self.rotations = torch.complex(rotary.cos, rotary.sin)[:, None]  # [position, 1, head_dim / 2]
 
-    def forward(self, x: Tensor, past: Tensor, place: int) -> Tensor:
+    def forward(self, x: Tensor, past: Tensor, position: int) -> Tensor:
         """New rows, whose keys and values join the past.  # x [row, hidden], past [layer, row, 2 · hidden]"""
-        rows, end = x.size(0), place + x.size(0)
-        turns = self.turns.narrow(0, place, rows)
+        rows, end = x.size(0), position + x.size(0)
+        rotations = self.rotations.narrow(0, position, rows)
         mask: Tensor | None = None
         if rows > 1:
-            mask = torch.arange(end) <= place + torch.arange(rows)[:, None]
+            mask = torch.arange(end) <= position + torch.arange(rows)[:, None]
         for index, layer in enumerate(self.layers):
-            x = layer(x, past.select(0, index), place, turns, mask)
+            x = layer(x, past.select(0, index), position, rotations, mask)
         return self.norm(x)
 
 
-def compiled(flat: Any) -> Any:
-    """The same without Python, where TorchScript can read all its products."""
+def compile_transformer(flat: Any) -> Any:
+    """The transformer in TorchScript; unchanged if it has layers that TorchScript cannot read."""
     if not isinstance(flat, FlatNanoTransformer) or not all(map(_is_readable, flat.layers)):
         return flat
     return scripted(flat)
@@ -131,122 +131,129 @@ def _product(linear: nn.Module) -> nn.Module:
     return FloatProduct(linear) if type(linear) is Linear else linear
 
 
-SMALLEST_ROUNDED = 512  # hidden size from which a row waits for memory rather than for calls
+SMALLEST_ROUNDED = 512  # hidden size from which a step is bound by memory rather than by calls
 TRIAL, TRIAL_RUNS = Generation(max_new_rows=2, min_new_rows=2), 2  # TorchScript settles in its first calls
 
 
 @dataclass(frozen=True)
 class NanoPast:
-    """Keys and values of a sequence's first rows. A value: going on from it copies it."""
+    """Keys and values of a sequence's first rows. Immutable: continuing from it copies it."""
 
     keys_values: Tensor  # [layer, row, 2 · hidden]: a row's keys and values side by side
     rows: int
 
 
 class NanoCpuDecoder:
-    """Reads prompts and speaks; the weights may be shared with an engine, and int8."""
+    """Prefills prompts and generates frames; the weights may be shared with an engine, and may be int8."""
 
     def __init__(self, model: MossTTSNano) -> None:
         self.model = model
         has_int8 = any(isinstance(module, Int8Linear) for module in model.local_transformer.modules())
-        self.is_small = has_int8 and model.config.hidden_size >= SMALLEST_ROUNDED
+        self.is_int8 = has_int8 and model.config.hidden_size >= SMALLEST_ROUNDED
         heads = model.config.num_heads
-        self.whole: Any = FlatNanoTransformer(model.transformer, model.rotary, heads).eval()
-        self.local: Any = FlatNanoTransformer(model.local_transformer, model.rotary, heads).eval()
+        self.transformer: Any = FlatNanoTransformer(model.transformer, model.rotary, heads).eval()
+        self.local_transformer: Any = FlatNanoTransformer(model.local_transformer, model.rotary, heads).eval()
         vectors, tables = model.transformer.wte.weight, model.audio_embeddings.weight
         self._slot = vectors[model.config.audio_assistant_slot_token_id]
-        self._ways = torch.stack([self._slot, vectors[model.config.audio_end_token_id]])
+        self._stop_embeddings = torch.stack([self._slot, vectors[model.config.audio_end_token_id]])
         self._codes, self._all_codes = list(tables), tables.flatten(0, 1)
         self._first_of_table = torch.arange(model.codebooks) * model.config.audio_vocab_size
-        self._heads = [Int8Linear.of_weight(table).packed for table in self._codes] if self.is_small else []
+        self._heads = [Int8Linear.of_weight(table).packed for table in self._codes] if self.is_int8 else []
 
     def compile(self) -> None:
-        """Take Python out of the steps: a fifth of a second now, a tenth of every frame later."""
-        before = self.whole
-        self.whole, self.local = compiled(self.whole), compiled(self.local)
-        if self.whole is before:
+        """Compile the steps to TorchScript: it takes a fifth of a second, and a frame takes a tenth less."""
+        before = self.transformer
+        self.transformer, self.local_transformer = (
+            compile_transformer(self.transformer),
+            compile_transformer(self.local_transformer),
+        )
+        if self.transformer is before:
             return
-        past = self.read([(0,) * self.model.channels] * 2)
+        past = self.prefill([(0,) * self.model.channels] * 2)
         for _ in range(TRIAL_RUNS):
-            deque(self.speak(past, [(0,) * self.model.channels], TRIAL), maxlen=0)
+            deque(self.generate(past, [(0,) * self.model.channels], TRIAL), maxlen=0)
 
-    def room(self, rows: int) -> Tensor:
-        """For the keys and values of a sequence.  # [layer, row, 2 · hidden]"""
-        # In bfloat16 looking back takes a third of the time, and it is finer than the weights are.
-        kept = torch.bfloat16 if self.is_small and is_bfloat16_fast() else torch.float32
-        return torch.empty(self.model.config.num_layers, rows, 2 * self.model.config.hidden_size, dtype=kept)
+    def new_kv_buffer(self, rows: int) -> Tensor:
+        """Memory for the keys and values of a sequence.  # [layer, row, 2 · hidden]"""
+        # In bfloat16 attention takes a third of the time, and is still more precise than int8 weights.
+        dtype = torch.bfloat16 if self.is_int8 and is_bfloat16_fast() else torch.float32
+        return torch.empty(self.model.config.num_layers, rows, 2 * self.model.config.hidden_size, dtype=dtype)
 
-    def frame_room(self) -> Tensor:
-        """For those of one frame's codes.  # [layer, position, 2 · hidden]"""
+    def new_frame_buffer(self) -> Tensor:
+        """Memory for the keys and values of one frame's codes.  # [layer, position, 2 · hidden]"""
         config = self.model.config
         return torch.empty(config.local_transformer_layers, self.model.channels, 2 * config.hidden_size)
 
     @torch.inference_mode()
-    def read(self, rows: Sequence[Row]) -> NanoPast:
-        """The past after these rows, to be gone on from many times."""
-        room = self.room(len(rows))
-        self.whole(self.model.embed(torch.tensor(rows)), room, 0)
-        return NanoPast(room, len(rows))
+    def prefill(self, rows: Sequence[Row]) -> NanoPast:
+        """Process the rows of a prompt, from which any number of sequences may continue."""
+        kv_buffer = self.new_kv_buffer(len(rows))
+        self.transformer(self.model.embed(torch.tensor(rows)), kv_buffer, 0)
+        return NanoPast(kv_buffer, len(rows))
 
-    def speak(
+    def generate(
         self, past: NanoPast, rows: Sequence[Row], generation: Generation
     ) -> Generator[tuple[int, ...], None, None]:
-        """The frames that follow a past and more rows, as they are made."""
+        """Generate the frames that follow a past and further rows."""
         start = past.rows + len(rows)
         if start + generation.max_new_rows > self.model.context_limit:
             raise CapacityError(
-                f"{start} rows and {generation.max_new_rows} to be made are more than the "
-                f"{self.model.context_limit} this model reads; shorten the text or the reference"
+                f"a prompt of {start} rows and {generation.max_new_rows} new ones are more than the "
+                f"{self.model.context_limit} of this model; shorten the text or the reference"
             )
-        room, frame_room = self.room(start + generation.max_new_rows), self.frame_room()
-        room[:, : past.rows] = past.keys_values
+        kv_buffer, frame_buffer = self.new_kv_buffer(start + generation.max_new_rows), self.new_frame_buffer()
+        kv_buffer[:, : past.rows] = past.keys_values
         samplings = generation.per_channel(self.model.channels)
-        draw = SequenceDraw(samplings, generation.seed, self.model.config.audio_vocab_size)
-        hidden = self.after(self.model.embed(torch.tensor(rows)), room, past.rows)
-        for place in range(start, start + generation.max_new_rows):
-            draw.start_row(place)
-            codes = self.frame(hidden, frame_room, draw, may_stop=draw.generated >= generation.min_new_rows)
+        sampler = SequenceSampler(samplings, generation.seed, self.model.config.audio_vocab_size)
+        hidden = self.advance(self.model.embed(torch.tensor(rows)), kv_buffer, past.rows)
+        for position in range(start, start + generation.max_new_rows):
+            sampler.start_row(position)
+            codes = self.sample_frame(
+                hidden, frame_buffer, sampler, may_stop=sampler.generated >= generation.min_new_rows
+            )
             if codes is None:
                 return
             yield codes
-            hidden = self.after(self.embedded(codes), room, place)
+            hidden = self.advance(self.embed_frame(codes), kv_buffer, position)
 
     @torch.inference_mode()
-    def after(self, vectors: Tensor, room: Tensor, place: int) -> Tensor:
-        """The state of the last of some new rows.  # [row, hidden] → [1, hidden]"""
-        last: Tensor = self.whole(vectors, room, place)[-1:]
+    def advance(self, vectors: Tensor, kv_buffer: Tensor, position: int) -> Tensor:
+        """Process new rows; returns the hidden state of the last one.  # [row, hidden] → [1, hidden]"""
+        last: Tensor = self.transformer(vectors, kv_buffer, position)[-1:]
         return last
 
     @torch.inference_mode()
-    def embedded(self, codes: tuple[int, ...]) -> Tensor:
+    def embed_frame(self, codes: tuple[int, ...]) -> Tensor:
         """`MossTTSNano.embed` of one frame's row.  # [1, hidden]"""
         ids = self._first_of_table + torch.tensor(codes)
         return self._all_codes.index_select(0, ids).sum(dim=0, keepdim=True).add_(self._slot)
 
     @torch.inference_mode()
-    def frame(self, hidden: Tensor, room: Tensor, draw: SequenceDraw, may_stop: bool) -> tuple[int, ...] | None:
-        """The codes of the next frame; None where speech ends.  # hidden [1, hidden]"""
-        states = self.local(torch.cat([hidden, self._slot[None]]), room, 0)
-        stops, state = (self._ways @ states[0]).numpy(), states[1:]
+    def sample_frame(
+        self, hidden: Tensor, kv_buffer: Tensor, sampler: SequenceSampler, may_stop: bool
+    ) -> tuple[int, ...] | None:
+        """Sample the codes of the next frame; None at the end of speech.  # hidden [1, hidden]"""
+        states = self.local_transformer(torch.cat([hidden, self._slot[None]]), kv_buffer, 0)
+        stops, state = (self._stop_embeddings @ states[0]).numpy(), states[1:]
         if not may_stop:
             stops[1] = -np.inf
-        if draw.choose(TEXT, stops) == 1:
+        if sampler.choose(TEXT, stops) == 1:
             return None
-        codes = [draw.sample(TEXT + 1, self._logits(0, state))]
+        codes = [sampler.sample(TEXT + 1, self._logits(0, state))]
         for codebook in range(1, self.model.codebooks):
             last = codes[-1]
-            state = self.local(self._codes[codebook - 1][last : last + 1], room, codebook + 1)
-            codes.append(draw.sample(TEXT + 1 + codebook, self._logits(codebook, state)))
+            state = self.local_transformer(self._codes[codebook - 1][last : last + 1], kv_buffer, codebook + 1)
+            codes.append(sampler.sample(TEXT + 1 + codebook, self._logits(codebook, state)))
         return tuple(codes)
 
     def _logits(self, codebook: int, state: Tensor) -> Floats:
-        if self.is_small:
+        if self.is_int8:
             return int8_product(state, self._heads[codebook], False)[0].numpy()
         return (self._codes[codebook] @ state[0]).numpy()
 
 
 class CpuFrameGenerator:
-    """One text at a time, each in the thread that asks for it."""
+    """Generates each text on the thread that reads its frames."""
 
     parallel_parts = 1
 
@@ -256,27 +263,27 @@ class CpuFrameGenerator:
         self._voices: OrderedDict[Codes, NanoPast] = OrderedDict()
         self._lock = threading.Lock()
 
-    def frames(self, reference: Codes, text: str, generation: Generation, said: Codes = ()) -> Frames:
-        """The frames of a text in a voice."""
-        rows = self.prompt.speech(text) + self.prompt.spoken(said)
+    def frames(self, reference: Codes, text: str, generation: Generation, spoken: Codes = ()) -> Frames:
+        """The frames of a text in a voice; `spoken` are given frames of its beginning."""
+        rows = self.prompt.speech(text) + self.prompt.spoken(spoken)
         with self._lock:
             if reference not in self._voices:
-                self._voices[reference] = self.decoder.read(self.prompt.before_text(reference))
+                self._voices[reference] = self.decoder.prefill(self.prompt.before_text(reference))
             self._voices.move_to_end(reference)
             past = self._voices[reference]
             if len(self._voices) > MAX_READY_VOICES:
                 self._voices.popitem(last=False)
-        return CallerFrames(self.decoder.speak(past, rows, generation))
+        return CallerFrames(self.decoder.generate(past, rows, generation))
 
     def warm_up(self) -> None:
-        """Take Python out of the steps."""
+        """Compile the steps."""
         self.decoder.compile()
 
 
 def fastest_threads(generator: CpuFrameGenerator) -> int:
-    """How many of torch's threads this model speaks fastest with, one core left to the codec.
+    """The thread count with which torch generates fastest, with one core left for the codec.
 
-    What OMP_NUM_THREADS says, holds.
+    If OMP_NUM_THREADS is set, the current count.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
@@ -294,12 +301,12 @@ def fastest_threads(generator: CpuFrameGenerator) -> int:
 
 
 def best_threads(step: Callable[[], object], max_threads: int, clock: Callable[[], float] = time.perf_counter) -> int:
-    """The fewest threads that more of are not clearly faster than."""
+    """Double the threads while a step becomes clearly faster."""
     best, fastest, count = 1, float("inf"), 1
     while count <= max_threads:
         with torch_threads.held(count):
             seconds = _median_seconds(step, clock)
-        if seconds > fastest * WORTH:
+        if seconds > fastest * MIN_GAIN:
             break
         best, fastest, count = count, seconds, 2 * count
     return best

@@ -1,6 +1,7 @@
-"""How a model is told to speak: in words before it speaks, or by what a listener says in between.
+"""Speaking styles from words: instructions given with a text, and requests that a user makes in a conversation.
 
-What a model cannot do is refused by name. Speed is everybody's; all else takes a model that can be directed.
+Every model can change its speed; all else needs a `Directable` model. Instructions that a model cannot follow are
+refused.
 """
 
 import re
@@ -33,33 +34,33 @@ STYLES = {
         "robot": "你可以尝试用机器人的方式解答吗？",
     },
 }
-"""By version: the instructions that the weights were taught, by name."""
+"""Per CosyVoice version: the instructions it was trained on, by name."""
 QUIETEST, LOUDEST = 0.05, 4.0
 MAX_INSTRUCTION = 200  # characters
 
 
 @dataclass(frozen=True)
 class DirectedStyle(SpeakingStyle):
-    """A manner with CosyVoice's own controls."""
+    """A speaking style with CosyVoice's controls."""
 
     style: str = ""
-    """One of `STYLES`; empty: as the voice speaks by itself."""
+    """One of `STYLES`; empty: the voice's default style."""
     instruction: str = ""
-    """Free words instead of a style, such as "Speak like a tired teacher."."""
+    """Free text instead of a style, such as "Speak like a tired teacher."."""
     volume: float = 1.0
-    """Times the usual loudness; peaks stay within full scale."""
+    """Factor for the loudness; peaks stay within full scale."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not QUIETEST <= self.volume <= LOUDEST:
-            raise InputError(f"volume must be {QUIETEST} to {LOUDEST} times the usual, not {self.volume}")
+            raise InputError(f"volume must be a factor of {QUIETEST} to {LOUDEST}, not {self.volume}")
         if self.style and self.instruction:
             raise InputError(f"give the style {self.style!r} or an instruction, not both")
         if len(self.instruction) > MAX_INSTRUCTION:
             raise InputError(f"the instruction has {len(self.instruction)} characters; give at most {MAX_INSTRUCTION}")
 
     def instruction_for(self, version: int) -> str:
-        """The instruction that a model of this version gets; empty: none. An unknown style is refused by name."""
+        """The instruction for a model of this version, or an empty string. An unknown style is refused."""
         if not self.style:
             return self.instruction
         styles = STYLES[version]
@@ -68,12 +69,12 @@ class DirectedStyle(SpeakingStyle):
         return styles[self.style]
 
 
-FASTER, LOUDER = 1.2, 1.5  # what one wish changes
+FASTER, LOUDER = 1.2, 1.5  # factor of one request
 MAX_WORDS = 10
-ASIDE = """could can would you now ok okay and it that make try a an the in to with your bit little much even just so
-    for me on keep go thanks thank hey again"""
-CUES = "please speak talk say sound be voice tone way manner dialect accent more very"
-LESS = "less not too"
+FILLER_WORDS = """could can would you now ok okay and it that make try a an the in to with your bit little much even
+    just so for me on keep go thanks thank hey again"""
+CUE_WORDS = "please speak talk say sound be voice tone way manner dialect accent more very"
+LESS_WORDS = "less not too"
 REQUESTS = {
     "faster": "faster quicker fast quickly quick",
     "slower": "slower slow slowly",
@@ -106,37 +107,37 @@ CHINESE_MEANING = {
 }
 
 
-def directed(said: str, style: DirectedStyle) -> DirectedStyle | None:
-    """The manner after what a listener said, if all of it was a wish for how to speak; None: it was something else."""
-    bare = re.sub(r"[^\w\s]", " ", said.lower()).strip()
-    request = _chinese_request("".join(bare.split())) or _english_request(bare)
-    return None if request is None else _changed(style, request)
+def apply_request(text: str, style: DirectedStyle) -> DirectedStyle | None:
+    """The style after a user's text, if all of the text is a request for how to speak; else None."""
+    normalised = re.sub(r"[^\w\s]", " ", text.lower()).strip()
+    request = _chinese_request("".join(normalised.split())) or _english_request(normalised)
+    return None if request is None else _apply(style, request)
 
 
-def _english_request(said: str) -> str | None:
+def _english_request(text: str) -> str | None:
     for phrase, in_short in PHRASES.items():
-        said = re.sub(rf"\b{phrase}\b", in_short, said)
-    words = [word for word in said.split() if word not in ASIDE.split()]
-    requests = {MEANING.get(word) for word in words if word not in (CUES + " " + LESS).split()}
-    is_instructed = COMPARATIVES & set(words) or set((CUES + " " + LESS).split()) & set(words)
-    if len(said.split()) > MAX_WORDS or len(requests) != 1 or not is_instructed:
+        text = re.sub(rf"\b{phrase}\b", in_short, text)
+    words = [word for word in text.split() if word not in FILLER_WORDS.split()]
+    requests = {MEANING.get(word) for word in words if word not in (CUE_WORDS + " " + LESS_WORDS).split()}
+    is_request = COMPARATIVES & set(words) or set((CUE_WORDS + " " + LESS_WORDS).split()) & set(words)
+    if len(text.split()) > MAX_WORDS or len(requests) != 1 or not is_request:
         return None
     request = requests.pop()
-    if request is not None and set(LESS.split()) & set(words):
+    if request is not None and set(LESS_WORDS.split()) & set(words):
         return OPPOSITES.get(request, "normal")
     return request
 
 
-def _chinese_request(said: str) -> str | None:
-    if (found := CHINESE_DIALECT.fullmatch(said)) is not None:
-        return next((name for name, dialect in DIALECTS.items() if dialect == found[1]), None)
-    if (found := CHINESE_REQUEST.fullmatch(said)) is None or said == found[2]:
+def _chinese_request(text: str) -> str | None:
+    if (match := CHINESE_DIALECT.fullmatch(text)) is not None:
+        return next((name for name, dialect in DIALECTS.items() if dialect == match[1]), None)
+    if (match := CHINESE_REQUEST.fullmatch(text)) is None or text == match[2]:
         return None
-    request = CHINESE_MEANING[found[2]]
-    return OPPOSITES.get(request, "normal") if found[1] in CHINESE_LESS else request
+    request = CHINESE_MEANING[match[2]]
+    return OPPOSITES.get(request, "normal") if match[1] in CHINESE_LESS else request
 
 
-def _changed(style: DirectedStyle, request: str) -> DirectedStyle:
+def _apply(style: DirectedStyle, request: str) -> DirectedStyle:
     if request == "normal":
         return replace(style, speed=1.0, volume=1.0, style="", instruction="")
     if request in ("faster", "slower"):
@@ -148,49 +149,49 @@ def _changed(style: DirectedStyle, request: str) -> DirectedStyle:
     return replace(style, style=request, instruction="")
 
 
-SHOWN = 60  # characters of what was asked for, in an error
+MAX_SHOWN = 60  # characters of the instructions in an error
 
 
 @runtime_checkable
 class Directable(Protocol):
-    """A speech model that can be told how to speak."""
+    """A TTS model that takes style instructions."""
 
     def styled_by_instructions(self, instructions: str, style: SpeakingStyle) -> SpeakingStyle:
-        """The manner that these words ask for, which may be any; what the model cannot do is refused by name."""
+        """The style for free-form instructions; a style that the model does not have is refused."""
         ...
 
-    def styled_by_request(self, said: str, style: SpeakingStyle) -> SpeakingStyle | None:
-        """The manner after what a listener said, if all of it was a wish that can be granted."""
+    def styled_by_request(self, text: str, style: SpeakingStyle) -> SpeakingStyle | None:
+        """The style after a user's text, if all of it is a request that the model can follow; else None."""
         ...
 
 
-def with_instructions(speaker: SpeechModel, instructions: str, style: SpeakingStyle) -> SpeakingStyle:
-    """How a model speaks that was given such instructions; none change nothing."""
+def with_instructions(tts: SpeechModel, instructions: str, style: SpeakingStyle) -> SpeakingStyle:
+    """The style that follows from instructions; empty ones leave it unchanged."""
     words = instructions.strip()
     if not words:
         return style
-    if isinstance(speaker, Directable):
-        return speaker.styled_by_instructions(words, style)
-    changed = _at_another_speed(words, style)
+    if isinstance(tts, Directable):
+        return tts.styled_by_instructions(words, style)
+    changed = _apply_speed_request(words, style)
     if changed is None:
         raise InputError(
-            f"this model cannot be told how to speak, as in {words[:SHOWN]!r}, but for its speed; "
-            "leave the instructions out or take CosyVoice"
+            f"this model takes no instructions such as {words[:MAX_SHOWN]!r}, except for its speed; "
+            "leave them out or use CosyVoice"
         )
     return changed
 
 
-def with_user_requests(speaker: SpeechModel, said: Iterable[str], style: SpeakingStyle) -> SpeakingStyle:
-    """How a model speaks after all that a listener has said, in their order; most of it asks for nothing."""
-    for words in said:
-        if isinstance(speaker, Directable):
-            style = speaker.styled_by_request(words, style) or style
+def with_user_requests(tts: SpeechModel, texts: Iterable[str], style: SpeakingStyle) -> SpeakingStyle:
+    """The style after a user's texts in order, most of which contain no request."""
+    for words in texts:
+        if isinstance(tts, Directable):
+            style = tts.styled_by_request(words, style) or style
         else:
-            style = _at_another_speed(words, style) or style
+            style = _apply_speed_request(words, style) or style
     return style
 
 
-def _at_another_speed(said: str, style: SpeakingStyle) -> SpeakingStyle | None:
-    asked = directed(said, DirectedStyle(speed=style.speed))
-    is_speed = asked is not None and asked == DirectedStyle(speed=asked.speed)
-    return replace(style, speed=asked.speed) if asked is not None and is_speed else None
+def _apply_speed_request(text: str, style: SpeakingStyle) -> SpeakingStyle | None:
+    requested = apply_request(text, DirectedStyle(speed=style.speed))
+    is_speed = requested is not None and requested == DirectedStyle(speed=requested.speed)
+    return replace(style, speed=requested.speed) if requested is not None and is_speed else None

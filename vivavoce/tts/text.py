@@ -1,4 +1,4 @@
-"""Text as it can be said: no markup, no pictures, no marks that only the eye needs, and an end to every line."""
+"""Text normalisation: markup, emoji and symbols are removed, lines become sentences, English numbers become words."""
 
 import re
 import unicodedata
@@ -29,43 +29,43 @@ UNSAID_MARKS = str.maketrans(dict.fromkeys("*`^~|\\<>{}[]", " ") | {"_": " ", "\
 
 
 def cleaned(text: str) -> str:
-    """The text on one line, every line of it a sentence. A text in which nothing can be said is an error."""
+    """The text on one line, each of its lines ended as a sentence. A text without letters and digits is an error."""
     text = FENCE.sub("", COMMENT.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n")))
-    lines = [_ended(line) for raw in re.split(r"[\n\u2028\u2029\f\v]", text) if (line := _line(raw))]
+    lines = [_end_sentence(line) for raw in re.split(r"[\n\u2028\u2029\f\v]", text) if (line := _clean_line(raw))]
     joined = "".join(lines) if lines and all(has_cjk(line) for line in lines) else " ".join(lines)
     if not any(character.isalnum() for character in joined):
         raise NothingToSayError(f"there is nothing to say in {shown(text)}; give at least one letter or digit")
     return joined
 
 
-def _line(raw: str) -> str:
-    """A line without markup; empty if nothing in it is said."""
+def _clean_line(raw: str) -> str:
+    """A line without markup; empty if it has no letter or digit."""
     if RULE.match(raw):
         return ""
     line = LINE_START.sub("", "".join(_visible(character) for character in raw))
-    for pattern, kept in ((PICTURE, r"\1"), (LINK, r"\1"), (ADDRESS, r"\1"), (TAG, " "), (EMPHASIS, r"\2")):
-        line = pattern.sub(kept, line)
+    for pattern, replacement in ((PICTURE, r"\1"), (LINK, r"\1"), (ADDRESS, r"\1"), (TAG, " "), (EMPHASIS, r"\2")):
+        line = pattern.sub(replacement, line)
     comma = "，" if has_cjk(line) else ", "
     line = re.sub(r"\s*\|\s*", comma, line.strip().strip("|"))
     for pattern in (ARROW, DASH, OPENER, CLOSER):
         line = pattern.sub(comma, line)
-    line = _settled(" ".join(line.translate(UNSAID_MARKS).split()), comma)
+    line = _normalise_punctuation(" ".join(line.translate(UNSAID_MARKS).split()), comma)
     return line if any(character.isalnum() for character in line) else ""
 
 
-def _settled(line: str, comma: str) -> str:
-    """Marks once each and close to their word."""
+def _normalise_punctuation(line: str, comma: str) -> str:
+    """Collapse repeated punctuation, and remove the spaces before it."""
     end = "。" if comma == "，" else "."
-    line = DOTS.sub(lambda found: end + " " if found.end() < len(line) else end, line)
-    line = MIXED_END.sub(lambda found: found[1] or found[2], line)
+    line = DOTS.sub(lambda match: end + " " if match.end() < len(line) else end, line)
+    line = MIXED_END.sub(lambda match: match[1] or match[2], line)
     line = REPEATED.sub(r"\1", line)
     line = COMMAS.sub(r"\1", line)
     line = COMMA_BEFORE_END.sub(r"\1", END_BEFORE_COMMA.sub(r"\1", line))
     return " ".join(SPACE_BEFORE.sub(r"\1", line).split()).strip(" ,，、=+/").rstrip("-–").lstrip(" .。!！?？;；:：")
 
 
-def _ended(line: str) -> str:
-    """With a mark at the end, so that the next line is another sentence."""
+def _end_sentence(line: str) -> str:
+    """Add a full stop if the line does not end like a sentence."""
     bare = line.rstrip("".join(CLOSERS))
     if bare and bare[-1] in SENTENCE_ENDS:
         return line
@@ -73,7 +73,7 @@ def _ended(line: str) -> str:
 
 
 def _visible(character: str) -> str:
-    """The character; nothing for control and picture characters, a space for any white space."""
+    """The character; a space for white space and emoji, nothing for control characters."""
     if character.isspace():
         return " "
     kind = unicodedata.category(character)
@@ -94,7 +94,7 @@ ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", 
 ORDINALS |= {"twelve": "twelfth"}
 MONEY = {"$": ("dollar", "cent"), "£": ("pound", "penny"), "€": ("euro", "cent")}
 SIGNS = {"%": " percent", "&": " and ", "+": " plus ", "=": " equals ", "@": " at ", "°": " degrees ", "§": " section "}
-LARGEST = 10**15  # beyond it, digit by digit
+LARGEST = 10**15  # from here on, numbers are read digit by digit
 
 TIME = re.compile(r"\b([01]?\d|2[0-3]):([0-5]\d)\b(?:\s?([ap])\.?m\b\.?)?", re.IGNORECASE)
 PRICE = re.compile(r"([$£€])\s?(\d[\d,]*)(?:\.(\d\d))?(?!\d)|(?<![\d.])(\d[\d,]*)(?:\.(\d\d))?\s?([€£])")
@@ -106,8 +106,8 @@ def numbers_as_words(text: str) -> str:
     """A text without digits: "7:30" is "seven thirty", "$12" "twelve dollars", "3rd" "third"."""
     text = TIME.sub(_time, text)
     text = PRICE.sub(_price, text)
-    text = ORDINAL.sub(lambda found: f" {ordinal(_whole(found[1]))} ", text)
-    text = NUMBER.sub(lambda found: f" {_number(found[0])} ", text)
+    text = ORDINAL.sub(lambda match: f" {ordinal(_whole(match[1]))} ", text)
+    text = NUMBER.sub(lambda match: f" {_number(match[0])} ", text)
     for sign, word in SIGNS.items():
         text = text.replace(sign, word)
     return re.sub(r"\s+([,.;:!?'])", r"\1", " ".join(text.split()))
@@ -121,22 +121,22 @@ def cardinal(number: int) -> str:
         return " ".join(ONES[int(digit)] for digit in str(number))
     for size, name in GROUPS:
         if number >= size:
-            return _joined(f"{cardinal(number // size)} {name}", number % size)
+            return _join(f"{cardinal(number // size)} {name}", number % size)
     if number >= 100:
-        return _joined(f"{ONES[number // 100]} hundred", number % 100)
+        return _join(f"{ONES[number // 100]} hundred", number % 100)
     if number >= 20:
-        return _joined(TENS[number // 10], number % 10)
+        return _join(TENS[number // 10], number % 10)
     return ONES[number]
 
 
 def ordinal(number: int) -> str:
     """First, second, third."""
-    *before, last = cardinal(number).split(" ")
+    *leading, last = cardinal(number).split(" ")
     regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
-    return " ".join([*before, ORDINALS.get(last, regular)])
+    return " ".join([*leading, ORDINALS.get(last, regular)])
 
 
-def _joined(head: str, rest: int) -> str:
+def _join(head: str, rest: int) -> str:
     return f"{head} {cardinal(rest)}" if rest else head
 
 
@@ -146,7 +146,7 @@ def _whole(digits: str) -> int:
 
 def _number(written: str) -> str:
     digits = written.rstrip(",")
-    after = "," * (len(written) - len(digits))
+    trailing = "," * (len(written) - len(digits))
     whole, point, rest = digits.partition(".")
     value = _whole(whole)
     words = f"minus {cardinal(-value)}" if whole.startswith("-") else cardinal(value)
@@ -154,27 +154,27 @@ def _number(written: str) -> str:
         words = _year(value)
     if point:
         words += " point " + " ".join(ONES[int(digit)] for digit in rest)
-    return words + after
+    return words + trailing
 
 
 def _year(value: int) -> str:
-    """A number of four digits as years are read."""
+    """A four-digit number read as a year."""
     rest = value % 100
     tail = "hundred" if rest == 0 else f"oh {ONES[rest]}" if rest < 10 else cardinal(rest)
     return f"{cardinal(value // 100)} {tail}"
 
 
-def _time(found: re.Match[str]) -> str:
-    hour, minute = int(found[1]), int(found[2])
-    half = f" {found[3].lower()} m" if found[3] else ""
+def _time(match: re.Match[str]) -> str:
+    hour, minute = int(match[1]), int(match[2])
+    half = f" {match[3].lower()} m" if match[3] else ""
     if minute == 0:
         full = " o'clock" if 1 <= hour <= 12 else " hundred"
         return f"{cardinal(hour)}{half or full}"
     return f"{cardinal(hour)} {'oh ' if minute < 10 else ''}{cardinal(minute)}{half}"
 
 
-def _price(found: re.Match[str]) -> str:
-    sign, whole, cents = (found[1], found[2], found[3]) if found[1] else (found[6], found[4], found[5])
+def _price(match: re.Match[str]) -> str:
+    sign, whole, cents = (match[1], match[2], match[3]) if match[1] else (match[6], match[4], match[5])
     coin, small = MONEY[sign]
     value = _whole(whole.rstrip(","))
     words = f"{cardinal(value)} {coin}{'' if value == 1 else 's'}"
