@@ -147,7 +147,7 @@ def test_an_impossible_request_gives_a_message_with_what_to_do(arguments, messag
 )
 def test_a_folder_that_cannot_be_created_is_an_error_before_any_work(command):
     done = invoke(*command, "--out", f"{__file__}/results")
-    assert done.exit_code == 2 and "cannot be made" in re.sub(r"[\s│]+", " ", done.output)
+    assert done.exit_code == 2 and "cannot be created" in re.sub(r"[\s│]+", " ", done.output)
 
 
 def test_a_port_in_use_is_an_error_before_a_model_is_loaded():
@@ -179,7 +179,7 @@ def test_doctor_says_what_to_do_about_absent_and_broken_models(empty_cache):
     snapshot.mkdir(parents=True)
     for name in moss.files[1:]:
         (snapshot / name).write_text("{}")
-    assert "fnlp/MOSS-Speech is not whole, it lacks config.json" in advice()
+    assert "fnlp/MOSS-Speech is incomplete, it lacks config.json" in advice()
     (snapshot / "config.json").write_text("{}")
     assert "fnlp/MOSS-Speech is not" not in advice().replace("fnlp/MOSS-Speech-Codec", "")
 
@@ -200,7 +200,7 @@ def test_models_list(empty_cache):
 def test_models_check_says_whole(model):
     done = invoke("models", "check", str(model))
     assert done.exit_code == 0
-    assert "whole" in done.stdout
+    assert "complete" in done.stdout
     assert json.loads(invoke("models", "check", str(model), "--json").stdout)["ok"]
 
 

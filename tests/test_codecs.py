@@ -107,7 +107,7 @@ def test_what_a_codec_cannot_do_is_said(folders, recording, tmp_path):
     result = CliRunner().invoke(
         app, ["speak-codes", str(wrong), "-o", "x.wav", "--codec", str(folders / "moss-speech")]
     )
-    assert "was made by xy-tokenizer" in str(result.exception)
+    assert "was encoded by xy-tokenizer" in str(result.exception)
 
 
 @pytest.mark.parametrize(

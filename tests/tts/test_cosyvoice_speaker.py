@@ -249,7 +249,7 @@ class TestManner:
             speakers[2].stream(TEXT, "ann", DirectedStyle(style="happy"))
         with pytest.raises(InputError, match=r"CosyVoice 2 has no phonemes, so \[AA1\]"):
             speakers[2].stream("[AA1]", "ann")
-        with pytest.raises(InputError, match=r"CosyVoice 3 cannot make \[applause\]; it knows \[breath\]"):
+        with pytest.raises(InputError, match=r"CosyVoice 3 has no event \[applause\]; it has \[breath\]"):
             speakers[3].stream("Bravo [applause]", "ann")
         with pytest.raises(InputError, match="style 'happy' or an instruction"):
             DirectedStyle(style="happy", instruction="Be quick.")
@@ -378,7 +378,7 @@ class TestBadInput:
         with pytest.raises(InputError, match="there is no voice 'zoe'; known: ann, bob"):
             speaker.stream(TEXT, "zoe")
         bare = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path / "none")
-        with pytest.raises(InputError, match="no voice of its own; add one"):
+        with pytest.raises(InputError, match="no built-in voice; add one"):
             bare.stream(TEXT)
 
     def test_one_text_that_fails_does_not_stop_the_others(self, speaker):

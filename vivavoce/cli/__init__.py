@@ -79,7 +79,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _viva(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -93,7 +93,7 @@ def doctor(
     device: DeviceSpec = "auto",
     as_json: Json = False,
 ) -> None:
-    """Show what this machine has, what to do about what is missing, and with --model what will run of a model."""
+    """Show devices, packages and models of this machine, with advice; with --model, which classes would run it."""
     from vivavoce.cli.doctor import ModelStages, examine, examine_model
 
     found = examine() if model is None else examine_model(model, device)
@@ -107,30 +107,34 @@ def doctor(
 
 @app.command()
 def demo(
-    wav: Annotated[Path | None, typer.Option(dir_okay=False, help="A spoken question of your own.")] = None,
-    microphone: Annotated[float | None, typer.Option(min=1.0, max=30.0, help="Record this many seconds.")] = None,
+    wav: Annotated[Path | None, typer.Option(dir_okay=False, help="A recording of your own question.")] = None,
+    microphone: Annotated[
+        float | None, typer.Option(min=1.0, max=30.0, help="Record a question for this many seconds.")
+    ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A speech-to-speech model that carries its codec. Default: mini-speech.")
+        str | None, typer.Option(help="A speech-to-speech model with a bundled codec. Default: mini-speech.")
     ] = None,
     device: DeviceSpec = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(file_okay=False, callback=made_folder, help="Folder for the reply and the figures."),
+        typer.Option(
+            file_okay=False, callback=made_folder, help="Write the reply and the measurements to this folder."
+        ),
     ] = None,
     cascade: Annotated[
-        bool, typer.Option("--cascade", help="Ask mini-asr, a small chat model and mini-tts in a row instead.")
+        bool, typer.Option("--cascade", help="Use a cascade of mini-asr, a small chat model and mini-tts.")
     ] = False,
     chat: Annotated[
         str | None,
-        typer.Option(help="The cascade's chat model: smollm2, a .gguf file, a folder or an address. Default: smollm2."),
+        typer.Option(help="The cascade's chat model: smollm2, a .gguf file, a folder or a URL. Default: smollm2."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask the bundled miniature a spoken question and play its answer, offline, in real time."""
+    """Ask a spoken question in real time and print the answer, its latency and the cost of each stage."""
     if cascade and model is not None:
-        raise InputError(f"a cascade is not one model: leave out --model {model}, or --cascade")
+        raise InputError(f"--cascade has three models: leave out --model {model}, or --cascade")
     if chat is not None and not cascade:
-        raise InputError(f"--chat {chat} is for a cascade; ask for it with --cascade")
+        raise InputError(f"--chat {chat} needs --cascade")
     with progress_to(as_json):
         if cascade:
             from vivavoce.cascade.parts import CascadeParts
@@ -160,10 +164,10 @@ def _print_diagnosis(found: "Diagnosis") -> None:
     devices = table("Devices", "device", "name", "dtypes", "attention", "graphs", "triton", "memory free / total")
     for device in found.devices:
         devices.add_row(*_device_row(device))
-    models = table(f"Models in {found.cache} ({gigabytes(found.disk_free)} free)", "model", "size", "here")
+    models = table(f"Models in {found.cache} ({gigabytes(found.disk_free)} free)", "model", "size", "location")
     for model in found.models:
-        installed = "no" if model.path is None else f"{model.path}{' (not whole)' if model.missing else ''}"
-        models.add_row(model.name, gigabytes(model.bytes), installed)
+        location = "no" if model.path is None else f"{model.path}{' (incomplete)' if model.missing else ''}"
+        models.add_row(model.name, gigabytes(model.bytes), location)
     extras = table("Extras", "extra", "for", "installed")
     for extra in found.extras:
         extras.add_row(extra.extra, extra.what, escape(f"no: {extra.install}") if extra.missing else "yes")

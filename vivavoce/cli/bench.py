@@ -1,4 +1,4 @@
-"""`viva bench …`: each command measures one part and writes JSON and a plot."""
+"""`viva bench …`: each command measures one part of the system and writes JSON and a plot."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,10 +7,10 @@ import typer
 
 from vivavoce.cli.options import DeviceSpec, Json, Padding, ShapeOption, made_folder, print_json, progress_to
 
-app = typer.Typer(no_args_is_help=True, help="Measure this machine; every figure in the docs names such a command.")
-Model = Annotated[str, typer.Option(help="A speech-to-speech model that carries its codec.")]
+app = typer.Typer(no_args_is_help=True, help="Benchmarks; every figure in the docs names the command that measures it.")
+Model = Annotated[str, typer.Option(help="A speech-to-speech model with a bundled codec.")]
 Out = Annotated[
-    Path | None, typer.Option(file_okay=False, callback=made_folder, help="Folder for the JSON and the plot.")
+    Path | None, typer.Option(file_okay=False, callback=made_folder, help="Write JSON and a plot to this folder.")
 ]
 
 
@@ -27,16 +27,16 @@ def bench_lm(
     shape: Annotated[
         ShapeOption, typer.Option(help="The published shape, or a small one that fits any machine.")
     ] = ShapeOption.true,
-    batch: Annotated[str, typer.Option(callback=_batches, help="Batch sizes, separated by commas.")] = "1,8,32,64,128",
+    batch: Annotated[str, typer.Option(callback=_batches, help="Batch sizes, comma-separated.")] = "1,8,32,64,128",
     context: Annotated[int, typer.Option(min=1, help="Rows already in the cache at each measured step.")] = 1024,
     prefill: Annotated[int, typer.Option(min=1, help="Rows of the measured prefill.")] = 512,
-    peer: Annotated[bool, typer.Option("--peer/--no-peer", help="Measure the eager transformers layers too.")] = True,
-    weights: Annotated[str, typer.Option(help="float, int8, int4 or fp8; several separated by commas.")] = "float",
-    kv: Annotated[str, typer.Option(help="How keys and values are kept: float or fp8.")] = "float",
+    peer: Annotated[bool, typer.Option("--peer/--no-peer", help="Also measure the eager transformers layers.")] = True,
+    weights: Annotated[str, typer.Option(help="float, int8, int4 or fp8, comma-separated.")] = "float",
+    kv: Annotated[str, typer.Option(help="Format of the KV cache: float or fp8.")] = "float",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Step and prefill time of the language model, beside this machine's memory floor and an eager peer."""
+    """Step and prefill time of the language model, against the memory-bandwidth limit and eager transformers."""
     with progress_to(as_json):
         from vivavoce.bench.lm import run
 
@@ -64,17 +64,17 @@ def bench_codec(
     shape: Annotated[
         ShapeOption, typer.Option(help="The published shape, or a small one that fits any machine.")
     ] = ShapeOption.true,
-    sessions: Annotated[str, typer.Option(callback=_batches, help="Sessions at once, separated by commas.")] = "1,8,32",
+    sessions: Annotated[str, typer.Option(callback=_batches, help="Concurrent sessions, comma-separated.")] = "1,8,32",
     hops: Annotated[int, typer.Option(min=10, help="Hops of the long reply.")] = 200,
     left_chunks: Annotated[int, typer.Option(min=0, help="Left context of the flow decoder, in chunks.")] = 8,
     speech: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="A recording to measure the speech encoder with.")
     ] = None,
-    pace: Annotated[float, typer.Option(min=0.1, help="Milliseconds in which the language model makes a code.")] = 7.0,
+    pace: Annotated[float, typer.Option(min=0.1, help="Milliseconds per code of the language model.")] = 7.0,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """MOSS-Speech's codec: time to first audio, cost per hop over a long reply, sessions at once, chunk policies."""
+    """MOSS-Speech's codec: time to first audio, cost per hop in a long reply, concurrent sessions, chunk policies."""
     with progress_to(as_json):
         from vivavoce.bench.codec import run
 
@@ -95,21 +95,21 @@ def bench_codec(
 
 @app.command("answer")
 def bench_answer(
-    model: Annotated[str, typer.Option(help="A speech-to-speech model that carries its codec.")] = "mini-speech",
+    model: Model = "mini-speech",
     moonshine: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="Unpacked npm package of Moonshine, to transcribe the replies with."),
     ] = None,
     count: Annotated[
-        int | None, typer.Option(min=1, help="Synthesize this many questions; else the bundled ones.")
+        int | None, typer.Option(min=1, help="Synthesize this many questions. Default: use the bundled ones.")
     ] = None,
     snr: Annotated[float | None, typer.Option(help="Add noise at this signal-to-noise ratio in dB.")] = None,
-    seed: Annotated[int, typer.Option(help="Another seed, other questions.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
     device: DeviceSpec = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Right answers to questions and voices that were held out, and how the replies sound."""
+    """Share of correct answers to held-out questions and voices, and the speech quality of the replies."""
     with progress_to(as_json):
         from vivavoce.bench.answer import run
 
@@ -120,18 +120,20 @@ def bench_answer(
 
 @app.command("turn")
 def bench_turn(
-    url: Annotated[str, typer.Argument(help="Of any OpenAI-Realtime server, such as ws://127.0.0.1:8000/v1/realtime.")],
-    model: Annotated[str | None, typer.Option(help="The model to ask for.")] = None,
+    url: Annotated[
+        str, typer.Argument(help="URL of an OpenAI-Realtime server, such as ws://127.0.0.1:8000/v1/realtime.")
+    ],
+    model: Annotated[str | None, typer.Option(help="The name of the model.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="VIVA_API_KEY", help="The server's key.")] = None,
-    scene: Annotated[list[str] | None, typer.Option(help="One of the scenes; may be given again. Else all.")] = None,
-    turns: Annotated[int, typer.Option(min=1, help="Turns of each scene.")] = 4,
-    sessions: Annotated[int, typer.Option(min=1, help="Calls at once, besides the scenes.")] = 1,
-    at_once: Annotated[int, typer.Option(min=1, help="Calls made at the same time, of the scenes.")] = 2,
-    speech: Annotated[Path | None, typer.Option(file_okay=False, help="Recorded questions of your own.")] = None,
-    silence_ms: Annotated[int, typer.Option(min=0, help="Silence that ends a turn.")] = 200,
+    scene: Annotated[list[str] | None, typer.Option(help="One of the scenes; may be repeated. Default: all.")] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Turns per scene.")] = 4,
+    sessions: Annotated[int, typer.Option(min=1, help="Concurrent calls of the load test, besides the scenes.")] = 1,
+    at_once: Annotated[int, typer.Option(min=1, help="Concurrent calls of the scenes.")] = 2,
+    speech: Annotated[Path | None, typer.Option(file_okay=False, help="Folder of your own recorded questions.")] = None,
+    silence_ms: Annotated[int, typer.Option(min=0, help="Milliseconds of silence that end a turn.")] = 200,
     detection: Annotated[str, typer.Option(help="server_vad or semantic_vad.")] = "server_vad",
-    instructions: Annotated[str | None, typer.Option(help="System text.")] = None,
-    keep_sound: Annotated[bool, typer.Option("--keep-sound", help="Write each call as a stereo WAV.")] = False,
+    instructions: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    keep_sound: Annotated[bool, typer.Option("--keep-sound", help="Write each call to a stereo WAV.")] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -166,23 +168,25 @@ def bench_tts(
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            help="plain, float32, int8, int8-amx, bfloat16, float16, onnx; may be given again. Else what fits."
+            help="plain, float32, int8, int8-amx, bfloat16, float16 or onnx; may be repeated. Default: all that fit."
         ),
     ] = None,
-    threads: Annotated[str, typer.Option(callback=_batches, help="Of the CPU, separated by commas.")] = "1,2",
+    threads: Annotated[str, typer.Option(callback=_batches, help="CPU threads, comma-separated.")] = "1,2",
     streams: Annotated[
-        str | None, typer.Option(help="Texts at once, separated by commas; else 1,16,64 where there is a GPU.")
+        str | None, typer.Option(help="Concurrent texts, comma-separated. Default on a GPU: 1,16,64.")
     ] = None,
-    frames: Annotated[int, typer.Option(min=5, help="Frames of each text, 80 ms each.")] = 60,
+    frames: Annotated[int, typer.Option(min=5, help="Frames of 80 ms per text.")] = 60,
     tiny: Annotated[bool, typer.Option("--tiny", help="A tiny shape, to check that everything runs.")] = False,
-    model: Annotated[str | None, typer.Option(help="A model by name, instead of the published shape.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name of a model, instead of random weights of the published shape.")
+    ] = None,
     onnx: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Measure ONNX Runtime too; its graphs are kept in this folder.")
+        Path | None, typer.Option(file_okay=False, help="Also measure ONNX Runtime, with graphs in this folder.")
     ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Text to speech: time to first sound and real-time factor by backend and threads, beside the plain path."""
+    """Text to speech: time to first audio and real-time factor per backend and thread count."""
     with progress_to(as_json):
         from vivavoce.bench.tts import run
 
@@ -206,12 +210,12 @@ def bench_cosyvoice(
     device: DeviceSpec = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     tiny: Annotated[bool, typer.Option("--tiny", help="A tiny shape, to check that everything runs.")] = False,
-    streams: Annotated[str, typer.Option(callback=_batches, help="Texts at once, separated by commas.")] = "1,16",
+    streams: Annotated[str, typer.Option(callback=_batches, help="Concurrent texts, comma-separated.")] = "1,16",
     only: Annotated[str, typer.Option(help="Some of finite,hops,first_sound,together,parts,memory.")] = "",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """CosyVoice 3 of the published shape: first sound alone and among many, each part beside its floors."""
+    """CosyVoice 3 of the published shape: time to first audio alone and under load, and the cost of each part."""
     with progress_to(as_json):
         from vivavoce.bench.cosyvoice import run
 
@@ -224,29 +228,29 @@ def bench_cosyvoice(
 @app.command("asr")
 def bench_asr(
     model: Annotated[str, typer.Option(help="Bundled name, folder or hub id of a Whisper.")] = "mini-asr",
-    draft: Annotated[list[str] | None, typer.Option(help="A draft's folder; may be given again.")] = None,
+    draft: Annotated[list[str] | None, typer.Option(help="Folder of a draft; may be repeated.")] = None,
     heads: Annotated[str | None, typer.Option(help="A folder of `viva train medusa`.")] = None,
-    width: Annotated[int, typer.Option(min=1, help="Also let the heads branch this many ways at every position.")] = 1,
+    width: Annotated[int, typer.Option(min=1, help="Also measure heads with this many branches per position.")] = 1,
     speech: Annotated[
-        Path | None, typer.Option(help="A folder of sounds with texts, or a corpus; else bundled.")
+        Path | None, typer.Option(help="A folder of recordings with texts, or a corpus. Default: bundled.")
     ] = None,
     max_recordings: Annotated[
         int | None, typer.Option("--max-recordings", "--most", min=1, help="Use at most this many recordings.")
     ] = None,
-    batch: Annotated[str, typer.Option(callback=_batches, help="Recordings in flight at once.")] = "1,4,16",
-    padding: Annotated[Padding, typer.Option(help="The other is measured beside it.")] = Padding.trim,
+    batch: Annotated[str, typer.Option(callback=_batches, help="Concurrent recordings, comma-separated.")] = "1,4,16",
+    padding: Annotated[Padding, typer.Option(help="Padding of windows; the other is also measured.")] = Padding.trim,
     moonshine: Annotated[Path | None, typer.Option(file_okay=False, help="Unpacked npm package of Moonshine.")] = None,
-    peer: Annotated[bool, typer.Option("--peer/--no-peer", help="Measure faster-whisper too.")] = True,
-    live: Annotated[bool, typer.Option("--live/--no-live", help="Measure streams too.")] = True,
+    peer: Annotated[bool, typer.Option("--peer/--no-peer", help="Also measure faster-whisper.")] = True,
+    live: Annotated[bool, typer.Option("--live/--no-live", help="Also measure live streams.")] = True,
     shape: Annotated[
-        str | None, typer.Option(help="Instead: the speed of a published shape (large-v2, …) on random weights.")
+        str | None, typer.Option(help="Only measure the speed of a published shape (large-v2, …) with random weights.")
     ] = None,
     device: DeviceSpec = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Errors, speed and latency of recognition: plain, with drafts, and faster-whisper; or a shape's speed."""
+    """Word errors, speed and latency of recognition: plain, with drafts, and faster-whisper."""
     with progress_to(as_json):
         batches = [int(part) for part in batch.split(",")]
         if shape is not None:
@@ -267,30 +271,30 @@ def bench_asr(
 @app.command("serve")
 def bench_serve(
     device: DeviceSpec = "auto",
-    dtype: Annotated[str, typer.Option(help="Of the language model: auto, float32, bfloat16 or float16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Dtype of the language model: auto, float32, bfloat16 or float16.")
+    ] = "auto",
     shape: Annotated[
         str,
-        typer.Option(help="true: the published shape, random weights; tiny: an untrained one; mini: mini-speech."),
+        typer.Option(help="true: random weights of the published shape; tiny: a tiny one; mini: mini-speech."),
     ] = "true",
     sessions: Annotated[
-        str, typer.Option(callback=_batches, help="Sessions at once, level by level, separated by commas.")
+        str, typer.Option(callback=_batches, help="Concurrent sessions of each level, comma-separated.")
     ] = "1,8,32,64,128",
-    seconds: Annotated[float, typer.Option(min=0.4, help="Length of each reply, and of a level.")] = 60.0,
-    question: Annotated[float, typer.Option(min=0.08, help="Length of each question.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.4, help="Length of each reply and level in seconds.")] = 60.0,
+    question: Annotated[float, typer.Option(min=0.08, help="Length of each question in seconds.")] = 2.0,
     spread: Annotated[float, typer.Option(min=0.0, help="Seconds over which the sessions start.")] = 4.0,
-    newcomers: Annotated[int, typer.Option(min=0, help="Sessions that start while all others speak.")] = 8,
+    newcomers: Annotated[int, typer.Option(min=0, help="Additional sessions that start during the replies.")] = 8,
     left_chunks: Annotated[int, typer.Option(min=1, help="Left context of the vocoder, in chunks.")] = 8,
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Continue after a level with a gap.")] = False,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Continue after a level with underruns.")] = False,
     simulate: Annotated[
         bool,
-        typer.Option(
-            "--simulate", "--rehearse", help="In virtual time, by a table of an H200's times; ignores device and shape."
-        ),
+        typer.Option("--simulate", "--rehearse", help="Simulate an H200 in virtual time; ignores device and shape."),
     ] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Concurrent conversations on one device until playback underruns: latency, underruns, memory, power."""
+    """How many concurrent conversations one device serves: latency, underruns, memory and power."""
     with progress_to(as_json):
         from vivavoce.bench import serve
 
@@ -311,11 +315,11 @@ def bench_serve(
 @app.command("budget")
 def bench_budget(
     model: Model = "mini-speech",
-    sessions: Annotated[int, typer.Option(min=1, help="Conversations at once.")] = 8,
+    sessions: Annotated[int, typer.Option(min=1, help="Concurrent conversations.")] = 8,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """CPU time of every stage of a conversation, and how many conversations fit on this machine."""
+    """CPU time of each stage of a conversation, and how many conversations this machine can serve."""
     with progress_to(as_json):
         from vivavoce.bench.capacity import run_budget
 
@@ -327,11 +331,11 @@ def bench_budget(
 @app.command("sessions")
 def bench_sessions(
     model: Model = "mini-speech",
-    count: Annotated[int, typer.Option(min=2, help="Sessions, a few at a time.")] = 200,
+    count: Annotated[int, typer.Option(min=2, help="Total number of sessions, of which a few are concurrent.")] = 200,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Memory of a server over many sessions, some of which end in the middle of a reply."""
+    """Memory of a server over many sessions, some of which are cancelled during a reply."""
     with progress_to(as_json):
         from vivavoce.bench.capacity import run_sessions
 
@@ -344,15 +348,15 @@ def bench_sessions(
 @app.command("rehearsal", hidden=True)  # the former name
 def bench_simulate(
     model: Model = "mini-speech",
-    scene: Annotated[list[str] | None, typer.Option(help="A scene of `viva bench turn`; may be given again.")] = None,
-    turns: Annotated[int, typer.Option(min=1, help="Turns of each scene and call.")] = 3,
-    sessions: Annotated[int, typer.Option(min=1, help="Calls at once, besides the scenes.")] = 8,
-    silence_ms: Annotated[int, typer.Option(min=0, help="Silence that ends a turn.")] = 200,
+    scene: Annotated[list[str] | None, typer.Option(help="A scene of `viva bench turn`; may be repeated.")] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Turns per scene and call.")] = 3,
+    sessions: Annotated[int, typer.Option(min=1, help="Concurrent calls of the load test, besides the scenes.")] = 8,
+    silence_ms: Annotated[int, typer.Option(min=0, help="Milliseconds of silence that end a turn.")] = 200,
     slowdown: Annotated[float, typer.Option(min=0.05, help="Factor by which the simulated CPU is slower.")] = 1.0,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Calls to a server in this process, in virtual time that advances with CPU time: as on an idle machine."""
+    """Turn-taking in virtual time that advances with CPU time, independent of other load on this machine."""
     with progress_to(as_json):
         from vivavoce.bench.simulation import run
 

@@ -1,4 +1,4 @@
-"""`viva encode`, `viva speak-codes`, `viva resynthesise`: a codec by itself."""
+"""`viva encode`, `viva speak-codes` and `viva resynthesise`: encode and decode audio with a codec."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,23 +16,21 @@ app = typer.Typer()
 
 CodecFolder = Annotated[
     str,
-    typer.Option(
-        "--codec", help="MOSS-Speech-Codec, XY-Tokenizer or BigVGAN: a folder or a hub id; mini-speech has one."
-    ),
+    typer.Option("--codec", help="Folder or hub id of a MOSS-Speech-Codec, XY-Tokenizer or BigVGAN, or mini-speech."),
 ]
 BUNDLED_CODEC = "mini-speech"
-OutFile = Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="Where the result goes.")]
+OutFile = Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="The file to write.")]
 VoiceFile = Annotated[
     Path | None,
     typer.Option(
-        "--voice", help="A recording of the voice to speak with, at most 30 s; the published MOSS-Speech only."
+        "--voice", help="A recording of the output voice, at most 30 s; for the published MOSS-Speech-Codec only."
     ),
 ]
 
 
 @app.command()
 def encode(sound: Path, out: OutFile, codec: CodecFolder = BUNDLED_CODEC, device: DeviceSpec = "auto") -> None:
-    """Turn a sound file into codes (JSON)."""
+    """Encode a sound file to codes (JSON)."""
     from vivavoce.audio.io import read
     from vivavoce.models.codecs import CodeFile
 
@@ -46,14 +44,14 @@ def encode(sound: Path, out: OutFile, codec: CodecFolder = BUNDLED_CODEC, device
 def speak_codes(
     codes: Path, out: OutFile, codec: CodecFolder = BUNDLED_CODEC, voice: VoiceFile = None, device: DeviceSpec = "auto"
 ) -> None:
-    """Turn codes (JSON of `viva encode`) into a sound file."""
+    """Decode codes (JSON of `viva encode`) to a sound file."""
     from vivavoce.audio.io import read, write
     from vivavoce.models.codecs import CodeFile
 
     given = CodeFile.read(codes)
     opened = _open_codec(codec, device)
     if given.codec != opened.name:
-        raise VivaError(f"{codes} was made by {given.codec}, {codec} is {opened.name}")
+        raise VivaError(f"{codes} was encoded by {given.codec}, but {codec} is {opened.name}")
     sound = opened.decode(given.codes, None if voice is None else read(voice))
     write(out, sound)
     Console().print(f"{sound.seconds:.2f} s at {sound.rate} Hz in {out}", highlight=False)
@@ -65,10 +63,10 @@ def resynthesise(
     out: OutFile,
     codec: CodecFolder = BUNDLED_CODEC,
     voice: VoiceFile = None,
-    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="A picture: spectrograms before and after.")] = None,
+    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Write a plot of both spectrograms.")] = None,
     device: DeviceSpec = "auto",
 ) -> None:
-    """Hear what a codec does to a sound: encode and decode it."""
+    """Encode and decode a sound file, to hear the loss of a codec."""
     from vivavoce.audio.io import read, write
 
     original = read(sound)

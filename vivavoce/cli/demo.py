@@ -1,7 +1,8 @@
-"""`viva demo`: a spoken question to the bundled miniature, answered in speech, offline, in real time.
+"""`viva demo`: ask a bundled model a spoken question in real time, offline, and report latency and cost.
 
 The question is streamed to a live conversation at the pace of a microphone: voice activity detection, speech encoder
-and prefill run while it is still being asked; the reply starts at its likely end and is played once the end is certain.
+and prefill run during the question; the reply is started at its likely end and released once the end is confirmed.
+With --cascade, the same question goes to a recogniser, a chat model and a TTS model.
 """
 
 import asyncio
@@ -44,10 +45,10 @@ from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_moss_speech
 
 QUESTIONS = hub.BUNDLED / "questions"
-DEFAULT_QUESTION = "15-breakfast.opus"  # one that the miniature answers; `viva bench answer` asks them all
+DEFAULT_QUESTION = "15-breakfast.opus"  # which mini-speech answers correctly; `viva bench answer` asks them all
 PACKET_SECONDS = 0.02
 MAX_WAIT_SECONDS = 20.0  # after the question
-QUIET = 10 ** (-40 / 20)  # of the loudest sample: below it there is no voice
+QUIET = 10 ** (-40 / 20)  # of the peak; lower samples are not voiced
 TURN_SILENCE_MS = 200
 FOR_ONE = MossSpeechOptions(captioner="model", voices_together=2, warm_batches=(1, 2))
 FRONT_DESK = """\
@@ -64,7 +65,7 @@ You are the voice of the front desk of the Garden Hotel. Answer in one short sen
 
 @dataclass
 class DemoResult:
-    """The outcome of one conversation, with the time of each event on the clock of the microphone."""
+    """The events of one conversation, with their times since the start of the question."""
 
     times: dict[str, float] = field(default_factory=dict)
     heard: str = ""
@@ -141,9 +142,7 @@ def run_cascade(
     def load() -> DemoSubject:
         cascade = load_cascade(chosen, device)
         if not (isinstance(cascade.asr, LocalRecogniser) and isinstance(cascade.voice, TTSSynthesiser)):
-            raise InputError(
-                "the demo measures each part in this process; name models for recogniser and TTS, not addresses"
-            )
+            raise InputError("the demo measures each part in this process: use models for recogniser and TTS, not URLs")
         name = f"{chosen.asr} → {chosen.chat} → {chosen.tts}"
 
         def costs(question: Sound, answer: DemoResult) -> dict[str, float]:
@@ -160,7 +159,7 @@ def demonstrate(
     """Ask any subject, print and return the figures; with `out`, write the reply."""
     question, expected = _question(wav, microphone)
     if not question.samples.any():
-        raise InputError("the question is silent; is the microphone on, is it the right file?")
+        raise InputError("the question is silent; check the microphone or the file")
     started = time.perf_counter()
     subject = load()
     _print_line(
@@ -168,9 +167,9 @@ def demonstrate(
     )
     answer, voiced_end = asyncio.run(_ask(subject, question))
     if answer.error is not None:
-        raise InputError(f"no answer came: {answer.error}")
+        raise InputError(f"there was no answer: {answer.error}")
     if answer.reason not in ("completed", "max_output_tokens") or "first_sound" not in answer.times:
-        raise InputError(f"no answer came ({answer.reason or 'nothing was heard as speech'}); is there speech in it?")
+        raise InputError(f"there was no answer ({answer.reason or 'no speech was detected'}); check the recording")
     result = _report(answer, voiced_end, subject.costs(question, answer), expected)
     _show(result, subject.cost_line(result), question, answer.sound, voiced_end + result["v2v_ms"] / 1e3)
     if out is not None:
@@ -303,7 +302,7 @@ async def _chat_times(chat: ChatModel, heard: str) -> tuple[float, float]:
     """Seconds to the first text of a reply and to its end, with the instructions prefilled."""
     messages = [{"role": "system", "content": FRONT_DESK}, {"role": "user", "content": heard}]
     async with AsyncExitStack() as stack:
-        if isinstance(chat, LocalChat):  # its thread has ended with the conversation
+        if isinstance(chat, LocalChat):  # a new one, since its thread ended with the conversation
             local = await stack.enter_async_context(LocalChat(chat.core, chat.tokenizer, chat.options))
             await local.read(messages[:1])
             chat = local

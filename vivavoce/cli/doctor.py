@@ -1,4 +1,4 @@
-"""`viva doctor`: what this machine has, what to do about what is missing, and what will run of a model."""
+"""`viva doctor`: devices, packages and models of this machine with advice, and the classes that run a model."""
 
 import platform
 import re
@@ -52,19 +52,19 @@ from vivavoce.models.whisper.model import Whisper
 from vivavoce.s2s.moss_speech import CODEC_FOLDER
 
 EXTRAS = {
-    "media": "m4a, webm, mp4 and whatever else FFmpeg reads",
-    "onnx": "ONNX speech without torch, speaker embeddings, voice activity",
-    "export": "writing models as ONNX graphs",
-    "plot": "pictures beside the JSON of `viva bench`",
-    "peer": "the baseline that `viva bench lm` compares with",
+    "media": "m4a, webm, mp4 and all other formats of FFmpeg",
+    "onnx": "ONNX Runtime: TTS without torch, speaker embeddings, voice activity",
+    "export": "exporting models as ONNX graphs",
+    "plot": "plots of `viva bench`",
+    "peer": "the baseline of `viva bench lm`",
     "modelscope": "models from ModelScope",
     "server": "serving over WebSocket, WebRTC and HTTP",
-    "asr": "faster-whisper, to compare recognition with",
-    "microphone": "asking the demo by voice",
+    "asr": "faster-whisper, as a backend of recognition",
+    "microphone": "the microphone in `viva demo`",
     "judge": "opinion scores of replies in `viva bench answer`",
-    "quality": "how quantised speech sounds, in `viva quantize --report`",
+    "quality": "speech quality in `viva quantize --report`",
     "train": "training and distillation",
-    "ray": "many replicas with Ray Serve",
+    "ray": "replicas with Ray Serve",
     "test": "the test suite",
 }
 REQUIREMENT = re.compile(r"^(?P<package>[\w.-]+).*;.*extra == ['\"](?P<extra>\w+)['\"]")
@@ -202,11 +202,11 @@ def _folder_size(folder: Path) -> int:
 def _device_advice(device: DeviceReport) -> Iterator[str]:
     kind = device.device.partition(":")[0]
     if kind == "cpu":
-        yield "only a CPU was found: right for miniatures and tests; the 9 B model needs a CUDA or Ascend device"
+        yield "only a CPU was found: enough for the miniature models; the 9 B model needs a CUDA or Ascend device"
         if not has_products_in(torch.float16):
-            yield f"{device.name} multiplies in float32: folders in fewer bits are smaller on disk here, but no faster"
+            yield f"{device.name} multiplies in float32: quantised models are smaller on disk, but not faster"
         if shutil.which("nvidia-smi"):
-            yield "there is an NVIDIA driver but this torch cannot use it: install a CUDA build of torch"
+            yield "an NVIDIA driver was found, but this torch cannot use it: install a CUDA build of torch"
     if kind == "npu":
         yield from npu_advice()
     if kind == "cuda" and not device.triton:
@@ -218,21 +218,21 @@ def _device_advice(device: DeviceReport) -> Iterator[str]:
 def _model_advice(device: DeviceReport, models: tuple[ModelReport, ...], disk_free: int) -> Iterator[str]:
     for model in models:
         if model.path is not None and model.missing:
-            yield f"{model.name} is not whole, it lacks {', '.join(model.missing)}: run `{model.fetch}` again"
+            yield f"{model.name} is incomplete, it lacks {', '.join(model.missing)}: run `{model.fetch}` again"
         if model.path is None and model.bytes > disk_free:
             yield (
-                f"{model.name} ({model.bytes / 1e9:.1f} GB) does not fit the disk of the cache: "
+                f"{model.name} ({model.bytes / 1e9:.1f} GB) does not fit on the disk of the cache: "
                 "set HF_HUB_CACHE to a folder on a larger one"
             )
         elif model.path is None:
-            yield f"{model.name} is not here ({model.bytes / 1e9:.1f} GB): `{model.fetch}`"
+            yield f"{model.name} is not downloaded ({model.bytes / 1e9:.1f} GB): `{model.fetch}`"
         if model.bytes > device.memory_total:
             yield f"{model.name} ({model.bytes / 1e9:.1f} GB) is larger than the memory of {device.device}"
 
 
 @dataclass(frozen=True)
 class StageReport:
-    """One stage of a model: the class that will run, the dtype of its products, and why."""
+    """One stage of a model: the class that runs it, its dtype, and the reason."""
 
     stage: str
     implementation: str
@@ -243,7 +243,7 @@ class StageReport:
 
 @dataclass(frozen=True)
 class ModelStages:
-    """What will run of a model on a device."""
+    """The stages of a model on a device."""
 
     model: str
     family: str
@@ -256,12 +256,12 @@ class ModelStages:
 
 
 def examine_model(name: str, device: str = "auto", dtype: str = "auto") -> ModelStages:
-    """Every stage of a model, as its loader would choose it; weights are read only where they decide."""
+    """Every stage of a model as its loader would choose it; weights are read only if the choice depends on them."""
     path = Path(name).expanduser()
     source = bundled_smollm2() if name == BUNDLED_CHAT else path if path.is_file() else hub.resolve(name)
     family, picked = family_of(source), pick(device)
     if family is None:
-        raise CheckpointError(f"{source} holds no model that is known here (it says {model_type(source) or 'nothing'})")
+        raise CheckpointError(f"{source} holds no known model (its type is {model_type(source) or 'not given'})")
     choices = STAGES.get(family.name, _reference)(source, picked, dtype)
     stages = tuple(
         StageReport(choice.stage, choice.name, choice.implementation.partition(":")[0], choice.dtype_name, choice.why)
@@ -279,7 +279,7 @@ def _moss_speech(folder: Path, device: Device, dtype: str) -> Iterator[Choice]:
 
 
 def _moss_speech_codec(folder: Path, device: Device) -> Iterator[Choice]:
-    """A folder that is not there counts as the published codec."""
+    """A missing folder counts as the published codec."""
     yield choose_speech_encoder(device)
     is_plain, is_steep = True, True
     if folder.is_dir() and device.kind == "cpu":
@@ -335,7 +335,7 @@ def _llama(source: Path, device: Device, dtype: str) -> Iterator[Choice]:
 
 def _engine(device: Device, dtype: torch.dtype) -> Iterator[Choice]:
     yield choose_decode_steps(device, dtype)
-    if device.kind != "cpu":  # there it is part of each implementation
+    if device.kind != "cpu":  # on CPUs, attention is part of each implementation
         yield choose_prefill_attention(device, dtype)
 
 

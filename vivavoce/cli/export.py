@@ -1,4 +1,4 @@
-"""`viva export …`: models for other runtimes."""
+"""`viva export …`: write models for ONNX Runtime and TensorRT-LLM."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from vivavoce.cli.options import Json, ModelName, gigabytes, print_json, table
 
-app = typer.Typer(no_args_is_help=True, help="Models for other runtimes: ONNX graphs, TensorRT-LLM checkpoints.")
+app = typer.Typer(no_args_is_help=True, help="Export models as ONNX graphs or TensorRT-LLM checkpoints.")
 
 OutFolder = Annotated[Path, typer.Argument(file_okay=False, help="The folder to write.")]
 
@@ -18,12 +18,12 @@ OutFolder = Annotated[Path, typer.Argument(file_okay=False, help="The folder to 
 def export_onnx(
     model: ModelName,
     out: OutFolder,
-    part: Annotated[list[str] | None, typer.Option(help="Only this graph; may be given again.")] = None,
-    opset: Annotated[int, typer.Option(min=18, max=23, help="Version of the operator set.")] = 23,
-    check: Annotated[bool, typer.Option(help="Compare each graph with torch, through onnxruntime.")] = True,
+    part: Annotated[list[str] | None, typer.Option(help="Export only this graph; may be repeated.")] = None,
+    opset: Annotated[int, typer.Option(min=18, max=23, help="ONNX opset version.")] = 23,
+    check: Annotated[bool, typer.Option(help="Compare each graph in ONNX Runtime with torch.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Write a codec, vocoder, recogniser or small language model as ONNX graphs, each compared with torch."""
+    """Export a codec, vocoder, recogniser or small language model as ONNX graphs, and compare them with torch."""
     from vivavoce.export.onnx import export_onnx
 
     written = export_onnx(_source(model), out, part or (), opset, check)
@@ -45,19 +45,19 @@ def export_onnx(
 def export_trtllm(
     model: ModelName,
     out: OutFolder,
-    part: Annotated[str, typer.Option(help="whole; MOSS-Speech: trunk; Whisper: encoder or decoder.")] = "whole",
+    part: Annotated[str, typer.Option(help="whole; trunk of MOSS-Speech; encoder or decoder of Whisper.")] = "whole",
     tp: Annotated[int, typer.Option(help="GPUs that share the model: 1, 2, 4 or 8.")] = 1,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float16.")] = "bfloat16",
     quantise: Annotated[str, typer.Option(help="Weights: none, int8, int4 or fp8.")] = "none",
-    kv_cache: Annotated[str, typer.Option(help="Keys and values: none, int8 or fp8.")] = "none",
+    kv_cache: Annotated[str, typer.Option(help="KV cache: none, int8 or fp8.")] = "none",
     sm: Annotated[int, typer.Option(help="The GPU's compute capability, for int8 and int4: 80, 86, 89, 90, 120.")] = 90,
-    trt_version: Annotated[str, typer.Option(help="TensorRT-LLM to write for, from 0.13 on.")] = "1.2.1",
+    trt_version: Annotated[str, typer.Option(help="Version of TensorRT-LLM, 0.13 or newer.")] = "1.2.1",
     calibration: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Sequences of rows (JSON) to learn fp8 and int8 scales on.")
+        Path | None, typer.Option(dir_okay=False, help="Sequences of rows (JSON) that calibrate fp8 and int8 scales.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a TensorRT-LLM checkpoint and the script that builds its engine; newer versions get a PyTorch folder."""
+    """Export a TensorRT-LLM checkpoint with a build script, or a PyTorch folder for newer versions."""
     from vivavoce.export.trtllm.export import calibrate, export_trtllm
     from vivavoce.export.trtllm.options import TrtLlmOptions
 
@@ -75,16 +75,18 @@ def export_trtllm(
 
 
 @app.command("check")
-def check_export(folder: Annotated[Path, typer.Argument(file_okay=False, help="What `trtllm` wrote.")]) -> None:
-    """Whether an export for TensorRT-LLM is whole; a half-written one is named as such."""
+def check_export(
+    folder: Annotated[Path, typer.Argument(file_okay=False, help="A folder written by `viva export trtllm`.")],
+) -> None:
+    """Check whether an export for TensorRT-LLM is complete."""
     from vivavoce.export.trtllm.folder import read_manifest
 
     manifest = read_manifest(folder)
-    Console(highlight=False).print(f"whole: {manifest['kind']}, {len(manifest['files'])} files")
+    Console(highlight=False).print(f"complete: {manifest['kind']}, {len(manifest['files'])} files")
 
 
 def _source(name: str) -> Path:
-    """A file as it stands, or the folder of a model."""
+    """The path of a file, or the folder of a model."""
     from vivavoce import hub
 
     return Path(name) if Path(name).is_file() else hub.resolve(name)

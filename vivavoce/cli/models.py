@@ -1,4 +1,4 @@
-"""`viva models …` and `viva verify`."""
+"""`viva models …` and `viva verify`: list, fetch, check and verify models."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +13,12 @@ from vivavoce.errors import VivaError
 if TYPE_CHECKING:
     from vivavoce.hub import CheckReport
 
-app = typer.Typer(no_args_is_help=True, help="The models that can be run: list, fetch and check them.")
+app = typer.Typer(no_args_is_help=True, help="List, fetch and check models.")
 
 
 @app.command("list")
 def models_list(as_json: Json = False) -> None:
-    """List the known models, and where those on this machine are."""
+    """List the known models and their locations on this machine."""
     from vivavoce import hub
 
     local = hub.local_models()
@@ -26,27 +26,29 @@ def models_list(as_json: Json = False) -> None:
         known = [vars(model) for model in hub.KNOWN]
         print_json({"known": known, "local": [vars(model) for model in local]})
         return
-    listed = table("Models", "model", "what", "size", "here")
+    listed = table("Models", "model", "description", "size", "location")
     for model in hub.KNOWN:
         copies = [found for found in local if found.name in (model.name, *model.mirrors)]
-        paths = "\n".join(f"{found.path}{' (not whole)' if found.missing else ''}" for found in copies)
+        paths = "\n".join(f"{found.path}{' (incomplete)' if found.missing else ''}" for found in copies)
         listed.add_row(model.name, model.what, gigabytes(model.bytes), paths or "no")
     for found in local:
         if found.source == "bundled":
             listed.add_row(found.name, "bundled", "", str(found.path))
     console = Console()
     console.print(listed)
-    console.print("`viva models fetch NAME` brings one here, `viva models check NAME` tells whether it is whole.")
+    console.print("`viva models fetch NAME` downloads a model, `viva models check NAME` checks its files.")
 
 
 @app.command("fetch")
 def models_fetch(
     name: ModelName,
-    revision: Annotated[str | None, typer.Option(help="Tag, branch or commit; known models have theirs.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Tag, branch or commit. Default: the tested one of known models.")
+    ] = None,
     offline: Offline = False,
     as_json: Json = False,
 ) -> None:
-    """Fetch a model, or continue an interrupted fetch, and check it."""
+    """Download a model, or resume an interrupted download, and check its files."""
     from vivavoce import hub
 
     path = hub.resolve(name, revision, offline=offline or None)
@@ -55,7 +57,7 @@ def models_fetch(
 
 @app.command("check")
 def models_check(name: ModelName, as_json: Json = False) -> None:
-    """Check whether a model on this machine is complete; nothing is fetched."""
+    """Check whether the files of a model on this machine are complete, without downloading."""
     from vivavoce import hub
 
     path = hub.resolve(name, offline=True)
@@ -72,7 +74,7 @@ def _report_check(name: str, report: "CheckReport", as_json: bool) -> None:
         if report.ok:
             total = sum(file.bytes for file in report.files)
             Console(soft_wrap=True, highlight=False).print(
-                f"[green]whole[/green] {escape(str(report.path))} ({len(report.files)} files, {gigabytes(total)})"
+                f"[green]complete[/green] {escape(str(report.path))} ({len(report.files)} files, {gigabytes(total)})"
             )
     if not report.ok:
         raise VivaError(
@@ -92,22 +94,22 @@ def report_path(context: typer.Context, out: Path | None) -> Path | None:
 
 def verify(
     model: ModelName,
-    devices: Annotated[str, typer.Option(help="Separated by commas: cpu, cuda, cuda:1, npu, mps.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Of the devices: auto, float32, bfloat16, float16 or int8.")] = "auto",
-    text: Annotated[str | None, typer.Option(help="The text, where the model speaks.")] = None,
+    devices: Annotated[str, typer.Option(help="Comma-separated: cpu, cuda, cuda:1, npu, mps.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="On the devices: auto, float32, bfloat16, float16 or int8.")] = "auto",
+    text: Annotated[str | None, typer.Option(help="The text for a TTS model.")] = None,
     voice: Annotated[
-        str | None, typer.Option(help="A voice by name, or a recording to speak like or to transcribe.")
+        str | None, typer.Option(help="The name of a voice, a recording of one, or a recording to transcribe.")
     ] = None,
     skip_absent: Annotated[
-        bool, typer.Option("--skip-absent", help="Devices that this machine lacks do not fail.")
+        bool, typer.Option("--skip-absent", help="Skip devices that this machine does not have, instead of failing.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="report.json; a plot goes beside it.", callback=report_path),
+        typer.Option("--out", "-o", help="Write report.json, with a plot beside it.", callback=report_path),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a model on each device with the CPU in float32; the exit status is the verdict."""
+    """Compare a model on each device with the CPU in float32; the exit status is 0 if they agree."""
     with progress_to(as_json):
         from vivavoce.bench.verify import run
         from vivavoce.bench.verify_subjects import TEXT, Question

@@ -1,4 +1,4 @@
-"""Options and printing that the commands share."""
+"""Options and output functions shared by the commands."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def complete_device(typed: str) -> list[str]:
     return [name for name in ("auto", "cpu", "cuda", "npu", "mps") if name.startswith(typed)]
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 DeviceSpec = Annotated[
     str,
     typer.Option("--device", help="auto, cpu, cuda, cuda:1, npu, npu:0 or mps.", autocompletion=complete_device),
@@ -58,7 +58,7 @@ def made_folder(context: typer.Context, folder: Path | None) -> Path | None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise typer.BadParameter(f"{folder} cannot be made: {error.strerror}") from error
+            raise typer.BadParameter(f"{folder} cannot be created: {error.strerror}") from error
         if not os.access(folder, os.W_OK):
             raise typer.BadParameter(f"{folder} cannot be written to")
     return folder

@@ -1,4 +1,4 @@
-"""`viva plan`."""
+"""`viva plan`: capacity, latency and cost of serving on a GPU, and a simulated day of calls."""
 
 import json
 from dataclasses import replace
@@ -18,45 +18,54 @@ DAY = "A simulated day"
 
 
 def plan(
-    model: Annotated[str, typer.Option(help="The model; there are measurements of MOSS-Speech only.")] = "MOSS-Speech",
+    model: Annotated[str, typer.Option(help="The model; only MOSS-Speech has been measured.")] = "MOSS-Speech",
     gpu: Annotated[str, typer.Option(help="H200, H100, A100, L40S, RTX5090, RTX4090, L4 or Ascend910B.")] = "H200",
     method: Annotated[str, typer.Option(help="bf16, int8, fp8, int4, int8+kv8 or int4+kv8.")] = "bf16",
     context: Annotated[
-        int, typer.Option(min=1, help="Rows of history a session may have: 12.5 a second of speech.")
+        int, typer.Option(min=1, help="Rows of history per session; a second of speech has 12.5.")
     ] = 4096,
-    sessions: Annotated[int | None, typer.Option(min=1, help="Concurrent conversations; else as many as fit.")] = None,
-    price: Annotated[float | None, typer.Option(min=0.0, help="Dollars an hour of a card.")] = None,
+    sessions: Annotated[
+        int | None, typer.Option(min=1, help="Concurrent conversations. Default: as many as fit.")
+    ] = None,
+    price: Annotated[float | None, typer.Option(min=0.0, help="Price of a card in dollars per hour.")] = None,
     memory: Annotated[
-        float | None, typer.Option(min=1.0, help="Memory of the card in gigabytes, if not the usual one.")
+        float | None, typer.Option(min=1.0, help="Memory of the card in gigabytes. Default: the card's usual memory.")
     ] = None,
     figures: Annotated[
         list[Path] | None,
-        typer.Option(dir_okay=False, help="JSON of viva bench lm, then again of viva bench serve, from your card."),
+        typer.Option(
+            dir_okay=False,
+            help="Measurements on your card, given twice: JSON of viva bench lm, then of viva bench serve.",
+        ),
     ] = None,
     simulate: Annotated[bool, typer.Option("--simulate", rich_help_panel=DAY, help="Simulate a day of calls.")] = False,
     calls: Annotated[float, typer.Option(min=1.0, rich_help_panel=DAY, help="Concurrent calls at the peak.")] = 1000.0,
     cell: Annotated[
-        float, typer.Option(min=10.0, rich_help_panel=DAY, help="Calls of one cell; a larger fleet is several cells.")
+        float, typer.Option(min=10.0, rich_help_panel=DAY, help="Calls per cell; a larger fleet has several cells.")
     ] = 2000.0,
-    call_seconds: Annotated[float, typer.Option(min=1.0, rich_help_panel=DAY, help="Mean length of a call.")] = 240.0,
+    call_seconds: Annotated[
+        float, typer.Option(min=1.0, rich_help_panel=DAY, help="Mean length of a call in seconds.")
+    ] = 240.0,
     hours: Annotated[float, typer.Option(min=0.1, rich_help_panel=DAY, help="Hours to simulate.")] = 24.0,
     boot_seconds: Annotated[
-        float, typer.Option(min=0.0, rich_help_panel=DAY, help="Time until a new card serves.")
+        float, typer.Option(min=0.0, rich_help_panel=DAY, help="Seconds until a new card serves.")
     ] = 180.0,
-    spare: Annotated[float, typer.Option(min=0.0, rich_help_panel=DAY, help="Share of the capacity kept free.")] = 0.12,
-    failures: Annotated[float, typer.Option(min=0.0, rich_help_panel=DAY, help="Failures of a card in a year.")] = 12.0,
+    spare: Annotated[
+        float, typer.Option(min=0.0, rich_help_panel=DAY, help="Share of the capacity that is kept free.")
+    ] = 0.12,
+    failures: Annotated[float, typer.Option(min=0.0, rich_help_panel=DAY, help="Failures per card and year.")] = 12.0,
     outage: Annotated[
         float | None,
-        typer.Option(min=0.0, max=23.0, rich_help_panel=DAY, help="The hour in which the largest region fails."),
+        typer.Option(min=0.0, max=23.0, rich_help_panel=DAY, help="Hour at which the largest region fails."),
     ] = None,
     turn_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, rich_help_panel=DAY, help="Calls relayed by TURN.")
+        float, typer.Option(min=0.0, max=1.0, rich_help_panel=DAY, help="Share of calls relayed by TURN.")
     ] = 0.15,
-    seed: Annotated[int, typer.Option(rich_help_panel=DAY, help="Another seed, another day.")] = 0,
+    seed: Annotated[int, typer.Option(rich_help_panel=DAY, help="Seed of the simulation.")] = 0,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """How many conversations a card holds, their latency and cost; and a fleet over a simulated day of calls."""
+    """Estimate the capacity, latency and cost of a GPU; with --simulate, of a fleet over a day of calls."""
     with progress_to(as_json):
         from vivavoce.plan import fits, print_plan, save
         from vivavoce.plan import plan as make_plan
@@ -112,7 +121,7 @@ def _play(planned: dict[str, Any], load: "QuestionLoad", cell: float, **day: Any
     if not planned["most_sessions"]:
         raise InputError(
             f"no session fits on {load.card.name} with {load.method.name} and {load.context} rows; "
-            "there is no day to play"
+            "there is nothing to simulate"
         )
     fleet = Fleet(places=planned["most_sessions"], card_price=load.card.price, **day)
     result = play(fleet, cell)
@@ -123,7 +132,7 @@ def _play(planned: dict[str, Any], load: "QuestionLoad", cell: float, **day: Any
 def _read(files: list[Path]) -> tuple[Any, Any]:
     if len(files) != 2:
         raise InputError(
-            f"--figures is given twice: the JSON of viva bench lm, then of viva bench serve; not {len(files)}"
+            f"give --figures twice, for the JSON of viva bench lm and of viva bench serve; not {len(files)} times"
         )
     try:
         first, second = (json.loads(file.read_text(encoding="utf8")) for file in files)

@@ -1,4 +1,4 @@
-"""`viva quantize`: quantised models, their sensitivity scan, report and memory plan."""
+"""`viva quantize`: quantise a model, scan the sensitivity of its layers, report the loss, and plan memory."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,29 +23,46 @@ def quantize(
         str, typer.Option(help="fp16, bf16, int8-dynamic, int8-static, int8-weight, int4-weight, fp8 or qat.")
     ] = "int8-dynamic",
     out: Annotated[Path | None, typer.Option(file_okay=False, help="Folder for the quantised model.")] = None,
-    parts: Annotated[list[str] | None, typer.Option(help="Parts to quantise, such as lm or flow.")] = None,
-    keep: Annotated[list[str] | None, typer.Option(help="Pattern of tensors to leave as they are.")] = None,
-    also: Annotated[list[str] | None, typer.Option(help="Pattern of tensors to quantise too.")] = None,
-    eight_bits: Annotated[list[str] | None, typer.Option(help="Pattern of tensors not to take below 8 bits.")] = None,
-    calibration: Annotated[Path | None, typer.Option(help="Recordings, or a .jsonl of audio and text.")] = None,
-    items: Annotated[int, typer.Option(min=1, help="Items of it to use.")] = 12,
-    observer: Annotated[str, typer.Option(help="minmax, percentile or mse, for int8-static.")] = "mse",
+    parts: Annotated[
+        list[str] | None, typer.Option(help="A part to quantise, such as lm or flow; may be repeated.")
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(help="Pattern of tensors that are not quantised; may be repeated.")
+    ] = None,
+    also: Annotated[
+        list[str] | None, typer.Option(help="Pattern of further tensors to quantise; may be repeated.")
+    ] = None,
+    eight_bits: Annotated[
+        list[str] | None, typer.Option(help="Pattern of tensors with at least 8 bits; may be repeated.")
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Calibration data: recordings, or a .jsonl of audio and text.")
+    ] = None,
+    items: Annotated[int, typer.Option(min=1, help="Number of calibration items.")] = 12,
+    observer: Annotated[str, typer.Option(help="Observer of int8-static: minmax, percentile or mse.")] = "mse",
     budget: Annotated[
-        str | None, typer.Option(help="With int4-weight: mixed precision that fits, such as 9GB.")
+        str | None, typer.Option(help="With int4-weight: mixed precision within this size, such as 9GB.")
     ] = None,
     max_drop: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Mixed precision that loses at most this share of choices.")
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Mixed precision that changes at most this share of sampled tokens."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Of fine-tuning, for qat.")] = 300,
+    steps: Annotated[int, typer.Option(min=1, help="Fine-tuning steps of qat.")] = 300,
     scan: Annotated[
         Path | None,
         typer.Option(
-            file_okay=False, callback=made_folder, help="Only measure the sensitivity of the layers, into this folder."
+            file_okay=False,
+            callback=made_folder,
+            help="Only measure the sensitivity of the layers, and write it to this folder.",
         ),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(file_okay=False, callback=made_folder, help="Compare with float into this folder afterwards."),
+        typer.Option(
+            file_okay=False,
+            callback=made_folder,
+            help="Compare with the float model, and write the report to this folder.",
+        ),
     ] = None,
     moonshine: Annotated[
         Path | None,
@@ -53,17 +70,17 @@ def quantize(
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check a quantised folder against its manifest.")] = False,
     plan: Annotated[
-        str | None, typer.Option(help="Only print what MOSS-Speech needs on a card of this memory, such as 24GB.")
+        str | None, typer.Option(help="Only print which methods fit MOSS-Speech into this memory, such as 24GB.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it exists.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Quantise a model, and report in figures and recordings what that costs."""
+    """Quantise a model, and report the loss in quality."""
     with progress_to(as_json):
         if plan is not None:
             result: Any = _plan(plan)
         elif model is None:
-            raise InputError("name a model to quantise, such as mini-speech, or ask for --plan 24GB")
+            raise InputError("name a model to quantise, such as mini-speech, or use --plan 24GB")
         elif verify:
             result = _verify(model)
         else:
@@ -109,7 +126,7 @@ def _quantize(
         _print_costs(costs)
         return costs
     if out is None:
-        raise InputError("say where the quantised model goes: --out FOLDER")
+        raise InputError("the quantised model needs a folder: --out FOLDER")
     result = asdict(quantize(model, method, out, options))
     _print_manifest(result, out)
     return result if report is None else result | {"report": _report(model, out, report, options, moonshine)}
@@ -119,7 +136,7 @@ def _verify(folder: str) -> dict[str, Any]:
     from vivavoce.quant.convert import verify as check
 
     manifest = asdict(check(Path(folder)))
-    Console().print(f"[green]whole[/green] {folder}: {manifest['method']} of a {manifest['kind']} model")
+    Console().print(f"[green]complete[/green] {folder}: {manifest['method']} of a {manifest['kind']} model")
     return manifest
 
 

@@ -1,4 +1,4 @@
-"""`viva say` and `viva voices …`: speech synthesis, and the voices stored on this machine."""
+"""`viva say` and `viva voices …`: text to speech, and the voices stored on this machine."""
 
 import sys
 import time
@@ -25,42 +25,47 @@ app.add_typer(voices, name="voices")
 SpeechModelName = Annotated[
     str, typer.Option("--model", help="Bundled name, folder or hub id.", autocompletion=complete_model)
 ]
-VoiceFolder = Annotated[Path | None, typer.Option("--voices", file_okay=False, help="Another folder of stored voices.")]
+VoiceFolder = Annotated[
+    Path | None,
+    typer.Option("--voices", file_okay=False, help="Folder of stored voices. Default: ~/.local/share/vivavoce/voices."),
+]
 STANDARD_STREAM = "-"
-MIN_LETTER_SECONDS = 0.02  # seconds, of the fastest speaker
+MIN_LETTER_SECONDS = 0.02  # of very fast speech
 
 
 @app.command()
 def say(
-    text: Annotated[str | None, typer.Argument(help="What to say; - or nothing: read standard input.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", dir_okay=False, help="A text file to say.")] = None,
-    voice: Annotated[str | None, typer.Option(help="A voice's name, or a recording to sound like.")] = None,
+    text: Annotated[str | None, typer.Argument(help="The text to speak. Default, and -: standard input.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", dir_okay=False, help="Speak the text of this file.")
+    ] = None,
+    voice: Annotated[str | None, typer.Option(help="The name of a voice, or a recording of one.")] = None,
     out: Annotated[
-        str | None, typer.Option("--out", "-o", help="A sound file, or - for standard output; else it is played.")
+        str | None, typer.Option("--out", "-o", help="A sound file, or - for standard output. Default: play it.")
     ] = None,
     format: Annotated[
-        str | None, typer.Option(help="wav, flac, mp3, opus or pcm (16 bit); else by the file's ending.")
+        str | None, typer.Option(help="wav, flac, mp3, opus or pcm (16 bit). Default: by the file's extension.")
     ] = None,
-    speed: Annotated[float, typer.Option(help="0.5 to 2, at the voice's own pitch.")] = 1.0,
-    pause: Annotated[float, typer.Option(help="0 to 10 times the usual silence between sentences.")] = 1.0,
+    speed: Annotated[float, typer.Option(help="0.5 to 2, at unchanged pitch.")] = 1.0,
+    pause: Annotated[float, typer.Option(help="Factor for the silence between sentences, 0 to 10.")] = 1.0,
     rate: Annotated[
-        int | None, typer.Option(min=1000, max=384_000, help="Samples a second; else the model's own.")
+        int | None, typer.Option(min=1000, max=384_000, help="Sample rate in Hz. Default: the model's.")
     ] = None,
-    mono: Annotated[bool, typer.Option("--mono", help="One channel.")] = False,
+    mono: Annotated[bool, typer.Option("--mono", help="Write one channel.")] = False,
     continues: Annotated[
-        bool, typer.Option("--continue", help="Continue the voice's recording; its transcript must be stored with it.")
+        bool, typer.Option("--continue", help="Continue the voice's recording, whose transcript must be stored.")
     ] = False,
     instructions: Annotated[
-        str, typer.Option(help="Speaking style, for models that take one: happy, sichuan, or in your own words.")
+        str, typer.Option(help="Speaking style, for models that support it: happy, sichuan, or free text.")
     ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, another take.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
     model: SpeechModelName = "mini-tts",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, or int8 on CPUs.")] = "auto",
     voice_folder: VoiceFolder = None,
     device: DeviceSpec = "auto",
     as_json: Json = False,
 ) -> None:
-    """Speak a text: to a file, to standard output or to the loudspeaker, streamed from the first frame on."""
+    """Speak a text to a file, to standard output or to the loudspeaker, while it is generated."""
     from vivavoce.tts.frame_model import FrameTTS
     from vivavoce.tts.interface import SpeakingStyle, VoiceStore, open_speech_model, read_text
     from vivavoce.tts.output import shaped
@@ -89,7 +94,7 @@ def say(
     figures = clock.figures(out_rate, channels)
     _report(figures, as_json and out != STANDARD_STREAM)
     if figures["seconds"] * speed < MIN_LETTER_SECONDS * len(words):
-        hint = "; --continue needs the very words of the recording" if continues else ""
+        hint = "; --continue needs the exact transcript of the recording" if continues else ""
         Console(stderr=True, highlight=False).print(f"→ too short to be all of the text: try another --seed{hint}")
 
 
@@ -102,12 +107,12 @@ class SpeechClock:
         self._samples = 0
 
     def wrote(self, samples: int) -> None:
-        """Note that samples are ready to be written."""
+        """Count samples that are ready to be written."""
         self._first = self._first or time.monotonic()
         self._samples += samples
 
     def figures(self, rate: int, channels: int) -> dict[str, float]:
-        """The figures that `viva say` prints, at the end of the synthesis."""
+        """The measurements that `viva say` prints."""
         seconds, ended = self._samples / rate, time.monotonic()
         return {
             "seconds": seconds, "rate": rate, "channels": channels, "load_seconds": self.loaded - self.started,
@@ -148,27 +153,29 @@ def _voice(given: str | None, tts: "SpeechModel") -> "str | Sound | None":
 
 @voices.command("add")
 def voices_add(
-    name: Annotated[str, typer.Argument(help="What to call the voice.")],
+    name: Annotated[str, typer.Argument(help="The name of the voice.")],
     recording: Annotated[
-        Path | None, typer.Argument(dir_okay=False, help="Three to eight seconds of its speech.")
+        Path | None, typer.Argument(dir_okay=False, help="A recording of three to eight seconds.")
     ] = None,
-    wav: Annotated[Path | None, typer.Option("--wav", dir_okay=False, help="The recording, as an option.")] = None,
+    wav: Annotated[
+        Path | None, typer.Option("--wav", dir_okay=False, help="The recording, if not given as an argument.")
+    ] = None,
     consent: Annotated[
         str, typer.Option(help="What the speaker agreed to, in words or as the id of a recorded consent.")
     ] = "",
-    text: Annotated[str, typer.Option(help="What the recording says, for models that want to know.")] = "",
+    text: Annotated[str, typer.Option(help="The transcript of the recording, which some models need.")] = "",
     model: SpeechModelName = "mini-tts",
     voice_folder: VoiceFolder = None,
     device: DeviceSpec = "auto",
     as_json: Json = False,
 ) -> None:
-    """Store a voice made of a recording; any model on this machine can then use it."""
+    """Store a voice from a recording, for all models on this machine."""
     from vivavoce.audio.io import read
     from vivavoce.tts.interface import VoiceStore, open_speech_model
 
     file = recording or wav
     if file is None or (recording and wav):
-        raise InputError("a voice is made of one recording; give it as FILE or with --wav")
+        raise InputError("a voice needs one recording: as an argument or with --wav")
     tts = open_speech_model(model, device)
     if voice_folder is not None:
         tts.voices = VoiceStore(tts.voices.built_in, voice_folder)
@@ -176,14 +183,14 @@ def voices_add(
     if as_json:
         print_json({"name": stored.name, "frames": len(stored.codes), "consent": stored.consent, "text": stored.text})
         return
-    Console(highlight=False).print(f"{escape(name)} is kept in {escape(str(tts.voices.folder))}")
+    Console(highlight=False).print(f"{escape(name)} is stored in {escape(str(tts.voices.folder))}")
     if not consent:
-        Console(stderr=True).print("→ note the speaker's agreement with --consent: nobody's voice without their word")
+        Console(stderr=True).print("→ record the speaker's consent with --consent; do not clone a voice without it")
 
 
 @voices.command("list")
 def voices_list(voice_folder: VoiceFolder = None, as_json: Json = False) -> None:
-    """List the voices that were added, with the consent of their speakers."""
+    """List the stored voices with the consent of their speakers."""
     from vivavoce.tts.interface import VoiceStore
 
     store = VoiceStore(folder=voice_folder)
@@ -192,16 +199,18 @@ def voices_list(voice_folder: VoiceFolder = None, as_json: Json = False) -> None
         columns = ("name", "codec", "consent", "created", "text")
         print_json([{column: getattr(voice, column) for column in columns} for voice in stored])
         return
-    listed = table(f"Voices in {store.folder}", "voice", "added", "consent", "says")
+    listed = table(f"Voices in {store.folder}", "voice", "added", "consent", "transcript")
     for voice in stored:
         listed.add_row(voice.name, time.strftime("%Y-%m-%d", time.localtime(voice.created)), voice.consent, voice.text)
     Console().print(listed)
 
 
 @voices.command("remove")
-def voices_remove(name: str, voice_folder: VoiceFolder = None) -> None:
+def voices_remove(
+    name: Annotated[str, typer.Argument(help="The name of the voice.")], voice_folder: VoiceFolder = None
+) -> None:
     """Remove a voice and its recording."""
     from vivavoce.tts.interface import VoiceStore
 
     VoiceStore(folder=voice_folder).remove(name)
-    Console(highlight=False).print(f"{escape(name)} is gone")
+    Console(highlight=False).print(f"{escape(name)} was removed")

@@ -1,4 +1,4 @@
-"""`viva serve`."""
+"""`viva serve`: the command line of the server; flags override the config file."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -36,7 +36,7 @@ Model = Annotated[
     ),
 ]
 Codec = Annotated[
-    str | None, typer.Option(rich_help_panel=MODELS, help="Its codec, where the model does not carry one.")
+    str | None, typer.Option(rich_help_panel=MODELS, help="The model's codec, if it is not bundled with it.")
 ]
 VoiceFile = Annotated[
     Path | None,
@@ -50,16 +50,16 @@ Chat = Annotated[
         "file or a folder.",
     ),
 ]
-ChatModel = Annotated[str | None, typer.Option(rich_help_panel=MODELS, help="The model's name at that address.")]
+ChatModel = Annotated[str | None, typer.Option(rich_help_panel=MODELS, help="The model's name at the --chat URL.")]
 ChatKey = Annotated[
-    str | None, typer.Option(rich_help_panel=MODELS, envvar="VIVA_CHAT_KEY", help="The key for that address.")
+    str | None, typer.Option(rich_help_panel=MODELS, envvar="VIVA_CHAT_KEY", help="The API key for the --chat URL.")
 ]
 Asr = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=MODELS,
         autocompletion=complete_model,
-        help="A recogniser, of the cascade (default mini-asr; may be an address) and of /v1/audio/transcriptions.",
+        help="The ASR model of /v1/audio/transcriptions and of the cascade (a URL is possible). Default: mini-asr.",
     ),
 ]
 AsrGate = Annotated[
@@ -67,24 +67,24 @@ AsrGate = Annotated[
     typer.Option(
         "--asr-gate/--no-asr-gate",
         rich_help_panel=MODELS,
-        help="Leave out text of /v1/audio/transcriptions where no speech is detected. Default: on.",
+        help="Drop segments of /v1/audio/transcriptions in which no speech is detected. Default: on.",
     ),
 ]
 AsrBackend = Annotated[
     str | None,
-    typer.Option(rich_help_panel=MODELS, help="auto, ours, faster-whisper or moonshine runs it."),
+    typer.Option(rich_help_panel=MODELS, help="ASR backend: auto, ours, faster-whisper or moonshine."),
 ]
 Tts = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=MODELS,
         autocompletion=complete_model,
-        help="A text-to-speech model, of the cascade (default mini-tts; may be an address) and of /v1/audio/speech.",
+        help="The TTS model of /v1/audio/speech and of the cascade (a URL is possible). Default: mini-tts.",
     ),
 ]
 AudioOnly = Annotated[
     bool | None,
-    typer.Option("--audio-only", rich_help_panel=MODELS, help="No conversations: /v1/audio/* by --asr, --tts or both."),
+    typer.Option("--audio-only", rich_help_panel=MODELS, help="Serve only /v1/audio/*, with --asr, --tts or both."),
 ]
 OneDevice = Annotated[
     str | None,
@@ -94,64 +94,72 @@ OneDevice = Annotated[
 ]
 Instructions = Annotated[
     str | None,
-    typer.Option(rich_help_panel=MODELS, help="Instructions for clients that send none; @FILE reads them."),
+    typer.Option(rich_help_panel=MODELS, help="Default instructions of a session; @FILE reads them from a file."),
 ]
-Detector = Annotated[str | None, typer.Option(rich_help_panel=TURNS, help="How a turn ends: silence or semantic.")]
+Detector = Annotated[
+    str | None, typer.Option(rich_help_panel=TURNS, help="End-of-turn detection: silence or semantic.")
+]
 SilenceMs = Annotated[
-    int | None, typer.Option(rich_help_panel=TURNS, min=0, help="Silence that ends a turn. Default: 240.")
+    int | None,
+    typer.Option(rich_help_panel=TURNS, min=0, help="Milliseconds of silence that end a turn. Default: 240."),
 ]
 Threshold = Annotated[
-    float | None, typer.Option(rich_help_panel=TURNS, min=0.0, max=1.0, help="Probability that counts as speech: 0.5.")
+    float | None,
+    typer.Option(rich_help_panel=TURNS, min=0.0, max=1.0, help="Speech probability threshold. Default: 0.5."),
 ]
 KeysAndValues = Annotated[
     str | None,
-    typer.Option(
-        "--kv", rich_help_panel=MODELS, help="MOSS-Speech's keys and values: float, or fp8 in half the memory."
-    ),
+    typer.Option("--kv", rich_help_panel=MODELS, help="KV cache of MOSS-Speech: float, or fp8 in half the memory."),
 ]
-Eagerness = Annotated[str | None, typer.Option(rich_help_panel=TURNS, help="Of semantic: low, medium, high or auto.")]
+Eagerness = Annotated[
+    str | None, typer.Option(rich_help_panel=TURNS, help="Eagerness of semantic detection: low, medium, high or auto.")
+]
 SmartTurn = Annotated[
     str | None,
-    typer.Option(rich_help_panel=TURNS, help="A smart-turn-v3 ONNX file, or `installed` for pipecat's: ends turns."),
+    typer.Option(
+        rich_help_panel=TURNS, help="End-of-turn model: a smart-turn-v3 ONNX file, or `installed` for pipecat's."
+    ),
 ]
 WordFile = Annotated[
     Path | None,
-    typer.Option(rich_help_panel=MODERATION, dir_okay=False, help="Words, one a line, that end a reply."),
+    typer.Option(rich_help_panel=MODERATION, dir_okay=False, help="File of words, one per line, that end a reply."),
 ]
 Patterns = Annotated[
     list[str] | None, typer.Option(rich_help_panel=MODERATION, help="A regular expression that ends a reply.")
 ]
 ModerateUrl = Annotated[
-    str | None, typer.Option(rich_help_panel=MODERATION, help="An endpoint asked as OpenAI's moderations is.")
+    str | None,
+    typer.Option(rich_help_panel=MODERATION, help="URL of an endpoint compatible with OpenAI's moderations."),
 ]
 ModerateKey = Annotated[
-    str | None, typer.Option(rich_help_panel=MODERATION, envvar="VIVA_MODERATE_KEY", help="The key for it.")
+    str | None,
+    typer.Option(rich_help_panel=MODERATION, envvar="VIVA_MODERATE_KEY", help="The API key for --moderate-url."),
 ]
 HoldMs = Annotated[
     int | None,
     typer.Option(
         rich_help_panel=MODERATION,
         min=0,
-        help="Audio held back in addition; it waits for the check of its text anyway.",
+        help="Milliseconds by which audio is delayed, besides waiting for the check of its text.",
     ),
 ]
 PassOnFailure = Annotated[
     bool | None,
-    typer.Option(
-        "--moderate-pass-on-failure", rich_help_panel=MODERATION, help="Let replies pass where the check fails."
-    ),
+    typer.Option("--moderate-pass-on-failure", rich_help_panel=MODERATION, help="Send replies whose check fails."),
 ]
 Address = Annotated[
     str | None,
-    typer.Option("--host", rich_help_panel=SERVER, help="Address to bind; other than loopback needs a key."),
+    typer.Option("--host", rich_help_panel=SERVER, help="Address to bind; any other than loopback needs an API key."),
 ]
-Port = Annotated[int | None, typer.Option(rich_help_panel=SERVER, min=0, max=65535, help="Default: 8000.")]
+Port = Annotated[
+    int | None, typer.Option(rich_help_panel=SERVER, min=0, max=65535, help="Port to bind. Default: 8000.")
+]
 ApiKeys = Annotated[
     list[str] | None,
-    typer.Option(rich_help_panel=SERVER, envvar="VIVA_API_KEY", help="A key that clients must send."),
+    typer.Option(rich_help_panel=SERVER, envvar="VIVA_API_KEY", help="An API key that clients must send."),
 ]
-Origins = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="A browser origin to admit.")]
-Hosts = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="A name this server is called by.")]
+Origins = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="An allowed browser origin.")]
+Hosts = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="An allowed Host header.")]
 MaxSessions = Annotated[
     int | None,
     typer.Option(
@@ -159,30 +167,35 @@ MaxSessions = Annotated[
         "--most-sessions",
         rich_help_panel=SERVER,
         min=1,
-        help="Concurrent sessions; more are refused. Default: 64.",
+        help="Maximum number of concurrent sessions. Default: 64.",
     ),
 ]
-IdleSeconds = Annotated[float | None, typer.Option(rich_help_panel=SERVER, min=1.0, help="Default: 300.")]
-ResumeSeconds = Annotated[
-    float | None, typer.Option(rich_help_panel=SERVER, min=0.0, help="How long a lost client may reconnect: 30.")
+IdleSeconds = Annotated[
+    float | None, typer.Option(rich_help_panel=SERVER, min=1.0, help="Idle time that ends a session. Default: 300.")
 ]
-IceServers = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="A STUN or TURN address.")]
+ResumeSeconds = Annotated[
+    float | None,
+    typer.Option(rich_help_panel=SERVER, min=0.0, help="Time within which a client may reconnect. Default: 30."),
+]
+IceServers = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="URL of a STUN or TURN server.")]
 LogLevel = Annotated[
     str | None, typer.Option(rich_help_panel=SERVER, help="debug, info, warning or error. Default: info.")
 ]
-LogFormat = Annotated[str | None, typer.Option(rich_help_panel=SERVER, help="text, or json: an object a line.")]
-LogContent = Annotated[bool | None, typer.Option("--log-content", rich_help_panel=SERVER, help="Log what is said.")]
-OnRay = Annotated[bool, typer.Option("--ray", rich_help_panel=SERVER, help="Serve by replicas on Ray.")]
+LogFormat = Annotated[str | None, typer.Option(rich_help_panel=SERVER, help="text, or json for one object per line.")]
+LogContent = Annotated[
+    bool | None, typer.Option("--log-content", rich_help_panel=SERVER, help="Log transcripts and replies.")
+]
+OnRay = Annotated[bool, typer.Option("--ray", rich_help_panel=SERVER, help="Serve with replicas on Ray.")]
 Replicas = Annotated[
     int,
     typer.Option(
-        rich_help_panel=SERVER, min=1, help="With --ray: maximum number of replicas; --max-sessions is for each."
+        rich_help_panel=SERVER, min=1, help="With --ray: maximum number of replicas; --max-sessions is per replica."
     ),
 ]
 RayAddress = Annotated[
-    str | None, typer.Option(rich_help_panel=SERVER, help="With --ray: a cluster's address. Default: this machine.")
+    str | None, typer.Option(rich_help_panel=SERVER, help="With --ray: address of the cluster. Default: this machine.")
 ]
-Show = Annotated[bool, typer.Option("--show", help="Print the options as JSON and exit, without loading anything.")]
+Show = Annotated[bool, typer.Option("--show", help="Print the options as JSON and exit.")]
 
 
 def serve(
@@ -229,7 +242,7 @@ def serve(
     ray_address: RayAddress = None,
     show: Show = False,
 ) -> None:
-    """Serve conversations over the OpenAI Realtime protocol (WebSocket, WebRTC), with a page to speak to."""
+    """Serve conversations over the OpenAI Realtime protocol (WebSocket and WebRTC), with a web page."""
     flags = _option_table(locals())
     from vivavoce.server.hosting import read_serving_options
 
@@ -249,7 +262,7 @@ def _run(options: "ServingOptions", replicas: int | None, ray_address: str | Non
 
     address = f"http://{options.server.host}:{options.server.port}"
     if replicas is not None:
-        Console(highlight=False).print(f"a fleet on {address}; Ctrl-C ends it")
+        Console(highlight=False).print(f"serving with Ray on {address}; stop with Ctrl-C")
         serve_fleet(options, replicas, ray_address)
         return
     options.server.check_address()
@@ -259,7 +272,7 @@ def _run(options: "ServingOptions", replicas: int | None, ray_address: str | Non
 
 
 def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags of `viva serve` as a table of `ServingOptions`, in which None is not set."""
+    """The flags as a table of `ServingOptions`, in which None means not set."""
     is_semantic = flags["eagerness"] is not None or flags["smart_turn"] is not None
     return {
         **{name: flags[name] for name in SERVING_FLAGS},

@@ -1,27 +1,33 @@
-"""`viva train …`: each command runs a step of training, with the arguments that follow passed to the step's parser."""
+"""`viva train …`: each command runs one training step, whose own parser gets the remaining arguments."""
 
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Train the bundled miniatures. One GPU is enough.")
+app = typer.Typer(no_args_is_help=True, help="Train the bundled miniature models on one GPU.")
 
 STEPS = {  # name: module and function, help
-    "corpora": ("vivavoce.train.corpus:main", "Synthesize the corpora of all models but the language model."),
-    "speech-encoder": ("vivavoce.train.speech_encoder.train:main", "The speech encoder with its codebook."),
+    "corpora": ("vivavoce.train.corpus:main", "Synthesize the corpora of all models except the language model."),
+    "speech-encoder": ("vivavoce.train.speech_encoder.train:main", "Train the speech encoder with its codebook."),
     "lm-data": ("vivavoce.train.lm.corpus:main", "Synthesize dialogues and encode them with the speech encoder."),
-    "lm": ("vivavoce.train.lm.train:main", "The layer-splitting language model, in three stages."),
-    "flow": ("vivavoce.train.flow_vocoder.flow:main", "The flow decoder of the reply voice."),
-    "vocoder": ("vivavoce.train.flow_vocoder.vocoder:main", "The vocoder of the reply voice."),
-    "assemble": ("vivavoce.train.package:assemble_main", "Join speech encoder, flow and vocoder to one codec."),
-    "asr": ("vivavoce.train.asr.train:main", "The ASR model mini-asr."),
-    "evaluate-asr": ("vivavoce.train.asr.evaluate:main", "Word error rates of an ASR model, also on human speech."),
-    "medusa": ("vivavoce.train.asr.draft:medusa_main", "Medusa heads for a trained ASR model."),
-    "draft": ("vivavoce.train.asr.draft:main", "A small decoder, or a CTC head, that drafts for an ASR model."),
-    "tts-codec": ("vivavoce.train.tts.codec:main", "The codec of mini-tts."),
-    "tts": ("vivavoce.train.tts.train:main", "The language model of mini-tts."),
-    "evaluate-tts": ("vivavoce.train.tts.train:evaluate_main", "Intelligibility and opinion score of a TTS model."),
-    "questions": ("vivavoce.train.corpus:questions_main", "Spoken questions held out from all training."),
+    "lm": ("vivavoce.train.lm.train:main", "Train the layer-splitting language model, in three stages."),
+    "flow": ("vivavoce.train.flow_vocoder.flow:main", "Train the flow decoder of the reply voice."),
+    "vocoder": ("vivavoce.train.flow_vocoder.vocoder:main", "Train the vocoder of the reply voice."),
+    "assemble": ("vivavoce.train.package:assemble_main", "Assemble speech encoder, flow and vocoder into one codec."),
+    "asr": ("vivavoce.train.asr.train:main", "Train mini-asr."),
+    "evaluate-asr": (
+        "vivavoce.train.asr.evaluate:main",
+        "Measure word error rates of an ASR model, also on human speech.",
+    ),
+    "medusa": ("vivavoce.train.asr.draft:medusa_main", "Train Medusa heads for an ASR model."),
+    "draft": ("vivavoce.train.asr.draft:main", "Train a small decoder or a CTC head that drafts for an ASR model."),
+    "tts-codec": ("vivavoce.train.tts.codec:main", "Train the codec of mini-tts."),
+    "tts": ("vivavoce.train.tts.train:main", "Train the language model of mini-tts."),
+    "evaluate-tts": (
+        "vivavoce.train.tts.train:evaluate_main",
+        "Measure intelligibility and opinion score of a TTS model.",
+    ),
+    "questions": ("vivavoce.train.corpus:questions_main", "Synthesize spoken questions that no training uses."),
     "package": ("vivavoce.train.package:main", "Pack a trained miniature for distribution."),
 }
 FORMER_NAMES = {

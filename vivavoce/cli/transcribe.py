@@ -49,31 +49,48 @@ def transcribe(
         str, typer.Option(help="Bundled name, folder, OpenAI's .pt file or hub id.", autocompletion=complete_model)
     ] = "mini-asr",
     backend: Annotated[BackendChoice, typer.Option(help="The implementation that transcribes.")] = BackendChoice.auto,
-    language: Annotated[str | None, typer.Option(help="A code such as en or zh; else the model detects it.")] = None,
-    translate: Annotated[bool, typer.Option("--translate", help="Into English, where the model can.")] = False,
+    language: Annotated[str | None, typer.Option(help="A code such as en or zh. Default: detected.")] = None,
+    translate: Annotated[
+        bool, typer.Option("--translate", help="Translate into English, if the model supports it.")
+    ] = False,
     format: Annotated[Format, typer.Option("--format", "-f", help="The format of the transcript.")] = Format.text,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", file_okay=False, callback=made_folder, help="A folder for a file each; else stdout."
+            "--out",
+            "-o",
+            file_okay=False,
+            callback=made_folder,
+            help="Write one file per recording to this folder. Default: stdout.",
         ),
     ] = None,
-    prompt: Annotated[str | None, typer.Option(help="Text assumed to precede the audio: names, spellings.")] = None,
-    prefix: Annotated[str | None, typer.Option(help="Text that the transcript begins with.")] = None,
-    hotword: Annotated[list[str] | None, typer.Option(help="A word that is expected; may be given again.")] = None,
-    word_times: Annotated[bool, typer.Option("--word-times", help="The time of every word (verbose_json).")] = False,
-    beams: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy.")] = 1,
-    padding: Annotated[Padding, typer.Option(help="trim: short audio does not cost a whole window.")] = Padding.full,
-    draft: Annotated[
-        str | None, typer.Option(help="mini-asr-draft, a folder of `viva train draft`, or a smaller Whisper.")
+    prompt: Annotated[
+        str | None, typer.Option(help="Text assumed to precede the audio, for names and spellings.")
     ] = None,
-    heads: Annotated[str | None, typer.Option(help="mini-asr-heads, or a folder of `viva train medusa`.")] = None,
-    lookup: Annotated[
-        bool, typer.Option("--lookup", help="Draft by prompt lookup: repeats of the text so far.")
+    prefix: Annotated[str | None, typer.Option(help="Text that the transcript starts with.")] = None,
+    hotword: Annotated[list[str] | None, typer.Option(help="An expected word; may be repeated.")] = None,
+    word_times: Annotated[
+        bool, typer.Option("--word-times", help="Add the time of every word (verbose_json).")
     ] = False,
-    gate: Annotated[bool, typer.Option("--gate/--no-gate", help="Leave out text where no speech is detected.")] = True,
+    beams: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy.")] = 1,
+    padding: Annotated[
+        Padding, typer.Option(help="full: compute whole windows; trim: only their audio.")
+    ] = Padding.full,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Draft model: mini-asr-draft, a folder of `viva train draft`, or a smaller Whisper."),
+    ] = None,
+    heads: Annotated[
+        str | None, typer.Option(help="Medusa heads: mini-asr-heads, or a folder of `viva train medusa`.")
+    ] = None,
+    lookup: Annotated[
+        bool, typer.Option("--lookup", help="Draft by prompt lookup: n-grams of the text so far.")
+    ] = False,
+    gate: Annotated[
+        bool, typer.Option("--gate/--no-gate", help="Drop segments in which no speech is detected.")
+    ] = True,
     device: DeviceSpec = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16; int8 with faster-whisper.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, or int8 on CPUs.")] = "auto",
     as_json: Json = False,
 ) -> None:
     """Transcribe files, folders or standard input; a file that fails does not stop the others."""

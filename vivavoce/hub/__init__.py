@@ -1,4 +1,4 @@
-"""Where a model comes from: bundled name, folder, Hugging Face id or ModelScope id."""
+"""Find the folder of a model by bundled name, path, Hugging Face id or ModelScope id, and check its files."""
 
 import json
 import os
@@ -16,14 +16,14 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 INDEX_NAME = "model.safetensors.index.json"
 CHECKED = ("*.json", "*.safetensors", "*.bin", "*.pt", "*.onnx")
 LFS_POINTER = b"version https://git-lfs"
-NEVER_FETCHED = ["*.py", ".gitattributes"]  # a model is data: none of its published code is run, so none is fetched
+NEVER_FETCHED = ["*.py", ".gitattributes"]  # published code is never run, so it is not downloaded
 TRUE_WORDS = {"1", "on", "yes", "true"}
 KNOWN: tuple[KnownModel, ...] = PUBLISHED
 
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file of a model; `problem` is None when it is whole."""
+    """One file of a model; `problem` is None if it is intact."""
 
     name: str
     bytes: int
@@ -45,7 +45,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every file is there and whole."""
+        """Whether every file is present and intact."""
         return not self.problems
 
 
@@ -67,9 +67,9 @@ def known(name: str) -> KnownModel | None:
 
 
 def resolve(name: str, revision: str | None = None, offline: bool | None = None) -> Path:
-    """The folder of a model, fetched first where it must be.
+    """The folder of a model, which is downloaded if necessary.
 
-    An interrupted download is resumed; after a failure, complete files stay.
+    An interrupted download is resumed; complete files are kept after a failure.
 
     `name` is a bundled name, a folder, `owner/name`, `hf:owner/name` or `ms:owner/name`, the last three with an
     optional `@revision`. `offline` forbids the network; None: HF_HUB_OFFLINE or VIVA_OFFLINE decides.
@@ -102,7 +102,7 @@ def local_models() -> list[LocalModel]:
 
 
 def check(path: Path, model: KnownModel | None = None) -> CheckReport:
-    """Whether a model's files are all there and whole; of weights only the headers are read."""
+    """Check that a model's files are present and intact; only the headers of weights are read."""
     if not path.is_dir():
         raise CheckpointError(f"there is no folder {str(path)!r} to check")
     names = set(model.files) if model else {"config.json"}
@@ -127,7 +127,7 @@ def cache_folder() -> Path:
 
 
 def free_disk(folder: Path) -> int:
-    """Free bytes on the disk where a folder is, or would be made."""
+    """Free bytes on the disk of a folder, which need not exist."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     return shutil.disk_usage(existing).free
 
@@ -142,22 +142,22 @@ def _folder(name: str) -> Path | None:
     if path.is_dir():
         return path.resolve()
     if path.is_file():
-        raise InputError(f"{name!r} is a file; give the folder it stands in, {str(path.parent)!r}")
+        raise InputError(f"{name!r} is a file; use its folder, {str(path.parent)!r}")
     if name.startswith(("/", "./", "../", "~")):
-        raise CheckpointError(f"there is no folder {name!r}; give a folder, a bundled name or a hub id")
+        raise CheckpointError(f"there is no folder {name!r}; use a folder, a bundled name or a hub id")
     return None
 
 
 def _split_revision(name: str, revision: str | None) -> tuple[str, str | None]:
     repo, at, suffix = name.partition("@")
     if at and revision not in (None, suffix):
-        raise InputError(f"{name!r} and revision {revision!r} contradict each other; give one of them")
+        raise InputError(f"{name!r} and revision {revision!r} contradict each other; use one of them")
     bare = repo.removeprefix("hf:").removeprefix("ms:")
     if not HUB_ID.fullmatch(bare) or (at and not suffix):
-        have = ", ".join(bundled()) or "none yet"
+        names = ", ".join(bundled()) or "none"
         raise InputError(
-            f"no model is called {name!r}: it is no folder, no bundled name ({have}) and no hub id "
-            "(owner/name, hf:owner/name or ms:owner/name, with @revision if you like)"
+            f"no model is called {name!r}: it is no folder, no bundled name ({names}) and no hub id "
+            "(owner/name, hf:owner/name or ms:owner/name, optionally with @revision)"
         )
     return repo, suffix or revision
 
@@ -238,8 +238,8 @@ def _from_modelscope(repo: str, revision: str | None, offline: bool) -> Path:
 def _not_cached(repo: str, offline: bool) -> str:
     if offline:
         return (
-            f"{repo} is not (or not wholly) on this machine and the network is off: run `viva models fetch {repo}` "
-            "where there is one, or unset HF_HUB_OFFLINE and VIVA_OFFLINE"
+            f"{repo} is not (completely) on this machine and the network is disabled: run `viva models fetch {repo}` "
+            "online, or unset HF_HUB_OFFLINE and VIVA_OFFLINE"
         )
     return (
         f"{repo} is not on this machine and the hub cannot be reached: check the network (or set HF_ENDPOINT to a "
@@ -251,7 +251,7 @@ def _cut_short(repo: str, error: Exception) -> str:
     reason = str(error).strip().split("\n", maxsplit=1)[0][:200]
     return (
         f"{repo} could not be fetched ({type(error).__name__}: {reason}); run the same command again, "
-        "the files that have come whole are kept"
+        "complete files are kept"
     )
 
 
@@ -265,7 +265,7 @@ def _require_disk_space(model: KnownModel, repo: str) -> None:
     if free < left:
         raise CapacityError(
             f"{repo} needs {left / 1e9:.1f} GB more in {cache}, where {free / 1e9:.1f} GB are free; "
-            "make room, or set HF_HUB_CACHE to a folder on a larger disk"
+            "free some space, or set HF_HUB_CACHE to a folder on a larger disk"
         )
 
 
@@ -288,7 +288,7 @@ def _check_file(folder: Path, name: str, placed: set[str]) -> FileCheck:
 
 
 def _require_whole(file: Path) -> set[str]:
-    """The tensor names of a whole file (none where it is not safetensors); ValueError says what is wrong with it."""
+    """The tensor names of an intact file, none if it is not safetensors; ValueError says what is wrong with it."""
     with file.open("rb") as stream:
         start = stream.read(len(LFS_POINTER))
     if not start:

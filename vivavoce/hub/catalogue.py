@@ -1,4 +1,4 @@
-"""The published models that can be run: ids, revisions, sizes and required files."""
+"""The published models that this package can run: ids, revisions, sizes and required files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +11,15 @@ class KnownModel:
     name: str
     what: str
     bytes: int
-    """Size of the download, about."""
+    """Approximate size of the download."""
     files: tuple[str, ...]
     revision: str | None = None
-    """The tested one; None: the newest."""
+    """The tested revision; None: the newest."""
     mirrors: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
-    """Patterns of large files that nothing here reads, so they are not fetched."""
+    """Patterns of large files that are not read, and therefore not downloaded."""
     codec: str | None = None
-    """The codec it was published with, where it does not carry one."""
+    """The codec published with it, if it is a separate model."""
 
     def missing(self, folder: Path) -> list[str]:
         """Expected files that the folder lacks."""
