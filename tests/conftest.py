@@ -29,7 +29,7 @@ LONGEST = (  # files that take longest, longest first, so that no worker is left
     "tts/test_onnx_backend.py",
     "models/test_xy_tokenizer.py",
     "s2s/test_moss_speech.py",
-    "tts/test_cosyvoice_speaker.py",
+    "tts/test_cosyvoice.py",
     "train/test_lm.py",
     "quant/test_report.py",
     "test_cli.py",
@@ -48,7 +48,7 @@ LONGEST = (  # files that take longest, longest first, so that no worker is left
     "minis/test_mini_tts.py",
     "load/test_capacity.py",
     "bench/test_simulation.py",
-    "asr/test_drafting.py",
+    "asr/test_drafts.py",
 )
 FULL = {  # minutes of CPU time each: exports, published sizes, fleets, training runs
     "export/test_onnx.py",

@@ -1,4 +1,4 @@
-"""`viva` parses, prints, and speaks of errors in one line."""
+"""`viva` parses options, prints results, and reports errors in one line."""
 
 import json
 import os
@@ -128,7 +128,7 @@ def test_wrong_usage_is_exit_code_2(arguments):
     ("arguments", "message"),
     [
         (["demo", "--model", "mini-asr"], "describes a 'whisper' model"),
-        (["demo", "--chat", "smollm2"], "ask for it with --cascade"),
+        (["demo", "--chat", "smollm2"], "needs --cascade"),
         (["demo", "--cascade", "--model", "mini-speech"], "leave out --model"),
         (["encode", "a.wav", "--out", "codes.json", "--codec", "mini-tts"], "has a 'moss_tts_nano' model"),
         (["transcribe", "a.wav", "--model", __file__], "is a file"),

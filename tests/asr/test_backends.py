@@ -1,12 +1,12 @@
-"""One interface, several recognisers: the same model hears the same, whoever runs it."""
+"""All recognition backends have one interface, and write the same text for the same model."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.asr.leftovers import assert_idle
-from tests.asr.test_many import SOUNDS
+from tests.asr.idle_engine import assert_idle
+from tests.asr.test_batch import SOUNDS
 from tests.asr.test_transcribe import folder, noise, transcriber  # noqa: F401 - fixtures
 from vivavoce.asr import transcribe
 from vivavoce.asr.backends import OwnBackend, fitting, load_backend
@@ -24,7 +24,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_our_engine_hears_what_the_transcriber_hears(transcriber):  # noqa: F811
+def test_the_engine_and_the_plain_transcriber_write_the_same_segments(transcriber):  # noqa: F811
     backend = OwnBackend(transcriber, pick("cpu"))
     options = TranscriptionOptions(word_times=True)
     for samples in SOUNDS[:3]:
@@ -33,7 +33,7 @@ def test_our_engine_hears_what_the_transcriber_hears(transcriber):  # noqa: F811
     assert transcribe(noise(1.5), backend, gate=False).text == transcribe(noise(1.5), transcriber, gate=False).text
 
 
-def test_what_was_heard_before_a_request_is_killed_stays_and_nothing_else_does(transcriber):  # noqa: F811
+def test_an_interrupted_request_keeps_its_segments_and_frees_the_engine(transcriber):  # noqa: F811
     backend = OwnBackend(transcriber, pick("cpu"))
     whole = list(backend.segments(torch.from_numpy(noise(8.0))))
     going = backend.segments(torch.from_numpy(noise(8.0)))
@@ -45,7 +45,7 @@ def test_what_was_heard_before_a_request_is_killed_stays_and_nothing_else_does(t
     assert [s.tokens for s in backend.segments(torch.from_numpy(noise(8.0)))] == [s.tokens for s in whole]
 
 
-def test_ctranslate2_hears_the_same_in_windows_of_any_length(folder, cache):  # noqa: F811
+def test_ctranslate2_writes_the_same_text_for_windows_of_any_length(folder, cache):  # noqa: F811
     pytest.importorskip("ctranslate2")
     theirs = load_backend(folder, "faster-whisper", "cpu", "float32")
     assert isinstance(theirs, ConvertedWindows)
@@ -60,7 +60,7 @@ def test_ctranslate2_hears_the_same_in_windows_of_any_length(folder, cache):  # 
     assert isinstance(again, ConvertedWindows)
 
 
-def test_wishes_are_told_to_faster_whisper_in_its_words():
+def test_options_are_translated_for_faster_whisper():
     class Theirs:
         """As faster-whisper gives segments."""
 
@@ -93,7 +93,7 @@ def test_wishes_are_told_to_faster_whisper_in_its_words():
     assert (model.asked["beam_size"], model.asked["hotwords"], model.asked["without_timestamps"]) == (3, "a b", True)
 
 
-def test_the_backend_that_fits_is_found(folder, tmp_path):  # noqa: F811
+def test_the_default_backend_depends_on_files_size_and_device(folder, tmp_path):  # noqa: F811
     cpu = pick("cpu")
     assert fitting(folder, cpu) == "ours"
     SIZES["small"].write(tmp_path / "small")
@@ -109,7 +109,7 @@ def test_the_backend_that_fits_is_found(folder, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("gone", ["faster_whisper", "onnxruntime"])
-def test_what_is_not_installed_is_named(folder, tmp_path, cache, monkeypatch, gone):  # noqa: F811
+def test_a_missing_package_is_named(folder, tmp_path, cache, monkeypatch, gone):  # noqa: F811
     monkeypatch.setitem(__import__("sys").modules, gone, None)
     for name in ("encoder_model.onnx", "decoder_model_merged.onnx"):
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""What is no speech is not written down, by the bundled recogniser; what is speech is, around it too."""
+"""The bundled recogniser writes no text for sounds without speech, and none of the speech around them is lost."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def sounds() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", sounds())
-def test_nothing_is_imagined(careful, name):
+def test_no_text_is_written_for_sounds_without_speech(careful, name):
     assert transcribe(sounds()[name], careful).text == ""
 
 
@@ -75,7 +75,7 @@ def test_corrupt_files_are_refused_in_a_line(careful, bytes_):
     assert "\n" not in str(caught.value)
 
 
-def test_a_language_it_does_not_know_is_refused_and_the_next_sound_is_heard(careful):
+def test_an_unknown_language_is_refused_and_the_next_recording_is_transcribed(careful):
     spoken = spoken_sentences(max_recordings=1)[0]
     with pytest.raises(InputError, match="language 'zh'"):
         list(careful.segments(spoken.samples, TranscriptionOptions(language="zh")))
@@ -94,7 +94,7 @@ def test_int8_writes_nearly_the_same():
     assert sum(one == other for one, other in zip(*texts, strict=True)) >= 6
 
 
-def test_a_model_packed_for_shipping_is_unpacked_for_ctranslate2(tmp_path, monkeypatch):
+def test_a_packed_model_is_unpacked_for_ctranslate2(tmp_path, monkeypatch):
     pytest.importorskip("ctranslate2")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     theirs = load_backend("mini-asr", "faster-whisper", "cpu", "float32")

@@ -1,4 +1,4 @@
-"""Live streams: the policies by what they let through, the way through a stream by what it leads to."""
+"""Live transcription: the commit policies, and the updates of whole streams."""
 
 import asyncio
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.asr.leftovers import assert_idle
+from tests.asr.idle_engine import assert_idle
 from tests.asr.test_transcribe import RATE, folder, noise, transcriber  # noqa: F401 - fixtures
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.asr.service import RecognitionService
@@ -24,7 +24,7 @@ from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.transcriber import EncodeWindow, TranscriptionOptions, WhisperTranscriber
 
-WISH = TranscriptionOptions(padding="trim", language="en")
+OPTIONS = TranscriptionOptions(padding="trim", language="en")
 
 
 def words(*texts: str, attended: tuple[float, ...] = ()) -> tuple[HypothesisWord, ...]:
@@ -33,7 +33,7 @@ def words(*texts: str, attended: tuple[float, ...] = ()) -> tuple[HypothesisWord
     return tuple(HypothesisWord(text, (n,), n, n + 0.9, attended) for n, (text, attended) in pairs)
 
 
-def test_local_agreement_lets_through_what_two_guesses_share():
+def test_local_agreement_commits_the_common_prefix_of_two_hypotheses():
     policy = LocalAgreement()
     one, two = (
         LiveHypothesis((), words(" a", " table", " fur")),
@@ -44,7 +44,7 @@ def test_local_agreement_lets_through_what_two_guesses_share():
     assert policy.count_committed(one, one, 9.0) == 3
 
 
-def test_alignatt_lets_through_what_was_not_looked_for_at_the_end():
+def test_alignatt_commits_words_that_do_not_attend_to_the_end():
     policy = AlignAtt(margin=0.5, max_jump_back=4.0)
     assert (
         policy.count_committed(
@@ -64,7 +64,7 @@ def live_engine(transcriber):  # noqa: F811
 
 def greedy(transcriber, samples, committed=()):  # noqa: F811
     """The guess for a sound, by the transcriber alone."""
-    going, answer = hypothesis_steps(transcriber, torch.from_numpy(samples), WISH, (), committed), None
+    going, answer = hypothesis_steps(transcriber, torch.from_numpy(samples), OPTIONS, (), committed), None
     while True:
         try:
             item = going.send(answer)
@@ -73,7 +73,7 @@ def greedy(transcriber, samples, committed=()):  # noqa: F811
         answer = transcriber.encode(item.mel) if isinstance(item, EncodeWindow) else transcriber.answer(item)
 
 
-def test_a_guess_goes_on_from_what_is_settled(transcriber):  # noqa: F811
+def test_a_hypothesis_continues_the_committed_words(transcriber):  # noqa: F811
     whole = greedy(transcriber, noise(1.5))
     tokens = [token for word in whole.pending for token in word.tokens]
     assert len(tokens) > 4 and not whole.committed
@@ -90,8 +90,8 @@ def test_a_guess_goes_on_from_what_is_settled(transcriber):  # noqa: F811
 
 
 @pytest.mark.parametrize("policy", ["local-agreement", "alignatt"])
-def test_a_stream_tells_every_word_once_and_its_state_is_a_value(live_engine, policy):
-    live = LiveTranscriber(live_engine, policy, WISH, every=0.25)
+def test_a_stream_commits_every_word_once_and_its_state_is_immutable(live_engine, policy):
+    live = LiveTranscriber(live_engine, policy, OPTIONS, every=0.25)
     samples = noise(5.3)
     updates, state = live.step(live.initial_state(), samples)
     final, after = live.finish(state)
@@ -110,8 +110,8 @@ def test_a_stream_tells_every_word_once_and_its_state_is_a_value(live_engine, po
     assert_idle(live_engine)
 
 
-def test_the_guess_before_is_the_draft_of_the_next(live_engine):
-    live = LiveTranscriber(live_engine, LocalAgreement(), WISH, every=0.5)
+def test_each_hypothesis_is_the_draft_of_the_next(live_engine):
+    live = LiveTranscriber(live_engine, LocalAgreement(), OPTIONS, every=0.5)
     live_engine.report()
     (update,), state = live.step(live.initial_state(), noise(0.5))
     plain = live_engine.report()
@@ -121,10 +121,10 @@ def test_the_guess_before_is_the_draft_of_the_next(live_engine):
     assert state.words  # the same sound heard twice is agreed on
 
 
-def test_silence_tells_nothing(transcriber):  # noqa: F811
+def test_silence_commits_no_words(transcriber):  # noqa: F811
     settings = replace(transcriber.settings, no_speech=-1.0, likely_text_is_speech=False)
     deaf = WhisperTranscriber(transcriber.model, transcriber.tokenizer, transcriber.tokens, settings)
-    live = LiveTranscriber(TranscribingEngine(deaf, pick("cpu"), windows=1), "alignatt", WISH)
+    live = LiveTranscriber(TranscribingEngine(deaf, pick("cpu"), windows=1), "alignatt", OPTIONS)
     updates, state = live.step(live.initial_state(), noise(3.0))
     assert not any(update.words or update.pending for update in updates) and live.finish(state)[0].text == ""
     assert live.finish(LiveState())[0].text == ""
@@ -135,13 +135,13 @@ def test_an_unknown_policy_is_refused(live_engine):
         LiveTranscriber(live_engine, "guess")
 
 
-async def test_recordings_and_streams_are_heard_side_by_side(transcriber):  # noqa: F811
+async def test_recordings_and_streams_run_concurrently(transcriber):  # noqa: F811
     alone = [[s.tokens for s in transcriber.segments(torch.from_numpy(noise(t, n)))] for n, t in enumerate((1.3, 4.2))]
-    sync = LiveTranscriber(TranscribingEngine(transcriber, pick("cpu"), windows=1), "alignatt", WISH, every=0.5)
+    sync = LiveTranscriber(TranscribingEngine(transcriber, pick("cpu"), windows=1), "alignatt", OPTIONS, every=0.5)
     _, state = sync.step(sync.initial_state(), noise(2.6, 7))
     expected = "".join(word.text for word in sync.finish(state)[1].words).strip()
     async with RecognitionService(TranscribingEngine(transcriber, pick("cpu"), windows=3)) as recogniser:
-        session = recogniser.live("alignatt", WISH, every=0.5)
+        session = recogniser.live("alignatt", OPTIONS, every=0.5)
 
         async def stream():
             for piece in np.array_split(noise(2.6, 7), 13):
@@ -158,7 +158,7 @@ async def test_recordings_and_streams_are_heard_side_by_side(transcriber):  # no
         assert chances == {"en": 1.0}
 
 
-async def test_who_leaves_is_dropped_and_a_bad_wish_harms_nobody_else(transcriber):  # noqa: F811
+async def test_a_cancelled_or_refused_request_does_not_affect_others(transcriber):  # noqa: F811
     engine = TranscribingEngine(transcriber, pick("cpu"), windows=2)
     async with RecognitionService(engine) as recogniser:
 

@@ -1,4 +1,4 @@
-"""Transcripts of any sound, by Whispers with random weights: what is held is the way through it, not the words."""
+"""Transcription of any recording, by Whispers with random weights: tests of the procedure, not of the words."""
 
 import io
 import json
@@ -64,7 +64,7 @@ def noise(seconds: float, seed: int = 0) -> np.ndarray:
     return (0.1 * np.random.default_rng(seed).standard_normal(int(seconds * RATE))).astype(np.float32)
 
 
-def test_files_bytes_sounds_and_samples_are_heard_alike(transcriber, folder, tmp_path):
+def test_files_bytes_sounds_and_samples_give_the_same_transcript(transcriber, folder, tmp_path):
     samples = noise(1.5)
     soundfile = pytest.importorskip("soundfile")
     soundfile.write(tmp_path / "noise.wav", samples, RATE, subtype="FLOAT")
@@ -87,7 +87,7 @@ def test_segments_follow_one_another_through_a_long_sound(transcriber):
     assert all(0 <= segment.start < segment.end <= 23.3 for segment in seen)
 
 
-def test_what_was_heard_survives_an_end_in_the_middle(transcriber):
+def test_segments_before_an_interruption_are_kept(transcriber):
     whole = list(transcriber.segments(torch.from_numpy(noise(8.0))))
     going = transcriber.segments(torch.from_numpy(noise(8.0)))
     assert [next(going) for _ in range(2)] == whole[:2]
@@ -128,7 +128,7 @@ def test_silence_is_not_written_down(transcriber):
     assert not transcribe(noise(5.0), WhisperTranscriber(deaf.model, deaf.tokenizer, deaf.tokens, humble)).segments
 
 
-def test_strange_words_after_a_silence_are_taken_for_imagined():
+def test_improbable_words_after_silence_are_dropped_as_hallucinations():
     def segment(probability: float, length: float) -> TranscriptSegment:
         words = tuple(TimedWord(f" w{n}", 5.0 + n * length, 5.0 + (n + 1) * length, probability) for n in range(4))
         return TranscriptSegment(5.0, 7.0, "", (), 0.0, 0.0, 0.0, 0.0, words)
@@ -179,14 +179,14 @@ def test_options_that_cannot_be_met_are_refused(transcriber, options, complaint)
 
 
 @pytest.mark.parametrize("sound", [np.zeros(0, np.float32), b"not a sound at all", "/no/such/file.wav"])
-def test_what_is_no_sound_is_refused_in_a_line(transcriber, sound):
+def test_a_file_without_audio_is_refused(transcriber, sound):
     with pytest.raises(InputError) as caught:
         transcribe(sound, transcriber)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("samples", [np.zeros(RATE, np.float32), np.ones(100, np.float32), noise(0.011)])
-def test_silence_and_the_shortest_sounds_do_no_harm(transcriber, samples):
+def test_silence_and_very_short_recordings_are_transcribed(transcriber, samples):
     assert all(segment.end <= len(samples) / RATE + 0.02 for segment in transcribe(samples, transcriber).segments)
 
 
@@ -231,6 +231,6 @@ def test_a_window_is_cut_at_pairs_of_times():
     assert [(part.start, part.end) for part in none.segments] == [(0.0, 10.0)] and none.frames == 1000
 
 
-def test_wishes_left_open_are_settled_by_the_model(transcriber):
+def test_options_that_are_not_given_come_from_the_model(transcriber):
     settled = transcriber._with_defaults(TranscriptionOptions(), 3.0)
     assert (settled.language, settled.timestamps) == ("en", True)

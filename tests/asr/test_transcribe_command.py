@@ -43,9 +43,9 @@ DEVICE = ("--device", "cpu", "--backend", "ours", "--no-gate")
 
 
 def test_a_folder_is_gone_through_in_order(folder, sounds):
-    told = json.loads(viva(folder, sounds, "--json").stdout)
-    assert [one["file"].rpartition("/")[2] for one in told["files"]] == ["a.flac", "b.wav", "c.wav"]
-    for one, seconds in zip(told["files"], (2.6, 1.2, 0.8), strict=True):
+    result = json.loads(viva(folder, sounds, "--json").stdout)
+    assert [one["file"].rpartition("/")[2] for one in result["files"]] == ["a.flac", "b.wav", "c.wav"]
+    for one, seconds in zip(result["files"], (2.6, 1.2, 0.8), strict=True):
         assert one["duration"] == pytest.approx(seconds, abs=0.01) and one["rtf"] > 0 and one["language"] == "en"
 
 
@@ -69,8 +69,8 @@ def test_a_file_that_fails_does_not_stop_the_others(folder, sounds, tmp_path):
     result = viva(folder, tmp_path / "broken.wav", sounds / "b.wav", tmp_path / "none.wav", "--out", tmp_path / "out")
     assert result.exit_code == 1
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["b.txt"]
-    told = "".join(result.stderr.split())  # a terminal breaks lines where it likes
-    assert "broken.wav" in told and "none.wav" in told and "Traceback" not in told
+    errors = "".join(result.stderr.split())  # the terminal wraps lines
+    assert "broken.wav" in errors and "none.wav" in errors and "Traceback" not in errors
 
 
 def test_a_folder_without_sounds_is_refused(folder, tmp_path):
@@ -83,13 +83,13 @@ def test_heads_leave_the_text_and_are_reported(folder, sounds, tmp_path):
     WhisperHeads.for_decoder(model.decoder, 3).save(tmp_path, model.config)
     plain = viva(folder, sounds / "b.wav")
     drafted = viva(folder, sounds / "b.wav", "--heads", tmp_path, "--lookup", "--json")
-    told = json.loads(drafted.stdout)
-    assert told["files"][0]["text"] == plain.stdout.strip()
-    assert told["drafts"]["drafts"] > 0 and sum(told["drafts"]["kept_histogram"]) == told["drafts"]["drafts"]
+    result = json.loads(drafted.stdout)
+    assert result["files"][0]["text"] == plain.stdout.strip()
+    assert result["drafts"]["drafts"] > 0 and sum(result["drafts"]["kept_histogram"]) == result["drafts"]["drafts"]
     assert "tokens in" in drafted.stderr
 
 
-def test_an_empty_sound_is_told_in_a_line(folder, tmp_path):
+def test_an_empty_file_is_an_error_of_one_line(folder, tmp_path):
     buffer = io.BytesIO()
     soundfile.write(buffer, noise(0.0), RATE, format="WAV")
     result = viva(folder, "-", input=buffer.getvalue())

@@ -40,7 +40,7 @@ def test_the_recogniser_understands_voices_it_has_never_heard(plain, spoken):
 
 
 @pytest.mark.parametrize(
-    ("choice", "least"),
+    ("choice", "min_tokens"),
     [
         (DraftChoice(draft="mini-asr-draft"), 4.0),
         (DraftChoice(heads="mini-asr-heads"), 2.0),
@@ -48,7 +48,7 @@ def test_the_recogniser_understands_voices_it_has_never_heard(plain, spoken):
     ],
     ids=["draft", "heads", "tree of heads"],
 )
-def test_bundled_guesses_save_passes_and_change_no_text(transcriber, spoken, plain, choice, least):
+def test_bundled_drafts_save_passes_and_change_no_text(transcriber, spoken, plain, choice, min_tokens):
     backend = OwnBackend(transcriber, pick("cpu"), choice)
     assert texts_of(backend, spoken) == plain
-    assert backend.report().tokens_per_pass > least
+    assert backend.report().tokens_per_pass > min_tokens

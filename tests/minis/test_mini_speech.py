@@ -75,7 +75,7 @@ def test_text_becomes_speech_and_the_speech_the_same_text(pipeline):
         assert normalise(_written(pipeline, [Turn("system", WRITE_DOWN), Turn("user", codes)])) == normalise(text)
 
 
-def test_it_remembers_what_a_guest_said_earlier(pipeline):
+def test_it_uses_earlier_turns_of_the_conversation(pipeline):
     turns = [
         Turn("system", DEFAULT_SYSTEM["text"]),
         Turn("user", "I would like a table for three at seven o'clock."),

@@ -33,10 +33,10 @@ def is_speech(seconds: float, loudest: float) -> bool:
 
 @bundled("mini-tts")
 def test_the_command_says_it_with_no_model_and_no_voice_named(tmp_path):
-    told = json.loads(viva("say", TEXT, "--out", str(tmp_path / "said.opus"), "--device", "cpu", "--json"))
+    result = json.loads(viva("say", TEXT, "--out", str(tmp_path / "said.opus"), "--device", "cpu", "--json"))
     sound = read(tmp_path / "said.opus")
     assert is_speech(sound.seconds, np.abs(sound.samples).max())
-    assert told["seconds"] == pytest.approx(sound.seconds, abs=0.1)
+    assert result["seconds"] == pytest.approx(sound.seconds, abs=0.1)
 
 
 @bundled("mini-tts")

@@ -1,4 +1,4 @@
-"""A text that CosyVoice cannot say fails by itself, in its own caller's thread; the others are said whole."""
+"""A text that fails in CosyVoice fails in its caller's thread; the others are synthesized completely."""
 
 import threading
 

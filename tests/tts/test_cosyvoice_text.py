@@ -1,4 +1,4 @@
-"""What CosyVoice is given to read, and what a listener's wish does to how it speaks."""
+"""CosyVoice's text preparation, and user requests that change the speaking style."""
 
 import pytest
 from hypothesis import given
@@ -39,7 +39,7 @@ def test_phonemes_are_of_version_3_alone():
     assert prepare_text("See [1] there.", 2) == "See, one, there."
 
 
-def test_long_texts_are_said_in_breaths_and_chinese_counts_characters():
+def test_long_texts_are_split_and_chinese_counts_characters():
     sentence = "This is a sentence of some length. "
     assert [len(part.text) <= 160 for part in text_chunks(sentence * 20, lambda text: len(text) // 2)].count(False) == 0
     assert max(len(part.text) for part in text_chunks("这是一个不太长的句子。" * 20, lambda text: 10**6)) <= 80
@@ -54,16 +54,16 @@ def test_a_transcript_has_sentence_case_and_an_end(written, tidy):
 
 
 @given(st.lists(st.text("ab ,。你", max_size=9), max_size=9))
-def test_a_growing_text_comes_whole_and_in_order(pieces):
+def test_streaming_text_is_complete_and_in_order(pieces):
     assert "".join(cut_at_words(pieces)) == "".join(pieces)
 
 
-def test_a_growing_text_is_cut_before_spaces():
+def test_streaming_text_is_cut_before_spaces():
     assert list(cut_at_words(["Hel", "lo wor", "ld, you ", "all"])) == ["Hello", " world, you", " all"]
     assert list(cut_at_words(["你好，世", "界"])) == ["你好，", "世界"]
 
 
-def test_the_pieces_of_a_growing_text_keep_their_spaces():
+def test_pieces_of_streaming_text_keep_their_spaces():
     assert [prepare_piece(piece, 3) for piece in (" 3 cats", ",", " [laughter]!", "")] == [
         " three cats",
         ",",
@@ -89,7 +89,7 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize(("said", "change"), REQUESTS.items(), ids=REQUESTS)
-def test_a_wish_changes_what_it_names_and_nothing_else(said, change):
+def test_a_request_changes_only_what_it_names(said, change):
     after = apply_request(said, USUAL)
     assert after is not None
     assert {name: getattr(after, name) for name in change} == pytest.approx(change)
@@ -112,11 +112,11 @@ def test_a_wish_changes_what_it_names_and_nothing_else(said, change):
         "What now?",
     ],
 )
-def test_what_is_part_of_the_conversation_is_no_wish(said):
+def test_ordinary_conversation_is_no_request(said):
     assert apply_request(said, USUAL) is None
 
 
-def test_wishes_add_up_within_bounds_and_can_be_taken_back():
+def test_requests_accumulate_within_bounds_and_can_be_undone():
     style = USUAL
     for _ in range(20):
         style = apply_request("faster please", apply_request("louder", style))

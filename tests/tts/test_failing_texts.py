@@ -1,4 +1,4 @@
-"""A text or a voice that cannot be computed fails by itself: others are said whole, and nothing stays behind."""
+"""A text or voice that fails does not affect others, and its sequence is closed."""
 
 import threading
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.models.tiny_nano import tiny_nano
-from tests.tts.test_mouths import PROMPT, REFERENCE, SAMPLINGS
+from tests.tts.test_frame_generators import PROMPT, REFERENCE, SAMPLINGS
 from vivavoce.device import pick
 from vivavoce.engine.sampling import Generation
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
@@ -68,8 +68,8 @@ def rows_of(synthesizer: EngineFrameGenerator, text: str) -> set[tuple[int, ...]
 
 def test_a_text_that_fails_fails_alone(synthesizer):
     wanted = together(synthesizer, TEXTS)
-    only_here = rows_of(synthesizer, TEXTS[1]) - rows_of(synthesizer, TEXTS[0]) - rows_of(synthesizer, TEXTS[2])
-    synthesizer.model.poison = sorted(only_here - set(PROMPT.before_text(REFERENCE)))[0]
+    unshared = rows_of(synthesizer, TEXTS[1]) - rows_of(synthesizer, TEXTS[0]) - rows_of(synthesizer, TEXTS[2])
+    synthesizer.model.poison = sorted(unshared - set(PROMPT.before_text(REFERENCE)))[0]
     first, failed, last = together(synthesizer, TEXTS)
     assert isinstance(failed, PlantedError)
     assert [first, last] == [wanted[0], wanted[2]] and len(first) == 24
@@ -85,8 +85,8 @@ def test_a_voice_that_fails_is_closed_and_tried_again_when_asked_for(synthesizer
     under_way = fresh.frames(REFERENCE, TEXTS[0], GENERATION)
     expected = list(synthesizer.frames(REFERENCE, TEXTS[0], GENERATION))
     known = {tuple(row) for row in PROMPT.before_text(REFERENCE)}
-    only_here = {tuple(row) for row in PROMPT.before_text(OTHER)} - known - rows_of(synthesizer, TEXTS[0])
-    synthesizer.model.poison = sorted(only_here)[0]
+    unshared = {tuple(row) for row in PROMPT.before_text(OTHER)} - known - rows_of(synthesizer, TEXTS[0])
+    synthesizer.model.poison = sorted(unshared)[0]
     with pytest.raises(PlantedError):
         fresh.frames(OTHER, TEXTS[0], GENERATION)
     assert list(under_way) == expected

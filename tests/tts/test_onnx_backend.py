@@ -1,4 +1,4 @@
-"""The ONNX backend says what torch says, code for code, and does it where there is no torch."""
+"""The ONNX backend generates the same codes as torch, and works without torch."""
 
 import dataclasses
 import json
@@ -156,7 +156,7 @@ def test_a_step_that_takes_one_row_reads_the_prompt_whole(graphs, torch_speaker)
     )
 
 
-def test_bad_folders_and_wishes_are_one_line(graphs, tmp_path):
+def test_bad_folders_and_options_are_errors_of_one_line(graphs, tmp_path):
     with pytest.raises(InputError, match="ONNX speech is float32"):
         OnnxTTS.load(str(graphs), dtype="int8")
     for file in graphs.iterdir():

@@ -1,4 +1,4 @@
-"""`viva say` writes what was said as it is made, in every format; `viva voices` keeps who may be spoken like."""
+"""`viva say` writes audio while it is generated, in every format; `viva voices` stores voices."""
 
 import io
 import json
@@ -44,11 +44,11 @@ def test_a_file_holds_what_is_said(folder, said, tmp_path, format):
     file = tmp_path / f"said.{format}"
     done = say(folder, "--out", file, "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
+    warning = json.loads(done.stdout)
     heard = read(file, mono=False)
     assert heard.channels == said.channels
     assert heard.seconds == pytest.approx(said.seconds, abs=0.08)
-    assert told["seconds"] == pytest.approx(said.seconds)
+    assert warning["seconds"] == pytest.approx(said.seconds)
     if format in ("wav", "flac"):
         np.testing.assert_allclose(heard.samples, said.samples.clip(-1, 1), atol=1e-4)
 
@@ -69,12 +69,12 @@ def test_one_channel_at_another_rate(folder, said, tmp_path):
     assert heard.seconds == pytest.approx(said.seconds, abs=0.01)
 
 
-def test_a_sound_that_is_too_short_for_its_text_is_told(folder, said, tmp_path):
+def test_a_warning_is_printed_if_the_audio_is_too_short_for_its_text(folder, said, tmp_path):
     long_enough = "Ah."
     assert MIN_LETTER_SECONDS * len(long_enough) < said.seconds < MIN_LETTER_SECONDS * len(TEXT)
-    told = "too short to be all of the text: try another --seed"
-    assert told in say(folder, "--out", tmp_path / "said.wav").stderr
-    assert told not in say(folder, "--out", tmp_path / "said.wav", text=long_enough).stderr
+    warning = "too short to be all of the text: try another --seed"
+    assert warning in say(folder, "--out", tmp_path / "said.wav").stderr
+    assert warning not in say(folder, "--out", tmp_path / "said.wav", text=long_enough).stderr
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_sound_that_is_too_short_for_its_text_is_told(folder, said, tmp_path):
         (["--out", "said.wav", "--file", "/nowhere"], "not both"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_is(folder, tmp_path, monkeypatch, arguments, says):
+def test_impossible_options_are_refused_before_synthesis(folder, tmp_path, monkeypatch, arguments, says):
     monkeypatch.chdir(tmp_path)
     done = say(folder, *arguments)
     assert done.exit_code == 1 and isinstance(done.exception, InputError)
@@ -113,18 +113,20 @@ def test_text_that_is_not_utf8_is_named(folder, tmp_path):
 def test_voices_are_added_spoken_with_listed_and_removed(folder, tmp_path):
     recording, kept = tmp_path / "guest.wav", tmp_path / "kept"
     write(recording, buzz(1.0, 16_000))
-    here = ["--voices", str(kept)]
+    store_option = ["--voices", str(kept)]
     model = ["--model", str(folder), "--device", "cpu"]
-    added = CliRunner().invoke(app, ["voices", "add", "guest", str(recording), "--consent", "on tape", *model, *here])
+    added = CliRunner().invoke(
+        app, ["voices", "add", "guest", str(recording), "--consent", "on tape", *model, *store_option]
+    )
     assert added.exit_code == 0, added.output
     by_name, by_file = tmp_path / "name.wav", tmp_path / "file.wav"
-    assert say(folder, "--voice", "guest", "--out", by_name, *here).exit_code == 0
-    assert say(folder, "--voice", recording, "--out", by_file, *here).exit_code == 0
+    assert say(folder, "--voice", "guest", "--out", by_name, *store_option).exit_code == 0
+    assert say(folder, "--voice", recording, "--out", by_file, *store_option).exit_code == 0
     assert by_name.read_bytes() == by_file.read_bytes()
-    (listed,) = json.loads(CliRunner().invoke(app, ["voices", "list", "--json", *here]).stdout)
+    (listed,) = json.loads(CliRunner().invoke(app, ["voices", "list", "--json", *store_option]).stdout)
     assert (listed["name"], listed["consent"]) == ("guest", "on tape")
-    assert CliRunner().invoke(app, ["voices", "remove", "guest", *here]).exit_code == 0
-    assert json.loads(CliRunner().invoke(app, ["voices", "list", "--json", *here]).stdout) == []
+    assert CliRunner().invoke(app, ["voices", "remove", "guest", *store_option]).exit_code == 0
+    assert json.loads(CliRunner().invoke(app, ["voices", "list", "--json", *store_option]).stdout) == []
 
 
 def test_a_voice_of_another_codec_is_made_anew_from_its_recording(folder, tmp_path):

@@ -1,4 +1,4 @@
-"""Threads are taken while they help, and left alone where the user has spoken."""
+"""The thread count grows while it helps, and is left unchanged where OMP_NUM_THREADS is set."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def threads_as_before():
 
 
 @pytest.mark.parametrize(
-    ("milliseconds", "most", "expected"),
+    ("milliseconds", "max_threads", "expected"),
     [
         ({1: 20, 2: 12, 4: 8, 8: 5}, 8, 8),
         ({1: 20, 2: 12, 4: 11.5, 8: 5}, 8, 2),  # hardly faster: enough
@@ -30,33 +30,33 @@ def threads_as_before():
         ({1: 20}, 1, 1),
     ],
 )
-def test_threads_are_added_while_they_help(milliseconds, most, expected):
+def test_threads_are_added_while_they_help(milliseconds, max_threads, expected):
     now = 0.0
 
     def step() -> None:
         nonlocal now
         now += milliseconds[torch.get_num_threads()]
 
-    assert best_threads(step, most, lambda: now) == expected
+    assert best_threads(step, max_threads, lambda: now) == expected
 
 
 @pytest.fixture(scope="module")
-def mouth():
+def generator():
     return CpuFrameGenerator(tiny_nano(dtype=torch.float32), MossTTSNanoPrompt(CONFIG, LetterTokenizer()))
 
 
-def test_a_small_model_takes_one(mouth, monkeypatch):
+def test_a_small_model_takes_one(generator, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert fastest_threads(mouth) == 1
+    assert fastest_threads(generator) == 1
 
 
-def test_a_large_model_is_measured(mouth, monkeypatch):
+def test_a_large_model_is_measured(generator, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "SMALLEST_SHARED", 1)
     monkeypatch.setattr(threads, "spare_cores", lambda: 2)
-    assert fastest_threads(mouth) in (1, 2)
+    assert fastest_threads(generator) in (1, 2)
 
 
-def test_what_the_user_set_holds(mouth, monkeypatch):
+def test_what_the_user_set_holds(generator, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert fastest_threads(mouth) == torch.get_num_threads()
+    assert fastest_threads(generator) == torch.get_num_threads()

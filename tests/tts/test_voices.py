@@ -1,4 +1,4 @@
-"""Voices stay where they were put, under names that are names."""
+"""Stored voices are found again by valid names, replaced and removed."""
 
 import json
 
@@ -17,7 +17,7 @@ def store(tmp_path) -> VoiceStore:
     return VoiceStore({"rms": StoredVoice("rms", CODES)}, tmp_path / "voices")
 
 
-def test_a_voice_is_found_again_by_another_shelf(store):
+def test_a_voice_is_found_by_another_store(store):
     store.add(StoredVoice("Aunt May", CODES, "16000 Hz", "signed 3 May"))
     found = VoiceStore(folder=store.folder).get("Aunt May")
     assert (found.codes, found.consent, found.codec) == (CODES, "signed 3 May", "16000 Hz")

@@ -1,4 +1,4 @@
-"""A CPU alone says what the engine says, and neither leaves anything behind."""
+"""The CPU generator and the engine generate the same frames, and neither keeps state of finished texts."""
 
 import dataclasses
 
@@ -39,14 +39,14 @@ def model() -> MossTTSNano:
 
 
 def said(
-    mouth: CpuFrameGenerator | EngineFrameGenerator, generation: Generation, reference=REFERENCE
+    generator: CpuFrameGenerator | EngineFrameGenerator, generation: Generation, reference=REFERENCE
 ) -> list[tuple[int, ...]]:
-    return list(mouth.frames(reference, "Good evening.", generation))
+    return list(generator.frames(reference, "Good evening.", generation))
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("reference", [REFERENCE, ()], ids=["cloned", "own"])
-def test_alone_and_in_the_engine_the_same_is_said(model, name, reference):
+def test_cpu_and_engine_generate_the_same_frames(model, name, reference):
     for seed in (0, 1, 2**40 + 5):
         generation = Generation(SAMPLINGS[name], 24, min_new_rows=10, seed=seed, penalise_prompt=False)
         alone = said(CpuFrameGenerator(model, PROMPT), generation, reference)
@@ -54,7 +54,7 @@ def test_alone_and_in_the_engine_the_same_is_said(model, name, reference):
         assert alone == said(EngineFrameGenerator(model, PROMPT, pick("cpu")), generation, reference)
 
 
-def test_fewer_codebooks_are_said_alike():
+def test_cpu_and_engine_agree_with_fewer_codebooks():
     model = tiny_nano(dtype=torch.float32, codebooks=3)
     generation = Generation(SAMPLINGS["published"], 12, 12, penalise_prompt=False)
     alone = said(CpuFrameGenerator(model, PROMPT), generation)
@@ -71,7 +71,7 @@ def test_a_voice_read_ahead_is_the_whole_prompt(model):
     assert said(CpuFrameGenerator(model, PROMPT), generation) == expected
 
 
-def test_a_past_is_a_value(model):
+def test_a_past_is_immutable(model):
     decoder = NanoCpuDecoder(model)
     past = decoder.prefill(PROMPT.before_text(REFERENCE))
     before = past.keys_values.clone()
@@ -83,7 +83,7 @@ def test_a_past_is_a_value(model):
 
 
 @pytest.mark.parametrize("is_int8", [False, pytest.param(True, marks=NEEDS_INT8)])
-def test_without_python_the_same_is_said(is_int8):
+def test_compiled_steps_generate_the_same_frames(is_int8):
     model = MossTTSNano.random(WIDER, deviation=0.1)
     if is_int8:
         to_int8(model)
@@ -111,9 +111,9 @@ def test_products_that_cannot_be_compiled_stay_as_they_are():
 
 
 def test_two_sequences_of_one_decoder_do_not_meet(model):
-    mouth, generation = CpuFrameGenerator(model, PROMPT), Generation(GREEDY, 8, 9)
-    alone = {text: list(mouth.frames(REFERENCE, text, generation)) for text in ("Yes.", "No.")}
-    streams = {text: mouth.frames(REFERENCE, text, generation) for text in alone}
+    generator, generation = CpuFrameGenerator(model, PROMPT), Generation(GREEDY, 8, 9)
+    alone = {text: list(generator.frames(REFERENCE, text, generation)) for text in ("Yes.", "No.")}
+    streams = {text: generator.frames(REFERENCE, text, generation) for text in alone}
     mixed = list(zip(*streams.values(), strict=True))
     assert [list(frames) for frames in zip(*mixed, strict=True)] == list(alone.values())
 
@@ -129,25 +129,25 @@ def test_noise_is_the_engine_s():
 
 
 def test_leaving_off_leaves_nothing_in_the_engine(model):
-    mouth = EngineFrameGenerator(model, PROMPT, pick("cpu"))
+    generator = EngineFrameGenerator(model, PROMPT, pick("cpu"))
     generation = Generation(GREEDY, 20, 20)
-    said(mouth, generation)
-    mouth.driver.call(lambda: None)
-    before = set(mouth.engine.scheduler.sequences)
-    frames = mouth.frames(REFERENCE, "Good evening.", generation)
+    said(generator, generation)
+    generator.driver.call(lambda: None)
+    before = set(generator.engine.scheduler.sequences)
+    frames = generator.frames(REFERENCE, "Good evening.", generation)
     next(frames)
-    assert set(mouth.engine.scheduler.sequences) != before
+    assert set(generator.engine.scheduler.sequences) != before
     frames.close()
-    mouth.driver.call(lambda: None)
-    assert set(mouth.engine.scheduler.sequences) == before and len(before) == 1
+    generator.driver.call(lambda: None)
+    assert set(generator.engine.scheduler.sequences) == before and len(before) == 1
 
 
 def test_voices_used_long_ago_are_forgotten(model):
-    mouth, generation = EngineFrameGenerator(model, PROMPT, pick("cpu")), Generation(GREEDY, 2, 2)
+    generator, generation = EngineFrameGenerator(model, PROMPT, pick("cpu")), Generation(GREEDY, 2, 2)
     for code in range(12):
-        said(mouth, generation, (((code,) * 5),) * 3)
-    mouth.driver.call(lambda: None)
-    assert len(mouth.engine.scheduler.sequences) == 8
+        said(generator, generation, (((code,) * 5),) * 3)
+    generator.driver.call(lambda: None)
+    assert len(generator.engine.scheduler.sequences) == 8
 
 
 def test_a_text_beyond_the_model_s_reach_is_refused():

@@ -1,4 +1,4 @@
-"""A speaker's stream is its whole sound, in any voice, at any speed, and nobody hears anybody else."""
+"""NanoTTS: the streamed audio is the whole audio, in any voice and at any speed, and concurrent texts do not mix."""
 
 import dataclasses
 import json
@@ -105,7 +105,7 @@ def test_a_recording_speaks_like_the_voice_kept_of_it(tmp_path):
     assert tiny_speaker(tmp_path).voices.get("guest").codes == kept.codes
 
 
-def test_speech_goes_on_from_a_recording_whose_words_are_known(speaker):
+def test_speech_continues_a_recording_with_a_transcript(speaker):
     codes, text = speaker.voices.get("bell").codes, "And two more."
     speaker.voices.built_in["ann"] = StoredVoice("ann", codes, text="A table for one.")
     rows = speaker.prompt.continuation(text, "A table for one. ", codes)
@@ -136,7 +136,7 @@ def test_pauses_are_scaled(speaker):
     assert lengths[1] > lengths[0]
 
 
-def test_speakers_do_not_mix(speaker):
+def test_voices_do_not_mix(speaker):
     texts = {"bell": "Good evening. Two, please.", "own": "The bill. And a taxi."}
     alone = {voice: speaker.say(text, voice, EIGHT).samples for voice, text in texts.items()}
     streams = {voice: speaker.stream(text, voice, EIGHT) for voice, text in texts.items()}
@@ -188,7 +188,7 @@ def test_odd_texts_are_said(speaker, text):
 
 
 @pytest.mark.parametrize("text", ["𒀀𒁀𒂀", "ᚠᛇᚻ ᛒᛦᚦ", "עברית", "हिन्दी भाषा", "ꦧꦱꦗꦮ"])
-def test_languages_nobody_taught_are_said_as_they_can(speaker, text):
+def test_texts_in_other_languages_are_spoken(speaker, text):
     assert speaker.say(text, "bell", EIGHT).seconds > 0
 
 
@@ -210,7 +210,7 @@ def test_too_long_a_text_is_an_error(speaker):
         speaker.stream("word " * 30_000)
 
 
-def test_unknown_voices_and_impossible_manners_are_refused_at_once(speaker):
+def test_unknown_voices_and_impossible_styles_are_refused_immediately(speaker):
     with pytest.raises(InputError, match="known: bell, own"):
         speaker.stream(TEXT, "nobody")
     with pytest.raises(InputError, match="speed must be"):

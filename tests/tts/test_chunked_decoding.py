@@ -1,4 +1,4 @@
-"""Whoever decodes the frames, alone, beside their making or for many at once, makes the same sound."""
+"""Frames decoded in chunks, on another thread or in batches, give the same audio."""
 
 import dataclasses
 import threading
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.models.tiny_nano import CODEC_CONFIG, tiny_nano_codec
-from tests.tts.test_speaker import EIGHT, TEXT, joined, tiny_speaker
+from tests.tts.test_nano import EIGHT, TEXT, joined, tiny_speaker
 from vivavoce.audio.player import PlaybackClock
 from vivavoce.device import pick
 from vivavoce.errors import InputError
@@ -39,21 +39,21 @@ def sounding(codec, decode=None, beside=None, is_live=True, clock=lambda: 0.0) -
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-def test_decoding_beside_changes_nothing(codec, whole, is_live):
+def test_decoding_on_another_thread_changes_nothing(codec, whole, is_live):
     with ThreadPoolExecutor(1) as beside:
         heard = joined(sounding(codec, beside=beside, is_live=is_live).sounds(iter(FRAMES)))
     np.testing.assert_allclose(heard, whole, atol=1e-5)
 
 
-@pytest.mark.parametrize(("is_beside", "longest"), [(True, 4), (False, 20)])
-def test_chunks_decoded_beside_are_short_so_that_little_is_left_at_the_end(codec, is_beside, longest):
+@pytest.mark.parametrize(("is_threaded", "max_length"), [(True, 4), (False, 20)])
+def test_chunks_decoded_on_another_thread_are_short(codec, is_threaded, max_length):
     with ThreadPoolExecutor(1) as pool:
-        speech = sounding(codec, beside=pool if is_beside else None, is_live=False)
+        speech = sounding(codec, beside=pool if is_threaded else None, is_live=False)
         lengths = []
         for sound in speech.sounds(iter(FRAMES * 3)):
             lengths.append(sound.shape[1] // CODEC_CONFIG.frame_samples)
             speech.player.feed(0.0, lengths[-1] * speech.frame_seconds)
-    assert lengths[0] == 1 and max(lengths) == longest and sum(lengths) == 3 * len(FRAMES)
+    assert lengths[0] == 1 and max(lengths) == max_length and sum(lengths) == 3 * len(FRAMES)
 
 
 class Lagging(Executor):
@@ -85,7 +85,7 @@ def test_a_codec_that_lags_behind_takes_all_that_waits(codec, whole):
     np.testing.assert_allclose(np.concatenate(heard, axis=1), whole, atol=1e-5)
 
 
-def test_where_all_cores_make_frames_none_is_asked_to_decode_beside(tmp_path):
+def test_without_a_spare_core_decoding_stays_on_the_calling_thread(tmp_path):
     speaker, threads = tiny_speaker(tmp_path), torch.get_num_threads()
     try:
         for count in (spare_cores() + 1, max(1, spare_cores())):
@@ -96,7 +96,7 @@ def test_where_all_cores_make_frames_none_is_asked_to_decode_beside(tmp_path):
         torch.set_num_threads(threads)
 
 
-def test_a_decoder_that_fails_beside_fails_here(codec):
+def test_an_error_on_the_decoding_thread_is_raised_to_the_caller(codec):
     with ThreadPoolExecutor(1) as beside, pytest.raises(InputError, match="code 99"):
         list(sounding(codec, beside=beside).sounds(iter([*FRAMES[:1], (99,) * 6, *FRAMES])))
 
@@ -136,7 +136,7 @@ def test_many_threads_are_decoded_together(codec, whole, in_slots):
         np.testing.assert_allclose(sound, whole, atol=1e-5)
 
 
-def test_who_finds_no_slot_is_decoded_all_the_same(codec, whole):
+def test_streams_without_a_slot_are_decoded_too(codec, whole):
     together = together_on(codec, graphs=True)
     together.slots = SlotDecoder(codec, 1)
     held = together.start()
@@ -146,7 +146,7 @@ def test_who_finds_no_slot_is_decoded_all_the_same(codec, whole):
 
 
 @pytest.mark.parametrize("in_slots", [True, False])
-def test_a_pass_that_fails_tells_everybody(codec, in_slots):
+def test_a_failing_pass_raises_in_all_its_callers(codec, in_slots):
     together = together_on(codec, in_slots)
     with pytest.raises(InputError, match="code 99"):
         together(together.start(), [(99,) * 6])
@@ -154,20 +154,20 @@ def test_a_pass_that_fails_tells_everybody(codec, in_slots):
 
 def test_a_step_that_fails_ends_the_texts_under_way_and_no_later_one(tmp_path):
     speaker = tiny_speaker(tmp_path)
-    mouth = speaker.generator = EngineFrameGenerator(speaker.model, speaker.prompt, pick("cpu"))
+    generator = speaker.generator = EngineFrameGenerator(speaker.model, speaker.prompt, pick("cpu"))
     expected = speaker.say(TEXT, "bell", EIGHT).samples
-    run = mouth.engine.runner.run
+    run = generator.engine.runner.run
 
     def failing(works):
-        mouth.engine.runner.run = run
+        generator.engine.runner.run = run
         raise RuntimeError("the device is gone")
 
-    mouth.engine.runner.run = failing
+    generator.engine.runner.run = failing
     with pytest.raises(RuntimeError, match="the device is gone"):
         speaker.say(TEXT, "bell", EIGHT)
     np.testing.assert_array_equal(speaker.say(TEXT, "bell", EIGHT).samples, expected)
-    mouth.driver.call(lambda: None)
-    assert len(mouth.engine.scheduler.sequences) == 1
+    generator.driver.call(lambda: None)
+    assert len(generator.engine.scheduler.sequences) == 1
 
 
 @pytest.mark.parametrize("in_slots", [True, False])

@@ -1,4 +1,4 @@
-"""What cannot be said is taken out of a text, and what can be stays."""
+"""Text normalisation: markup is removed, numbers become words, and all that can be spoken stays."""
 
 import pytest
 from hypothesis import given

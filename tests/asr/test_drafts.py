@@ -1,4 +1,4 @@
-"""Whoever guesses ahead, the transcript is the plain one."""
+"""Speculative decoding never changes a transcript, whatever the source of the drafts."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.asr.leftovers import assert_idle
-from tests.asr.test_many import SOUNDS
+from tests.asr.idle_engine import assert_idle
+from tests.asr.test_batch import SOUNDS
 from tests.asr.test_transcribe import folder, transcriber  # noqa: F401 - fixtures
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.asr.drafts import DraftChoice
@@ -81,7 +81,7 @@ def test_the_segments_are_those_of_plain_decoding(transcriber, drafts, name, opt
 
 
 @pytest.mark.parametrize("name", ["heads", "decoder", "pieces"])
-def test_texts_drawn_at_a_temperature_are_the_same_draws(transcriber, drafts, name):  # noqa: F811
+def test_sampled_texts_are_those_of_plain_sampling(transcriber, drafts, name):  # noqa: F811
     hot = replace(transcriber.settings, min_logprob=0.0, temperatures=(0.0, 0.8), best_of=2)
     strict = WhisperTranscriber(transcriber.model, transcriber.tokenizer, transcriber.tokens, hot)
     sounds, options = SOUNDS[2:3], TranscriptionOptions(seed=5, timestamps=False)
@@ -91,7 +91,7 @@ def test_texts_drawn_at_a_temperature_are_the_same_draws(transcriber, drafts, na
     assert {segment.temperature for mine in expected for segment in mine} == {0.8}
 
 
-def test_a_small_decoder_that_is_the_model_and_sure_of_it_is_always_right(transcriber, tmp_path):  # noqa: F811
+def test_drafts_by_the_model_itself_are_all_accepted(transcriber, tmp_path):  # noqa: F811
     sure = deepcopy(transcriber)
     sure.model.decoder.embed_tokens.weight.data *= 20
     sure.model.save(tmp_path)
@@ -112,7 +112,7 @@ def test_the_previous_hypothesis_is_a_draft_that_saves_passes(transcriber):  # n
     assert engine.report().passes * 3 < plain.passes
 
 
-def test_a_sound_may_join_and_leave_between_steps(transcriber):  # noqa: F811
+def test_recordings_may_start_and_be_cancelled_between_steps(transcriber):  # noqa: F811
     engine = TranscribingEngine(transcriber, CPU, windows=3)
     alone = [list(transcriber.segments(samples)) for samples in SOUNDS[:2]]
     first, gone, last = (iter(engine.begin(samples)) for samples in (SOUNDS[0], SOUNDS[1], SOUNDS[1]))
@@ -138,7 +138,7 @@ def test_drafts_that_do_not_fit_are_refused_in_a_line(transcriber, drafts, tmp_p
             TranscribingEngine(transcriber, CPU, windows=1, drafts=choice)
 
 
-def test_a_better_text_is_found_by_following_several(transcriber):  # noqa: F811
+def test_beam_search_finds_a_more_probable_text(transcriber):  # noqa: F811
     one, many = (
         list(transcriber.segments(SOUNDS[2], TranscriptionOptions(timestamps=False, beams=beams))) for beams in (1, 5)
     )

@@ -1,4 +1,4 @@
-"""Beams and expected words go through the engine beside everybody else; a language is told of the window it is in."""
+"""Beam search and hotwords share the engine's steps with other texts; a language is detected per window."""
 
 from dataclasses import replace
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.asr.leftovers import assert_idle
+from tests.asr.idle_engine import assert_idle
 from tests.asr.test_transcribe import RATE, SIZES, folder, noise, transcriber  # noqa: F401
 from vivavoce.asr import transcribe as gated_transcribe
 from vivavoce.asr.batch import TranscribingEngine
@@ -36,7 +36,7 @@ def bilingual(transcriber):  # noqa: F811
     return WhisperTranscriber(model, transcriber.tokenizer, tokens, settings), runs
 
 
-def test_the_window_in_which_a_language_is_heard_is_encoded_once(bilingual):
+def test_the_window_of_language_detection_is_encoded_once(bilingual):
     hears, runs = bilingual
     samples = torch.from_numpy(noise(1.5))
     language = hears.own_language(samples)
@@ -48,28 +48,28 @@ def test_the_window_in_which_a_language_is_heard_is_encoded_once(bilingual):
     )
     assert len(runs) == 2 and [s.tokens for s in together] == [s.tokens for s in alone.segments]
     assert {segment.language for segment in together} == {language}
-    told = transcribe(samples.numpy(), hears, language, timestamps=False, temperatures=GREEDY)
+    result = transcribe(samples.numpy(), hears, language, timestamps=False, temperatures=GREEDY)
     other = transcribe(
         samples.numpy(), hears, {"en": "de", "de": "en"}[language], timestamps=False, temperatures=GREEDY
     )
-    assert [s.tokens for s in told.segments] == [s.tokens for s in alone.segments] and other.language != language
+    assert [s.tokens for s in result.segments] == [s.tokens for s in alone.segments] and other.language != language
 
 
-def test_beams_and_expected_words_share_the_steps_of_the_others(transcriber):  # noqa: F811
+def test_beams_and_hotwords_share_steps_with_other_texts(transcriber):  # noqa: F811
     sounds = [torch.from_numpy(noise(1.9, seed)) for seed in range(4)]
     pushed = WhisperTranscriber(
         transcriber.model, transcriber.tokenizer, transcriber.tokens, replace(transcriber.settings, hotword_bonus=20.0)
     )
-    wishes = [
+    options_list = [
         TranscriptionOptions(timestamps=False, temperatures=GREEDY),
         TranscriptionOptions(timestamps=False, temperatures=GREEDY, beams=3),
         TranscriptionOptions(timestamps=False, temperatures=GREEDY, hotwords=("breakfast",)),
         TranscriptionOptions(timestamps=True, temperatures=GREEDY, hotwords=("table",), beams=2),
     ]
     engine = TranscribingEngine(pushed, CPU, windows=4)
-    together = engine.transcribe(sounds, wishes)
+    together = engine.transcribe(sounds, options_list)
     steps, alone = engine.engine.steps, 0
-    for sound, options, segments in zip(sounds, wishes, together, strict=True):
+    for sound, options, segments in zip(sounds, options_list, together, strict=True):
         assert [s.tokens for s in segments] == [s.tokens for s in pushed.segments(sound, options)]
         engine.transcribe([sound], options)
         alone += engine.engine.steps - steps - alone
@@ -77,39 +77,39 @@ def test_beams_and_expected_words_share_the_steps_of_the_others(transcriber):  #
     assert_idle(engine)
 
 
-def test_texts_with_expected_words_are_drawn_by_their_seed(transcriber):  # noqa: F811
+def test_sampled_texts_with_hotwords_depend_on_the_seed(transcriber):  # noqa: F811
     sound = torch.from_numpy(noise(1.9))
-    wishes = [
+    options_list = [
         TranscriptionOptions(timestamps=False, temperatures=(0.8,), hotwords=("table",), seed=seed)
         for seed in (1, 1, 2)
     ]
-    first, again, other = TranscribingEngine(transcriber, CPU, windows=3).transcribe([sound] * 3, wishes)
+    first, again, other = TranscribingEngine(transcriber, CPU, windows=3).transcribe([sound] * 3, options_list)
     assert [s.tokens for s in first] == [s.tokens for s in again] != [s.tokens for s in other]
 
 
-def test_a_caller_that_gives_up_while_beams_are_followed_leaves_nothing_behind(transcriber):  # noqa: F811
+def test_cancelling_a_beam_search_frees_the_engine(transcriber):  # noqa: F811
     engine = TranscribingEngine(transcriber, CPU, windows=1)
     job = engine.begin(torch.from_numpy(noise(1.9)), TranscriptionOptions(timestamps=False, beams=4))
-    step, most = engine.engine.advance, []
+    step, counts = engine.engine.advance, []
 
     def advance():
         result = step()
-        most.append(len(engine.engine.scheduler.sequences))
-        if len(most) == 4:
+        counts.append(len(engine.engine.scheduler.sequences))
+        if len(counts) == 4:
             job.cancel()
         return result
 
     engine.engine.advance = advance
-    assert list(job) == [] and max(most) > 1
+    assert list(job) == [] and max(counts) > 1
     assert_idle(engine)
-    assert len(most) < 8
+    assert len(counts) < 8
 
 
-def test_three_hours_are_heard_window_by_window(transcriber):  # noqa: F811
+def test_three_hours_are_transcribed_window_by_window(transcriber):  # noqa: F811
     """What comes is told as it comes, and no more is held than the sound's own mel and one window."""
-    least = dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 16)
+    tiny_sizes = dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 16)
     few = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "decoder_layers"), 1)
-    sizes = {**least, **few, "encoder_layers": 0, "max_source_positions": 1500, "max_target_positions": 12}
+    sizes = {**tiny_sizes, **few, "encoder_layers": 0, "max_source_positions": 1500, "max_target_positions": 12}
     config = replace(transcriber.model.config, **sizes)
     model = Whisper.random(config, seed=3)
     tokens = transcriber.tokens

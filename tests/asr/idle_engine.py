@@ -1,4 +1,4 @@
-"""What transcriptions leave behind in an engine: nothing."""
+"""Transcriptions leave nothing behind in an engine."""
 
 from vivavoce.asr.batch import TranscribingEngine
 

@@ -1,4 +1,4 @@
-"""Sounds transcribed together are transcribed as each alone."""
+"""Recordings transcribed in a batch have the segments they have alone."""
 
 import threading
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.asr.leftovers import assert_idle
+from tests.asr.idle_engine import assert_idle
 from tests.asr.test_transcribe import folder, noise, transcriber  # noqa: F401 - fixtures
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.device import pick
@@ -21,7 +21,7 @@ def tokens_of(recordings) -> list[list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("padding", ["full", "trim"])
-def test_each_sound_has_the_segments_it_has_alone(transcriber, padding):  # noqa: F811
+def test_batched_segments_are_those_of_single_recordings(transcriber, padding):  # noqa: F811
     options = TranscriptionOptions(padding=padding, word_times=True)
     together = TranscribingEngine(transcriber, pick("cpu"), windows=3).transcribe(SOUNDS, options)
     for samples, segments in zip(SOUNDS, together, strict=True):
@@ -33,7 +33,7 @@ def test_each_sound_has_the_segments_it_has_alone(transcriber, padding):  # noqa
             assert mine.average_logprob == pytest.approx(other.average_logprob, abs=1e-3)
 
 
-def test_doubtful_texts_are_drawn_again_and_every_place_is_given_back(transcriber):  # noqa: F811
+def test_doubtful_texts_are_sampled_again_and_all_slots_are_released(transcriber):  # noqa: F811
     strict = replace(transcriber.settings, min_logprob=0.0, temperatures=(0.0, 1.0), best_of=3)
     engine = TranscribingEngine(
         WhisperTranscriber(transcriber.model, transcriber.tokenizer, transcriber.tokens, strict), pick("cpu"), windows=2
@@ -48,7 +48,7 @@ def test_doubtful_texts_are_drawn_again_and_every_place_is_given_back(transcribe
     assert tokens_of(engine.transcribe(SOUNDS[:3], TranscriptionOptions(seed=3))) == tokens_of(segments)
 
 
-def test_a_caller_that_gives_up_leaves_nothing_behind(transcriber):  # noqa: F811
+def test_a_cancelled_caller_frees_the_engine(transcriber):  # noqa: F811
     engine = TranscribingEngine(transcriber, pick("cpu"), windows=2)
 
     def give_up(number, segment):
@@ -60,13 +60,13 @@ def test_a_caller_that_gives_up_leaves_nothing_behind(transcriber):  # noqa: F81
 
 
 def test_each_recording_may_have_its_own_options(transcriber):  # noqa: F811
-    wishes = [
+    options_list = [
         TranscriptionOptions(prefix="a table"),
         TranscriptionOptions(timestamps=False),
         TranscriptionOptions(hotwords=("breakfast",)),
     ]
-    together = TranscribingEngine(transcriber, pick("cpu"), windows=4).transcribe(SOUNDS[:3], wishes)
-    for samples, options, segments in zip(SOUNDS, wishes, together, strict=False):
+    together = TranscribingEngine(transcriber, pick("cpu"), windows=4).transcribe(SOUNDS[:3], options_list)
+    for samples, options, segments in zip(SOUNDS, options_list, together, strict=False):
         assert [s.tokens for s in segments] == [s.tokens for s in transcriber.segments(samples, options)]
 
 
@@ -75,7 +75,7 @@ class PlantedError(Exception):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_recording_whose_text_cannot_be_decoded_fails_alone(transcriber, beams, monkeypatch):  # noqa: F811
+def test_a_failing_text_fails_only_its_recording(transcriber, beams, monkeypatch):  # noqa: F811
     options = TranscriptionOptions(timestamps=False, temperatures=(0.0,), beams=beams)
     engine = TranscribingEngine(transcriber, pick("cpu"), windows=3)
     wanted = engine.transcribe(SOUNDS[:3], options)
@@ -110,7 +110,7 @@ def test_a_recording_whose_text_cannot_be_decoded_fails_alone(transcriber, beams
     assert tokens_of(engine.transcribe(SOUNDS[:3], options)) == tokens_of(wanted)
 
 
-def test_a_window_that_cannot_be_encoded_fails_alone(transcriber):  # noqa: F811
+def test_a_failing_window_fails_only_its_recording(transcriber):  # noqa: F811
     engine = TranscribingEngine(transcriber, pick("cpu"), windows=2)
     options = TranscriptionOptions(timestamps=False, temperatures=(0.0,))
     (wanted,) = engine.transcribe([SOUNDS[0]], options)
