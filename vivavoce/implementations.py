@@ -189,7 +189,7 @@ def choose_asr_backend(
 def choose_draft_heads(device: Device, dtype: torch.dtype) -> Choice:
     """The implementation of draft heads."""
     if device.kind == "cpu":
-        return Choice("draft heads", "vivavoce.asr.drafts:CpuDraftHeads", dtype, TORCHSCRIPT)
+        return Choice("draft heads", "vivavoce.asr.drafts:CpuHeadDrafts", dtype, TORCHSCRIPT)
     return Choice("draft heads", "vivavoce.engine.drafts:HeadDrafts", dtype, "heads run in the engine's step")
 
 

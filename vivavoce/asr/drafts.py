@@ -127,7 +127,7 @@ class CpuDraftModel:
         return state
 
 
-class CpuDraftHeads:
+class CpuHeadDrafts:
     """Greedy drafts of Medusa heads on a CPU, from the hidden state of the newest token."""
 
     def __init__(self, heads: WhisperHeads, writer: WhisperWriter, engine: Engine, width: int) -> None:
@@ -239,15 +239,15 @@ class Drafter:
             else:
                 self.small = _small(folder, kind, transcriber.model)
         self._guessed: dict[int, list[Row]] = {}
-        self._by_heads: HeadDrafts | CpuDraftHeads | None = None
+        self._by_heads: HeadDrafts | CpuHeadDrafts | None = None
         self._by_model: DraftModel | CpuDraftModel | None = None
         self._small_writer: WhisperWriter | None = None
 
     def attach(self, engine: Engine, writer: WhisperWriter) -> None:
         """Create the draft sources for the texts of an engine."""
         dtype = writer.model.decoder.embed_tokens.weight.dtype
-        if self.heads is not None and choose_draft_heads(self.device, dtype).cls is CpuDraftHeads:
-            self._by_heads = CpuDraftHeads(self.heads, writer, engine, self.choice.width)
+        if self.heads is not None and choose_draft_heads(self.device, dtype).cls is CpuHeadDrafts:
+            self._by_heads = CpuHeadDrafts(self.heads, writer, engine, self.choice.width)
         elif self.heads is not None:
             self._by_heads = HeadDrafts(WindowHeads(self.heads, writer), engine, self.choice.width)
         if self.small is not None:
