@@ -248,7 +248,7 @@ BAD_CALLS = {
     ),
     "mono": (lambda: TINY.encode(torch.zeros(1, 1, 80)), "2 channels"),
     "integers": (lambda: TINY.encode(torch.zeros(1, 2, 80, dtype=torch.int16)), "float samples"),
-    "less than a frame": (lambda: TINY.encode(torch.zeros(1, 2, 79)), "a frame has 80 samples, and only 79"),
+    "less than a frame": (lambda: TINY.encode(torch.zeros(1, 2, 79)), "a frame has 80 samples, but the sound has 79"),
     "a step of part of a frame": (
         lambda: TINY.encode_step(TINY.encoder_state(), torch.zeros(2, 81)),
         "whole frames of 80 samples",
