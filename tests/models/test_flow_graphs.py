@@ -1,4 +1,4 @@
-"""Hops that were captured ahead are all that replies are made of: whatever comes is cut into them, or filled up."""
+"""Replies consist of hops captured at warm-up: other sizes are cut into these, or padded to them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Windows that a reply has used up serve another, whose sound does not change."""
+"""Windows released by one reply are reused by another, and the sound does not change."""
 
 import asyncio
 

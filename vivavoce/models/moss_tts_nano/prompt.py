@@ -379,15 +379,15 @@ def _is_boundary(character: str) -> bool:
 
 def _joined(parts: Iterator[str], count_tokens: Callable[[str], int], max_tokens: int) -> Iterator[str]:
     """Neighbours joined while they stay within the budget."""
-    current, tokens_so_far = "", 0
+    current, current_tokens = "", 0
     for part in parts:
         tokens = count_tokens(part)
         joined = current + part if has_cjk(current + part) or not current else f"{current} {part}"
-        if current and (tokens_so_far + tokens > max_tokens or count_tokens(joined) > max_tokens):
+        if current and (current_tokens + tokens > max_tokens or count_tokens(joined) > max_tokens):
             yield current
-            current, tokens_so_far = part, tokens
+            current, current_tokens = part, tokens
         else:
-            current, tokens_so_far = joined, count_tokens(joined)
+            current, current_tokens = joined, count_tokens(joined)
     if current:
         yield current
 
