@@ -32,7 +32,7 @@ def through(guard: EchoGuard, microphone: np.ndarray, played: np.ndarray) -> tup
     return np.concatenate(left), np.array(shares)
 
 
-def longest_speech(samples: np.ndarray) -> int:
+def max_speech_run(samples: np.ndarray) -> int:
     """Windows in the longest run of speech."""
     marks = "".join(
         "x" if probability >= 0.5 else " " for probability in speech_probabilities(voice_activity(), samples)
@@ -49,13 +49,13 @@ def output(seconds: float = 6.0) -> np.ndarray:
 def test_the_output_fed_back_20_db_softer_is_not_heard_as_speech(delay, reverberation):
     played = output()
     echo = 0.1 * fftconvolve(played, room(delay, reverberation))[: len(played)] + silence(len(played) / RATE)
-    assert longest_speech(echo) > 20, "without the guard it is"
+    assert max_speech_run(echo) > 20, "without the guard it is"
     left, shares = through(EchoGuard(), echo, played)
-    assert longest_speech(left) <= 1
+    assert max_speech_run(left) <= 1
     assert np.median(shares[20:]) > 0.95
 
 
-def test_who_wears_headphones_is_heard_softly_and_soon():
+def test_soft_speech_is_detected_soon_with_headphones():
     """While the way is learned soft sounds may be echo, unless half a second of our sound was not heard at all."""
     played = talk(3.0, seed=8, level_dbfs=-20)
     user = np.concatenate([np.zeros(round(0.7 * RATE)), talk(1.0, seed=3, level_dbfs=-32), np.zeros(2 * RATE)])
@@ -66,7 +66,7 @@ def test_who_wears_headphones_is_heard_softly_and_soon():
     assert np.median(shares[23:50]) < 0.1
     echo = 0.1 * fftconvolve(played, room(0.1))[: len(played)]
     left, _ = through(EchoGuard(), microphone + echo, played)
-    assert longest_speech(left[: 22 * BLOCK]) <= 1, "and who does not is guarded as before"
+    assert max_speech_run(left[: 22 * BLOCK]) <= 1, "and who does not is guarded as before"
 
 
 def test_a_second_reply_after_a_pause_through_a_longer_buffer_is_not_heard_either():
@@ -78,11 +78,11 @@ def test_a_second_reply_after_a_pause_through_a_longer_buffer_is_not_heard_eithe
         sound = 0.1 * fftconvolve(part, room(delay))
         echo[begin : begin + len(sound)] += sound[: len(echo) - begin]
     left, _ = through(EchoGuard(), echo + silence(len(echo) / RATE), played)
-    assert longest_speech(left) <= 1
+    assert max_speech_run(left) <= 1
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.2])
-def test_a_user_who_speaks_over_the_output_is_heard(delay):
+def test_speech_over_the_output_is_detected(delay):
     played = output(6.0)
     echo = 0.1 * fftconvolve(played, room(delay))[: len(played)]
     microphone = echo + silence(len(played) / RATE)
@@ -96,7 +96,7 @@ def test_a_user_who_speaks_over_the_output_is_heard(delay):
     assert (probabilities[first:last] >= 0.5).mean() > 0.8
 
 
-def test_what_was_played_to_headphones_in_a_silent_room_is_known_when_somebody_speaks():
+def test_skipped_output_is_processed_when_speech_follows():
     played = talk(3.0, seed=3)[: 80 * BLOCK]
     guard, state = EchoGuard(), EchoGuard().initial_state()
     blocks = played.reshape(-1, BLOCK)

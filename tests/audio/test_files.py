@@ -128,10 +128,10 @@ def test_an_hour_is_read_in_the_memory_of_a_block(tmp_path, make_voice):
             file.write(minute)
     tracemalloc.start()
     seconds = sum(block.seconds for block in blocks(path, seconds=10.0, rate=16_000))
-    _, most = tracemalloc.get_traced_memory()
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert seconds == pytest.approx(3_600)
-    assert most < 8_000_000  # a block is 640 kB, the hour 230 MB
+    assert peak < 8_000_000  # a block is 640 kB, the hour 230 MB
 
 
 def test_ten_milliseconds_are_a_sound(make_voice):

@@ -1,4 +1,4 @@
-"""A stage for conversations: a pipeline that says what a script tells it, and a clock moved with the sound."""
+"""A live conversation on a backend with scripted replies, and a clock that advances with the sound."""
 
 import asyncio
 from collections import Counter
@@ -27,49 +27,49 @@ def spoken(seconds: float, text: str = "", seed: int = 0, rate: int = 24_000) ->
 
 
 class ScriptedReply:
-    """A reply that has been written before it is asked for."""
+    """A reply whose pieces are given beforehand."""
 
-    def __init__(self, mind, plan, pieces):
-        self.mind, self.plan = mind, plan
+    def __init__(self, state, plan, pieces):
+        self.state, self.plan = state, plan
         self._pieces = pieces
-        self.heard_turn = mind.turn_windows if plan.includes_turn else 0
+        self.turn_windows = state.turn_windows if plan.includes_turn else 0
         self.released_for, self.is_released, self.is_dropped = None, False, False
 
     async def pieces(self):
-        made, pipeline = 0.0, self.mind.pipeline
+        generated, backend = 0.0, self.state.backend
         for piece in self._pieces:
             await asyncio.sleep(0)
-            while pipeline.ahead is not None and (early := made - self.plan.played() - pipeline.ahead) > 1e-6:
-                await pipeline.clock.until(pipeline.clock.now() + early)
+            while backend.ahead is not None and (excess := generated - self.plan.played() - backend.ahead) > 1e-6:
+                await backend.clock.until(backend.clock.now() + excess)
             if isinstance(piece, Spoke):
-                made += len(piece.samples) / pipeline.output_rate
+                generated += len(piece.samples) / backend.output_rate
             yield piece
 
     def release(self, turn):
         self.is_released, self.released_for = True, turn
         if self.plan.includes_turn:
-            self.mind.turn_windows = 0
-        self.mind.log.append(("release", turn))
+            self.state.turn_windows = 0
+        self.state.log.append(("release", turn))
 
     def drop(self):
         assert not self.is_dropped
         self.is_dropped = True
-        self.mind.log.append("drop" if not self.is_released else "end")
-        self.mind.pipeline.open_replies.discard(self)
+        self.state.log.append("drop" if not self.is_released else "end")
+        self.state.backend.open_replies.discard(self)
 
     @property
     def usage(self):
-        return Usage(input_audio=self.heard_turn, output_audio=len(self._pieces))
+        return Usage(input_audio=self.turn_windows, output_audio=len(self._pieces))
 
 
-class ScriptedMind:
-    """Keeps what it was told."""
+class ScriptedConversation:
+    """A conversation state that records its calls."""
 
-    def __init__(self, pipeline):
-        self.pipeline = pipeline
+    def __init__(self, backend):
+        self.backend = backend
         self.past, self.settings = (), None
         self.turn_windows = 0
-        self.kept: list[str] = []
+        self.committed: list[str] = []
         self.log: list = []
 
     def set_history(self, past, settings):
@@ -83,22 +83,22 @@ class ScriptedMind:
         self.turn_windows = 0
 
     def commit_turn(self, item):
-        self.kept.append(item)
+        self.committed.append(item)
         self.turn_windows = 0
 
     def reply(self, plan):
-        script = self.pipeline.scripts.pop(0) if self.pipeline.scripts else spoken(2.0, "Well, I think so. ")
+        script = self.backend.scripts.pop(0) if self.backend.scripts else spoken(2.0, "Well, I think so. ")
         reply = ScriptedReply(self, plan, script)
-        self.pipeline.open_replies.add(reply)
-        self.pipeline.made.append(reply)
+        self.backend.open_replies.add(reply)
+        self.backend.replies.append(reply)
         return reply
 
     async def close(self):
-        self.pipeline.minds -= 1
+        self.backend.open_conversations -= 1
 
 
-class ScriptedPipeline:
-    """Says the scripts one after another, then always the same; a reply is made `ahead` seconds before it is played."""
+class ScriptedBackend:
+    """Replies with the scripts in order, then with a default one, at most `ahead` seconds before playback."""
 
     input_rate, output_rate, transcribes = RATE, 24_000, False
 
@@ -106,38 +106,38 @@ class ScriptedPipeline:
         self.scripts = list(scripts)
         self.clock, self.ahead = clock, ahead
         self.open_replies: set[ScriptedReply] = set()
-        self.made: list[ScriptedReply] = []
-        self.minds = 0
+        self.replies: list[ScriptedReply] = []
+        self.open_conversations = 0
 
-    def open(self, heard):
-        self.minds += 1
-        self.heard = heard
-        self.mind = ScriptedMind(self)
-        return self.mind
+    def open(self, on_transcript):
+        self.open_conversations += 1
+        self.on_transcript = on_transcript
+        self.state = ScriptedConversation(self)
+        return self.state
 
 
 @dataclass
 class Stage:
-    """A conversation, its clock, and what it told with the time of each event."""
+    """A conversation, its clock, and its events with the time of each."""
 
-    pipeline: ScriptedPipeline
+    backend: ScriptedBackend
     conversation: LiveConversation
     clock: SimulatedClock
-    told: list = field(default_factory=list)
+    events: list = field(default_factory=list)
     times: list = field(default_factory=list)
 
     @classmethod
     def set(cls, *scripts, settings=None, options: DialogueOptions | None = None, ahead: float | None = 0.4) -> "Stage":
         clock = SimulatedClock()
-        pipeline = ScriptedPipeline(*scripts, clock=clock, ahead=ahead)
-        conversation = LiveConversation(pipeline, settings, options, input_rate=RATE, clock=clock)
-        stage = cls(pipeline, conversation, clock)
+        backend = ScriptedBackend(*scripts, clock=clock, ahead=ahead)
+        conversation = LiveConversation(backend, settings, options, input_rate=RATE, clock=clock)
+        stage = cls(backend, conversation, clock)
         stage._reader = asyncio.get_running_loop().create_task(stage._read())
         return stage
 
     async def _read(self):
         async for event in self.conversation.events():
-            self.told.append(event)
+            self.events.append(event)
             self.times.append(self.clock.now())
 
     async def settle(self):
@@ -146,7 +146,7 @@ class Stage:
             await asyncio.sleep(0)
 
     async def hear(self, samples: np.ndarray):
-        """Let the user's side sound like this, in real time by the conversation's clock."""
+        """Feed the user's audio in real time by the conversation's clock."""
         samples = samples[: len(samples) // WINDOW * WINDOW].astype(np.float32)
         for start in range(0, len(samples), WINDOW):
             self.clock.advance(WINDOW / RATE)
@@ -158,23 +158,23 @@ class Stage:
         await self._reader
 
     def all(self, kind):
-        return [event for event in self.told if isinstance(event, kind)]
+        return [event for event in self.events if isinstance(event, kind)]
 
     def time_of(self, kind, which: int = 0) -> float:
-        return [time for event, time in zip(self.told, self.times, strict=True) if isinstance(event, kind)][which]
+        return [time for event, time in zip(self.events, self.times, strict=True) if isinstance(event, kind)][which]
 
     def names(self, leave_out=(ReplyAudio,)) -> list[str]:
-        return [type(event).__name__ for event in self.told if not isinstance(event, leave_out)]
+        return [type(event).__name__ for event in self.events if not isinstance(event, leave_out)]
 
     def check(self):
-        """What holds of every conversation that was closed."""
+        """Check the invariants of a closed conversation."""
         started = Counter(event.reply for event in self.all(ReplyStarted))
         done = Counter(event.reply for event in self.all(ReplyDone))
         assert started == done and all(count == 1 for count in done.values())
-        assert not self.pipeline.open_replies, "a reply was never dropped"
-        assert self.pipeline.minds == 0
+        assert not self.backend.open_replies, "a reply was never dropped"
+        assert self.backend.open_conversations == 0
         over = set()
-        for event in self.told:
+        for event in self.events:
             if isinstance(event, ReplyDone):
                 over.add(event.reply)
             elif isinstance(event, ReplyAudio) and len(event.samples):
@@ -188,6 +188,6 @@ def with_turn(**turn) -> ConversationSettings:
 
 
 async def answered(stage: Stage, seconds: float = 1.5) -> str:
-    """The user asks, and the reply is under way for some seconds; its id."""
+    """The user asks, and the reply plays for some seconds; its id."""
     await stage.hear(np.concatenate([silence(0.5), talk(1.5, seed=5), silence(0.32 + seconds)]))
     return stage.all(ReplyStarted)[-1].reply

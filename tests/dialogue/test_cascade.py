@@ -122,8 +122,8 @@ class Voice:
 
 
 async def converse(endpoint, play, settings=None, tools=()):
-    """Play a conversation on a cascade until its first reply is over; what was told, the voice, the conversation."""
-    voice, listener, told = Voice(), Listener(), []
+    """Play a conversation on a cascade until its first reply is over; its events, the voice, the conversation."""
+    voice, listener, events = Voice(), Listener(), []
     pipeline = CascadeBackend(WholeTurns(listener), ChatEndpoint(endpoint.url, "some-model", key="k"), voice)
     options = DialogueOptions(speaking=SpeakingOptions(max_ahead=None))
     clock = SimulatedClock()
@@ -132,7 +132,7 @@ async def converse(endpoint, play, settings=None, tools=()):
 
     async def read():
         async for event in conversation.events():
-            told.append(event)
+            events.append(event)
             if isinstance(event, ReplyDone):
                 over.set()
 
@@ -149,14 +149,14 @@ async def converse(endpoint, play, settings=None, tools=()):
     items = conversation.items
     await conversation.close()
     await reader
-    return told, voice, items, listener
+    return events, voice, items, listener
 
 
 async def test_speech_becomes_words_becomes_a_reply_becomes_speech(serve):
     endpoint = serve(words("Well, ", "of course. You spoke", " for a while. Bye"))
     settings = ConversationSettings(instructions="Be brief.", transcribe_input=True)
     said = np.concatenate([silence(0.5), talk(1.0), silence(0.5)])
-    told, voice, items, listener = await converse(endpoint, said, settings)
+    events, voice, items, listener = await converse(endpoint, said, settings)
     assert voice.said == ["Well, of course.", "You spoke for a while.", "Bye"]
     assert endpoint.path == "/v1/chat/completions"
     assert endpoint.asked[0]["messages"] == [
@@ -164,21 +164,21 @@ async def test_speech_becomes_words_becomes_a_reply_becomes_speech(serve):
         {"role": "user", "content": "I spoke for 1 second"},
     ]
     assert listener.asked == 1, "the held reply and the transcript share one recognition"
-    transcript = next(event for event in told if isinstance(event, InputTranscript))
+    transcript = next(event for event in events if isinstance(event, InputTranscript))
     assert transcript.text == "I spoke for 1 second" and transcript.item == items[0].id
     assert items[0].content.parts[0].transcript == transcript.text
     assert items[1].content.parts[0].transcript == "Well, of course. You spoke for a while. Bye"
-    done = next(event for event in told if isinstance(event, ReplyDone))
+    done = next(event for event in events if isinstance(event, ReplyDone))
     assert done.reason == "completed" and done.usage.input_text == 11 and done.usage.output_text == 7
-    first_sound = next(index for index, event in enumerate(told) if isinstance(event, ReplyAudio))
-    texts = [index for index, event in enumerate(told) if isinstance(event, ReplyText)]
+    first_sound = next(index for index, event in enumerate(events) if isinstance(event, ReplyAudio))
+    texts = [index for index, event in enumerate(events) if isinstance(event, ReplyText)]
     assert texts[0] < first_sound < texts[1], "the first sentence is spoken before the second is written"
 
 
-async def test_what_is_for_the_eye_alone_is_written_and_not_said(serve):
+async def test_text_that_cannot_be_spoken_is_written_only(serve):
     endpoint = serve(words("Good morning! ", "😊😊\n", "```python\n"))
-    told, voice, items, _ = await converse(endpoint, lambda conversation: conversation.reply())
-    assert next(event for event in told if isinstance(event, ReplyDone)).reason == "completed"
+    events, voice, items, _ = await converse(endpoint, lambda conversation: conversation.reply())
+    assert next(event for event in events if isinstance(event, ReplyDone)).reason == "completed"
     assert voice.said == ["Good morning!"]
     assert items[-1].content.parts[0].transcript == "Good morning! 😊😊\n```python\n"
 
@@ -200,9 +200,9 @@ async def test_tools_pass_through(serve):
         conversation.add(ToolOutput("call_1", "free"))
         conversation.reply()
 
-    told, _, items, _ = await converse(endpoint, play, settings)
+    events, _, items, _ = await converse(endpoint, play, settings)
     assert items[-1].content == ToolCall("call_9", "book", '{"seats": 2}')
-    assert [event.kind for event in told if isinstance(event, ReplyItemStarted)] == ["tool_call"]
+    assert [event.kind for event in events if isinstance(event, ReplyItemStarted)] == ["tool_call"]
     asked = endpoint.asked[0]
     assert asked["tools"][0]["function"]["name"] == "book"
     assert asked["tool_choice"] == {"type": "function", "function": {"name": "book"}}
@@ -225,14 +225,14 @@ async def test_a_spoken_item_is_recognised_at_its_own_rate(serve, rate):
 async def test_a_turn_without_words_is_not_answered(serve):
     endpoint = serve(words("Pardon?"))
     said = np.concatenate([silence(0.5), talk(1.0), silence(0.5)])
-    told, voice, _, _ = await converse(endpoint, said, ConversationSettings(language="nobody's"))
+    events, voice, _, _ = await converse(endpoint, said, ConversationSettings(language="nobody's"))
     assert not endpoint.asked and not voice.said
-    assert next(event for event in told if isinstance(event, ReplyDone)).reason == "completed"
+    assert next(event for event in events if isinstance(event, ReplyDone)).reason == "completed"
 
 
 def test_calls_made_together_are_one_message():
     contents = [ToolCall("a", "book", "{}"), ToolCall("b", "look", "{}"), ToolOutput("a", "1"), ToolOutput("b", "2")]
-    items = [Item(f"item_{place}", content) for place, content in enumerate(contents)]
+    items = [Item(f"item_{index}", content) for index, content in enumerate(contents)]
     messages = chat_messages(items, "", {})
     assert [message["role"] for message in messages] == ["assistant", "tool", "tool"]
     assert [call["id"] for call in messages[0]["tool_calls"]] == ["a", "b"]
@@ -245,8 +245,8 @@ async def test_written_replies_are_not_cut_into_sentences(serve):
         conversation.add(Message("user", (TextPart("Count"),)))
         conversation.reply()
 
-    told, voice, items, _ = await converse(endpoint, play, ConversationSettings(modality="text"))
-    assert [event.delta for event in told if isinstance(event, ReplyText)] == ["One. Tw", "o."]
+    events, voice, items, _ = await converse(endpoint, play, ConversationSettings(modality="text"))
+    assert [event.delta for event in events if isinstance(event, ReplyText)] == ["One. Tw", "o."]
     assert not voice.said and items[-1].content.parts[0].text == "One. Two."
 
 
@@ -267,12 +267,12 @@ async def test_written_replies_are_not_cut_into_sentences(serve):
     ],
 )
 async def test_an_endpoint_that_fails_fails_the_reply_with_its_own_words(serve, chunks, status, message):
-    told, *_ = await converse(serve(chunks, status), lambda conversation: conversation.reply())
-    done = next(event for event in told if isinstance(event, ReplyDone))
+    events, *_ = await converse(serve(chunks, status), lambda conversation: conversation.reply())
+    done = next(event for event in events if isinstance(event, ReplyDone))
     assert done.reason == "failed" and message in done.error
 
 
-async def test_an_endpoint_that_is_not_there_is_named():
+async def test_an_unreachable_endpoint_is_named():
     endpoint = ChatEndpoint("http://127.0.0.1:9/v1", "m", timeout=2)
     with pytest.raises(VivaError, match=r"127\.0\.0\.1:9"):
         await anext(endpoint.reply([], ConversationSettings()))
@@ -280,7 +280,7 @@ async def test_an_endpoint_that_is_not_there_is_named():
         ChatEndpoint("ftp://somewhere", "m")
 
 
-async def test_leaving_a_reply_closes_its_connection(serve):
+async def test_closing_a_reply_closes_its_connection(serve):
     endless = serve({"choices": [{"delta": {"content": "word " * 200}}]} for _ in range(100_000))
     stream = ChatEndpoint(endless.url, "m").reply([], ConversationSettings())
     assert isinstance(await anext(stream), ChatText)
@@ -292,6 +292,6 @@ async def test_a_reply_cut_by_its_length_says_so(serve):
     endpoint = serve(words("And then", reason="length"))
     pieces = [piece async for piece in ChatEndpoint(endpoint.url, "m").reply([], ConversationSettings())]
     assert pieces == [ChatText("And then"), ChatEnd("length", 11, 7)]
-    told, *_ = await converse(serve(words("And", reason="length")), lambda conversation: conversation.reply())
-    assert next(event for event in told if isinstance(event, ReplyDone)).reason == "max_output_tokens"
-    assert any(isinstance(event, ReplyStarted) for event in told)
+    events, *_ = await converse(serve(words("And", reason="length")), lambda conversation: conversation.reply())
+    assert next(event for event in events if isinstance(event, ReplyDone)).reason == "max_output_tokens"
+    assert any(isinstance(event, ReplyStarted) for event in events)

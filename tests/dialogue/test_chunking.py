@@ -62,12 +62,12 @@ def test_chunks_grow_with_the_lead_and_stop_growing():
     assert [policy.wanted(3, lead) for lead in (0.0, 0.5, 0.8, 1.6, 2.4, 100.0)] == [5, 5, 5, 10, 15, 20]
 
 
-def test_a_fixed_policy_is_rounded_up_to_the_grain():
+def test_a_fixed_policy_is_rounded_up_to_whole_units():
     assert [FixedPolicy(FLOW, 1, 7).wanted(chunk, 9.0) for chunk in (0, 1, 2)] == [5, 10, 10]
     assert [FixedPolicy(ChunkUnit(), 2, 4).wanted(chunk, 0.0) for chunk in (0, 1, 2)] == [2, 4, 4]
 
 
-def test_a_quick_decoder_is_never_late_and_a_slow_one_is_told_so():
+def test_a_fast_decoder_never_underruns_and_a_slow_one_is_reported():
     good = simulate(LeadPolicy(FLOW), 200, 0.007, steady(0.03))
     assert good.underruns == 0
     assert good.first_sound == pytest.approx(8 * 0.007 + 0.03)
@@ -121,19 +121,19 @@ def test_policies_that_make_no_sense_are_refused(make):
         make()
 
 
-def test_a_gap_is_bridged_by_as_much_sound_as_everybody_s_next_chunk_takes():
-    bridge = ChunkGapEstimate(margin=0.0)
-    assert bridge.wait(0.0, 8) == 0, "nothing is known yet"
-    bridge.note(0.06, 1)
-    assert bridge.wait(0.06, 1) == 0 and bridge.wait(0.3, 4) == 0
-    assert bridge.wait(0.02, 1) == pytest.approx(0.04), "what it lacks, and no more"
-    assert bridge.wait(0.2, 4) == pytest.approx(0.04)
+def test_a_first_chunk_is_delayed_until_it_lasts_until_the_second():
+    gap_estimate = ChunkGapEstimate(margin=0.0)
+    assert gap_estimate.wait(0.0, 8) == 0, "nothing is known yet"
+    gap_estimate.note(0.06, 1)
+    assert gap_estimate.wait(0.06, 1) == 0 and gap_estimate.wait(0.3, 4) == 0
+    assert gap_estimate.wait(0.02, 1) == pytest.approx(0.04), "what it lacks, and no more"
+    assert gap_estimate.wait(0.2, 4) == pytest.approx(0.04)
     for _ in range(40):
-        bridge.note(0.16, 8)
-    assert bridge.wait(0.17, 8) == 0, "many together cost less each"
+        gap_estimate.note(0.16, 8)
+    assert gap_estimate.wait(0.17, 8) == 0, "many together cost less each"
 
 
-def test_frames_that_wait_already_are_taken_together_where_long_chunks_cost_little():
+def test_waiting_frames_are_decoded_in_one_chunk_where_long_chunks_are_cheap():
     policy = LeadPolicy(ChunkUnit(5, 3), share=0.8, doubles=True, making=1.0)
     assert [next_chunk(policy, waiting, False, 1, 0.3) for waiting in (7, 8, 12, 13, 40)] == [0, 5, 5, 10, 10]
     assert [next_chunk(policy, waiting, False, 1, 1.1) for waiting in (12, 13, 22, 23, 60)] == [0, 10, 10, 20, 20]
@@ -141,14 +141,14 @@ def test_frames_that_wait_already_are_taken_together_where_long_chunks_cost_litt
     assert next_chunk(policy, 4, True, 3, 1.1) == 4
 
 
-def test_where_passes_are_shared_a_crowd_does_not_make_a_first_chunk_wait():
-    bridge = ChunkGapEstimate(margin=0.1, is_batched=True)
-    bridge.note(0.05, replies=1)
-    assert bridge.wait(0.24, replies=64) == 0
-    bridge.note(0.4, replies=64)
-    assert bridge.wait(0.24, replies=1) == pytest.approx(0.26)
-    bridge.note(0.05, replies=64)
-    assert 0 < bridge.wait(0.24, replies=64) < 0.26
+def test_with_batched_passes_many_replies_do_not_delay_a_first_chunk():
+    gap_estimate = ChunkGapEstimate(margin=0.1, is_batched=True)
+    gap_estimate.note(0.05, replies=1)
+    assert gap_estimate.wait(0.24, replies=64) == 0
+    gap_estimate.note(0.4, replies=64)
+    assert gap_estimate.wait(0.24, replies=1) == pytest.approx(0.26)
+    gap_estimate.note(0.05, replies=64)
+    assert 0 < gap_estimate.wait(0.24, replies=64) < 0.26
 
 
 def test_later_chunks_may_be_longer_than_the_lead_affords_where_short_ones_cost_too_much():
@@ -156,8 +156,8 @@ def test_later_chunks_may_be_longer_than_the_lead_affords_where_short_ones_cost_
     assert [policy.wanted(chunks, 0.1) for chunks in (0, 1, 2)] == [5, 10, 10]
 
 
-def test_a_cushion_grows_with_the_crowd_and_by_what_a_reply_would_lack_if_chunks_were_made_slower_than_heard():
-    bridge = ChunkGapEstimate(seconds=0.1)
-    assert bridge.cushion(0.8, 4) == pytest.approx(1.2) and bridge.cushion(0.8, 8) == pytest.approx(1.6)
-    assert bridge.cushion(0.8, 16) == pytest.approx(2.4 + 0.5 * REPLY_SECONDS)
+def test_the_cushion_grows_with_the_replies_and_with_decoding_slower_than_playback():
+    gap_estimate = ChunkGapEstimate(seconds=0.1)
+    assert gap_estimate.cushion(0.8, 4) == pytest.approx(1.2) and gap_estimate.cushion(0.8, 8) == pytest.approx(1.6)
+    assert gap_estimate.cushion(0.8, 16) == pytest.approx(2.4 + 0.5 * REPLY_SECONDS)
     assert ChunkGapEstimate().cushion(0.8, 8) == pytest.approx(1.6), "nothing is known yet"

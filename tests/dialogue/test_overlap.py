@@ -1,6 +1,6 @@
 """Who yields: interruptions stop the reply soon, backchannels and coughs do not.
 
-The synthesised voices are among those the judge was fitted to; the arithmetic ones are not.
+The synthesised voices are among those the classifier was fitted to; the arithmetic ones are not.
 """
 
 import subprocess
@@ -95,12 +95,12 @@ def test_synthetic_voices():
     assert table.yields("mm-hm") <= 0.1 and table.yields("cough") <= 0.1
 
 
-def test_who_begins_softly_and_then_speaks_up_is_not_taken_for_a_backchannel_any_more():
+def test_a_soft_start_that_grows_loud_becomes_an_interruption():
     classifier, state, verdicts = OverlapClassifier(), OverlapState(), []
     colours = [(-3.0, -20.0, *[-30.0] * 7), (-12.0, -2.0, *[-25.0] * 7)]
-    for place in range(13):
-        level = -31.0 if place < 9 else -20.0
-        window = WindowFeatures(level, 0.9, 120.0, 0.1, 0.02, colours[place % 2 if place >= 9 else 0])
+    for index in range(13):
+        level = -31.0 if index < 9 else -20.0
+        window = WindowFeatures(level, 0.9, 120.0, 0.1, 0.02, colours[index % 2 if index >= 9 else 0])
         state = classifier.step(state, window, 0.98, 0.0, USUAL)
         verdicts.append(state.verdict)
     assert verdicts[8] is OverlapVerdict.BACKCHANNEL  # as it is at 288 ms
@@ -151,19 +151,19 @@ def said(voice: tuple[str, str], text: str, folder) -> np.ndarray:
     return samples[loud[0] : loud[-1] + 1]
 
 
-def test_a_voice_that_goes_on_is_an_interruption_however_softly_it_began():
+def test_long_speech_is_an_interruption_however_soft_its_start():
     assert watch(talk(2.0, 1, level_dbfs=-36.0)).verdict is OverlapVerdict.INTERRUPTION
     assert watch(talk(0.3, 1, level_dbfs=-36.0)).verdict is OverlapVerdict.BACKCHANNEL
 
 
-def test_a_voice_on_the_other_side_of_the_room_may_go_on():
+def test_long_speech_of_a_bystander_does_not_interrupt():
     assert watch(talk(2.0, 1, level_dbfs=-42.0)).verdict is not OverlapVerdict.INTERRUPTION
     assert (
         watch(talk(2.0, 1, level_dbfs=-42.0), levels=UserLevel()).verdict is OverlapVerdict.INTERRUPTION
     )  # the only one so far
 
 
-def test_our_own_echo_never_interrupts():
+def test_echo_never_interrupts():
     watching = OverlapWatch(OverlapClassifier())
     sound = talk(2.0, 1)
     for start in range(0, len(sound) - WINDOW + 1, WINDOW):
@@ -175,11 +175,11 @@ def test_our_own_echo_never_interrupts():
     ("words", "expected"),
     [("Mm-hm.", True), ("yeah, okay", True), ("嗯嗯", True), ("Stop!", False), ("yeah but no", False), ("  ", None)],
 )
-def test_words_that_only_say_go_on(words, expected):
+def test_words_that_are_only_a_backchannel(words, expected):
     assert is_backchannel(words) is expected
 
 
-def test_words_decide_where_they_are_known():
+def test_a_transcript_decides_where_there_is_one():
     assert watch(talk(1.0, 1), words="mm-hm").verdict is not None
     short = talk(0.35, 2, level_dbfs=-34.0)
     assert watch(short, words="stop").verdict is OverlapVerdict.INTERRUPTION
@@ -197,7 +197,7 @@ def test_the_users_level_is_that_of_the_loud_parts():
     assert levels.user == pytest.approx(-26.0, abs=0.5)
 
 
-def test_traits_tell_tones_noise_and_colour_apart():
+def test_features_separate_tones_noise_and_spectral_shape():
     time = np.arange(WINDOW) / 16_000
     tone = window_features((0.1 * np.sin(2 * np.pi * 200 * time)).astype("f"))
     noise = window_features((0.1 * np.random.default_rng(0).standard_normal(WINDOW)).astype("f"))

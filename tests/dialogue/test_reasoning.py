@@ -68,17 +68,17 @@ async def test_nothing_is_said_while_a_model_thinks(serve):
         conversation.add(Message("user", (TextPart("What time is it?"),)))
         conversation.reply()
 
-    told, voice, items, _ = await converse(endpoint, play)
+    events, voice, items, _ = await converse(endpoint, play)
     assert voice.said == ["It is one < two.", "Bye"]
-    assert "".join(event.delta for event in told if isinstance(event, ReplyText)) == "It is one < two. Bye"
+    assert "".join(event.delta for event in events if isinstance(event, ReplyText)) == "It is one < two. Bye"
     assert items[-1].content.parts[0].transcript == "It is one < two. Bye"
 
 
 async def test_a_thought_that_never_ends_is_an_empty_reply(serve):
     endpoint = serve(words("<think>", "Hm. ", "Or so?", reason="length"))
-    told, voice, items, _ = await converse(endpoint, lambda conversation: conversation.reply())
-    assert next(event for event in told if isinstance(event, ReplyDone)).reason == "max_output_tokens"
-    assert not voice.said and not any(isinstance(event, ReplyText) for event in told)
+    events, voice, items, _ = await converse(endpoint, lambda conversation: conversation.reply())
+    assert next(event for event in events if isinstance(event, ReplyDone)).reason == "max_output_tokens"
+    assert not voice.said and not any(isinstance(event, ReplyText) for event in events)
     assert not any("Hm" in str(item) for item in items)
 
 

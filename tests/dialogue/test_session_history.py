@@ -59,7 +59,7 @@ async def test_history_is_edited_by_id():
     assert (previous, nothing) == (first.id, None)
     assert [item.id for item in talk_of.items] == [root.id, first.id, middle.id, second.id]
     talk_of.delete(first.id)
-    assert [item.id for item in stage.pipeline.mind.past] == [root.id, middle.id, second.id]
+    assert [item.id for item in stage.backend.state.past] == [root.id, middle.id, second.id]
     for call in (lambda: talk_of.item(first.id), lambda: talk_of.delete(first.id)):
         with pytest.raises(InputError, match="no item"):
             call()
@@ -71,7 +71,7 @@ async def test_history_is_edited_by_id():
     stage.check()
 
 
-async def test_the_users_words_are_told_where_they_are_wanted():
+async def test_input_transcripts_are_emitted_where_requested():
     class Listener:
         async def transcribe(self, samples, rate, language=None):
             return f"{len(samples) / rate:.1f} seconds"
@@ -83,8 +83,8 @@ async def test_the_users_words_are_told_where_they_are_wanted():
     (transcript,) = stage.all(InputTranscript)
     assert transcript.is_final and transcript.text.endswith("seconds") and transcript.seconds > 1.0
     assert stage.conversation.items[0].content.parts[0].transcript == transcript.text
-    sounded = next(place for place, event in enumerate(stage.told) if isinstance(event, ReplyAudio))
-    assert stage.told.index(transcript) > sounded  # nobody waits for words as for an answer
+    sounded = next(index for index, event in enumerate(stage.events) if isinstance(event, ReplyAudio))
+    assert stage.events.index(transcript) > sounded  # nobody waits for words as for an answer
     await stage.close()
     stage.check()
 
@@ -98,8 +98,8 @@ async def test_words_do_not_wait_for_the_end_of_a_written_reply():
     script = [Wrote("One. "), *[Wrote("More. ")] * 40, Ended("completed")]
     stage = Stage.set(script, settings=settings, options=DialogueOptions(transcriber=Listener()))
     await stage.hear(np.concatenate([silence(0.5), talk(1.0), silence(0.6)]))
-    told = [type(event) for event in stage.told]
-    assert told.index(ReplyText) < told.index(InputTranscript) < told.index(ReplyDone)
+    events = [type(event) for event in stage.events]
+    assert events.index(ReplyText) < events.index(InputTranscript) < events.index(ReplyDone)
     await stage.close()
 
 

@@ -28,14 +28,14 @@ pytestmark = pytest.mark.filterwarnings("error")
 async def test_an_interruption_ducks_then_stops_and_keeps_what_was_heard():
     stage = Stage.set(spoken(6.0, "one two three four five six seven eight nine ten eleven twelve"))
     reply = await answered(stage)
-    begun, told = stage.clock.now(), len(stage.told)
+    started, count = stage.clock.now(), len(stage.events)
     await stage.hear(talk(1.0, seed=6))
-    after = stage.told[told:]
+    after = stage.events[count:]
     assert [type(event) for event in after if not isinstance(event, ReplyAudio)] == [
         *(SpeechStarted, ReplyItemDone, ReplyDone, OutputCleared, ItemTruncated),
     ]
     assert stage.all(ReplyDone)[0].reason == "turn_detected"
-    assert stage.time_of(ReplyDone) - begun <= 0.3
+    assert stage.time_of(ReplyDone) - started <= 0.3
     assert any(event.gain < 1 for event in after if isinstance(event, ReplyAudio))
     cut = stage.all(ItemTruncated)[0]
     heard = stage.time_of(ReplyDone) - stage.time_of(ReplyAudio)
@@ -44,7 +44,7 @@ async def test_an_interruption_ducks_then_stops_and_keeps_what_was_heard():
     assert len(part.samples) / 24 == pytest.approx(cut.audio_end_ms, abs=1)
     assert part.transcript and "one two three four five six seven eight".startswith(part.transcript)
     assert not cut.item.is_complete
-    assert stage.pipeline.mind.past[-1] == stage.conversation.item(cut.item.id)
+    assert stage.backend.state.past[-1] == stage.conversation.item(cut.item.id)
     await stage.hear(silence(0.6))
     assert len(stage.all(TurnCommitted)) == 2 and len(stage.all(ReplyStarted)) == 2
     assert stage.all(ReplyAudio)[-1].reply != reply
@@ -57,10 +57,10 @@ async def test_an_interruption_ducks_then_stops_and_keeps_what_was_heard():
 async def test_a_backchannel_or_a_cough_does_not_stop_the_reply(sound, ahead):
     stage = Stage.set(spoken(4.0), ahead=ahead)
     await answered(stage)
-    told = len(stage.told)
+    count = len(stage.events)
     await stage.hear(np.concatenate([sound, silence(1.0)]))
     assert bool(stage.all(ReplyDone)) == (ahead is None) and len(stage.all(SpeechStarted)) == 1
-    assert all(isinstance(event, ReplyAudio) for event in stage.told[told:])
+    assert all(isinstance(event, ReplyAudio) for event in stage.events[count:])
     assert stage.all(ReplyAudio)[-1].gain == 1.0
     await stage.hear(silence(3.0))
     assert stage.all(ReplyDone)[0].reason == "completed"
@@ -87,16 +87,16 @@ async def test_an_interruption_before_the_first_sound_leaves_no_words():
         await slow.wait()
         yield Ended("completed")
 
-    stage.pipeline.scripts = [[Ended("completed")]]
+    stage.backend.scripts = [[Ended("completed")]]
     await stage.hear(np.concatenate([silence(0.5), talk(1.0)]))
-    original = type(stage.pipeline.mind).reply
+    original = type(stage.backend.state).reply
 
     def stuck(plan):
-        reply = original(stage.pipeline.mind, plan)
+        reply = original(stage.backend.state, plan)
         reply.pieces = wait_for_ever.__get__(reply)
         return reply
 
-    stage.pipeline.mind.reply = stuck
+    stage.backend.state.reply = stuck
     await stage.hear(np.concatenate([silence(0.5), talk(0.5, seed=2)]))
     assert stage.all(ReplyDone)[0].reason == "turn_detected"
     assert not stage.all(OutputCleared) and not stage.all(ItemTruncated)
@@ -149,11 +149,11 @@ class Loudspeaker:
     def __init__(self, stage: Stage, delay: float, gain: float) -> None:
         self.stage, self.delay, self.gain = stage, delay, gain
         self.sound = np.zeros(0, np.float32)
-        self.told = 0
+        self.seen = 0
 
     def microphone(self, now: float) -> np.ndarray:
-        for event, time in list(zip(self.stage.told, self.stage.times, strict=True))[self.told :]:
-            self.told += 1
+        for event, time in list(zip(self.stage.events, self.stage.times, strict=True))[self.seen :]:
+            self.seen += 1
             if isinstance(event, ReplyAudio) and len(event.samples):
                 start = round((time + self.delay) * 16_000)
                 if start > len(self.sound):
@@ -178,9 +178,9 @@ async def test_a_loudspeaker_20_db_softer_does_not_interrupt_itself(delay, guard
     noise = silence(7.0)
     for number in range(200):
         await stage.hear(noise[number * 512 : number * 512 + 512] + room.microphone(stage.clock.now()))
-    told = stage.names()
+    names = stage.names()
     await stage.close()
     if guarded:
-        assert "SpeechStarted" not in told and stage.all(ReplyDone)[0].reason == "completed"
+        assert "SpeechStarted" not in names and stage.all(ReplyDone)[0].reason == "completed"
     else:
-        assert "SpeechStarted" in told, "without the guard it would"
+        assert "SpeechStarted" in names, "without the guard it would"

@@ -36,9 +36,9 @@ async def test_sound_is_handed_out_as_soon_as_it_is_made():
     await stage.settle()
     assert sum(len(event.samples) for event in stage.all(ReplyAudio)) == 3 * 24_000
     assert stage.all(ReplyDone)[0].reason == "completed" and stage.clock.now() == 0.0
-    assert stage.pipeline.made[0].plan.played() == 0.0
+    assert stage.backend.replies[0].plan.played() == 0.0
     stage.clock.advance(1.0)
-    assert stage.pipeline.made[0].plan.played() == 1.0, "when it is played is for the output to decide"
+    assert stage.backend.replies[0].plan.played() == 1.0, "when it is played is for the output to decide"
     await stage.close()
     stage.check()
 
@@ -52,7 +52,7 @@ async def test_of_a_cancelled_reply_the_history_keeps_what_was_played(ahead):
     (part,) = stage.conversation.items[-1].content.parts
     assert len(part.samples) / 24_000 == pytest.approx(2.0, abs=0.06)
     assert part.transcript and "one two three four five six".startswith(part.transcript)
-    assert stage.pipeline.mind.past[-1] == stage.conversation.items[-1]
+    assert stage.backend.state.past[-1] == stage.conversation.items[-1]
     with pytest.raises(InputError, match="not in progress"):
         stage.conversation.cancel(reply)
     stage.conversation.truncate(stage.conversation.items[-1].id, 2300)
@@ -68,9 +68,9 @@ async def test_a_reply_behind_another_is_played_when_that_is_over():
     await stage.hear(silence(0.5))
     stage.conversation.reply()
     await stage.hear(silence(1.0))
-    assert stage.pipeline.made[1].plan.played() == 0.0
+    assert stage.backend.replies[1].plan.played() == 0.0
     await stage.hear(silence(1.0))
-    assert stage.pipeline.made[1].plan.played() == pytest.approx(0.5, abs=0.1)
+    assert stage.backend.replies[1].plan.played() == pytest.approx(0.5, abs=0.1)
     stage.conversation.cancel()
     (part,) = stage.conversation.items[-1].content.parts
     assert len(part.samples) / 24_000 == pytest.approx(0.5, abs=0.1)
@@ -106,7 +106,7 @@ async def test_a_tool_call_is_an_item_of_its_own():
     )
     assert "".join(event.delta for event in stage.all(ToolArguments)) == '{"seats": 2}'
     stage.conversation.add(ToolOutput("call_1", "done"))
-    assert [type(item.content) for item in stage.pipeline.mind.past] == [Message, ToolCall, ToolOutput]
+    assert [type(item.content) for item in stage.backend.state.past] == [Message, ToolCall, ToolOutput]
     await stage.close()
     stage.check()
 
@@ -137,8 +137,8 @@ async def test_a_reply_out_of_band_leaves_nothing_in_the_history():
     beside = stage.conversation.reply(ReplyRequest(is_out_of_band=True, input=[content]))
     stage.conversation.reply()
     await stage.hear(silence(1.0))
-    assert [item.content for item in stage.pipeline.made[0].plan.past] == [content]
-    assert stage.pipeline.made[1].plan.past is None
+    assert [item.content for item in stage.backend.replies[0].plan.past] == [content]
+    assert stage.backend.replies[1].plan.past is None
     assert stage.all(ReplyDone)[0].reply == beside
     assert len(stage.conversation.items) == 1
     await stage.close()
@@ -162,7 +162,7 @@ async def test_replies_out_of_band_are_bounded_and_do_not_hide_the_one_being_sai
     stage.check()
 
 
-async def test_words_that_may_not_be_said_stop_the_reply_before_their_sound():
+async def test_moderation_stops_the_reply_before_the_sound_of_forbidden_words():
     options = DialogueOptions(speaking=SpeakingOptions(moderation=Moderation(WordList(["secret"]))))
     noise = 0.05 * np.random.default_rng(0).standard_normal(12_000).astype("f")
     script = [Wrote("The code is "), Spoke(noise), Wrote("secret"), Spoke(noise), Ended("completed")]
@@ -187,7 +187,7 @@ async def test_sound_is_held_back_for_words_that_come_after_it():
     stage = Stage.set(script, options=options, ahead=None)
     stage.conversation.reply()
     await stage.hear(silence(2.0))
-    assert stage.pipeline.made[0].plan.max_ahead == 7.0, "what is held back does not count as made ahead"
+    assert stage.backend.replies[0].plan.max_ahead == 7.0, "what is held back does not count as made ahead"
     assert stage.all(ReplyDone)[0].reason == "content_filter"
     assert sum(len(event.samples) for event in stage.all(ReplyAudio)) == 12_000, "0.5 s went out, not the word at 0.6"
     await stage.close()
@@ -205,7 +205,7 @@ async def test_a_stuck_reply_is_ended():
     stage.check()
 
 
-async def test_a_pipeline_that_fails_fails_one_reply():
+async def test_a_failing_backend_fails_one_reply():
     stage = Stage.set([Wrote("So"), Ended("failed", "the engine is out of pages")], spoken(0.4))
     stage.conversation.reply()
     await stage.settle()

@@ -26,7 +26,7 @@ from vivavoce.errors import InputError
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-async def test_one_clean_turn_is_told_in_order():
+async def test_the_events_of_one_turn_come_in_order():
     stage = Stage.set(spoken(1.0, "Good evening."))
     await stage.hear(np.concatenate([silence(0.5), talk(1.5), silence(2.5)]))
     await stage.close()
@@ -42,7 +42,7 @@ async def test_one_clean_turn_is_told_in_order():
     (part,) = reply.content.parts
     assert np.array_equal(part.samples, sound) and len(sound) == 24_000
     assert part.transcript == "Good evening." and reply.is_complete
-    assert stage.pipeline.mind.past == (user, reply)
+    assert stage.backend.state.past == (user, reply)
     stage.check()
 
 
@@ -58,10 +58,10 @@ async def test_the_turn_starts_with_its_prefix_and_ends_after_its_silence():
     stage.check()
 
 
-async def test_a_reply_is_begun_at_the_likely_end_and_held_until_the_turn_is_over():
+async def test_a_reply_starts_at_the_likely_end_and_is_held_until_the_turn_is_over():
     stage = Stage.set()
     await stage.hear(np.concatenate([silence(0.5), talk(1.0), silence(0.16)]))
-    (held,) = stage.pipeline.made
+    (held,) = stage.backend.replies
     assert not held.is_released and not stage.all(ReplyStarted)
     await stage.hear(silence(0.3))
     assert held.is_released and held.released_for == stage.all(TurnCommitted)[0].item.id
@@ -74,14 +74,14 @@ async def test_a_held_reply_is_dropped_without_a_trace_where_the_user_goes_on():
     stage = Stage.set()
     first, second = talk(1.0, seed=1), talk(1.0, seed=2)
     await stage.hear(np.concatenate([silence(0.5), first, silence(0.128), second]))
-    (held,) = stage.pipeline.made
+    (held,) = stage.backend.replies
     assert held.is_dropped and not held.is_released
     assert stage.names() == ["SpeechStarted"]
-    heard_so_far = stage.pipeline.mind.turn_windows
+    turn_windows = stage.backend.state.turn_windows
     await stage.hear(silence(0.5))
     item = stage.all(TurnCommitted)[0].item
-    assert stage.pipeline.made[-1].is_released
-    assert len(item.content.parts[0].samples) >= (heard_so_far + 3) * 512, "the pause is part of the turn"
+    assert stage.backend.replies[-1].is_released
+    assert len(item.content.parts[0].samples) >= (turn_windows + 3) * 512, "the pause is part of the turn"
     await stage.close()
     stage.check()
 
@@ -90,17 +90,17 @@ async def test_without_holding_the_reply_begins_when_the_turn_is_over():
     stage = Stage.set(options=DialogueOptions(holds_replies=False))
     await stage.hear(np.concatenate([silence(0.5), talk(1.0), silence(0.5)]))
     (item,) = [event.item for event in stage.all(TurnCommitted)]
-    assert stage.pipeline.mind.kept == [item.id]
-    assert len(stage.pipeline.made) == 1
+    assert stage.backend.state.committed == [item.id]
+    assert len(stage.backend.replies) == 1
     await stage.close()
     stage.check()
 
 
-async def test_turns_are_only_noted_where_no_reply_is_wanted():
+async def test_without_create_response_turns_are_committed_and_not_answered():
     stage = Stage.set(settings=with_turn(create_response=False))
     await stage.hear(np.concatenate([silence(0.5), talk(1.0), silence(1.0)]))
     assert stage.names() == ["SpeechStarted", "SpeechStopped", "TurnCommitted"]
-    assert not stage.pipeline.made
+    assert not stage.backend.replies
     stage.conversation.reply()
     await stage.hear(silence(1.0))
     assert stage.all(ReplyAudio)
@@ -108,7 +108,7 @@ async def test_turns_are_only_noted_where_no_reply_is_wanted():
     stage.check()
 
 
-async def test_turns_by_hand():
+async def test_turns_committed_by_the_client():
     stage = Stage.set(spoken(0.5), settings=with_turn(detector="none"))
     with pytest.raises(InputError, match="no audio since"):
         stage.conversation.commit()
@@ -119,7 +119,7 @@ async def test_turns_by_hand():
     await stage.hear(talk(1.024))
     item = stage.conversation.commit()
     assert len(item.content.parts[0].samples) == 32 * 512
-    assert not stage.all(SpeechStarted) and not stage.pipeline.made
+    assert not stage.all(SpeechStarted) and not stage.backend.replies
     stage.conversation.reply()
     await stage.hear(talk(1.0))
     assert stage.all(ReplyDone)[0].reason == "completed", "what is heard does not interrupt"
@@ -127,10 +127,10 @@ async def test_turns_by_hand():
     stage.check()
 
 
-async def test_settings_reach_the_mind_and_the_next_turn():
+async def test_settings_reach_the_backend_and_the_next_turn():
     stage = Stage.set()
     stage.conversation.update(lambda settings: replace(settings, instructions="Be brief."))
-    assert stage.pipeline.mind.settings.instructions == "Be brief."
+    assert stage.backend.state.settings.instructions == "Be brief."
     stage.conversation.update(lambda settings: replace(settings, turn=TurnSettings(silence_duration_ms=640)))
     await stage.hear(np.concatenate([silence(0.5), talk(1.0), silence(0.5)]))
     assert not stage.all(SpeechStopped)
@@ -140,7 +140,7 @@ async def test_settings_reach_the_mind_and_the_next_turn():
     stage.check()
 
 
-async def test_nobody_speaking_for_long_is_a_turn_too():
+async def test_the_idle_timeout_commits_a_silent_turn():
     stage = Stage.set(spoken(0.4), settings=with_turn(idle_timeout_ms=1024))
     await stage.hear(silence(1.2))
     (timed_out,) = stage.all(TurnTimedOut)

@@ -131,13 +131,13 @@ def guarded(sound, **limits):
     guard = SoundGuard(24_000, GuardLimits(**limits))
     state = guard.initial_state()
     for start in range(0, len(sound), 5000):
-        complaint, state = guard.step(state, sound[start : start + 5000])
-        if complaint:
-            return complaint
+        problem, state = guard.step(state, sound[start : start + 5000])
+        if problem:
+            return problem
     return None
 
 
-def test_guards_know_what_is_wrong():
+def test_guards_name_the_problem():
     time = np.arange(24_000 * 8) / 24_000
     noise = np.random.default_rng(0).standard_normal(len(time)).astype("f") * 0.05
     assert guarded(noise) is None
@@ -167,7 +167,7 @@ async def test_word_lists_match_words_not_parts_of_them():
         WordList()
 
 
-async def test_a_function_may_check_at_once_or_later():
+async def test_a_checker_may_be_a_plain_or_an_async_function():
     async def later(text):
         return "rude" if "fool" in text else None
 
@@ -176,7 +176,7 @@ async def test_a_function_may_check_at_once_or_later():
     assert await CallableChecker(later).check("dear sir") is None
 
 
-async def test_a_checker_that_is_silent_or_broken_counts_as_told():
+async def test_a_checker_that_times_out_or_fails_counts_as_configured():
     async def silent(text):
         await asyncio.Event().wait()
 
@@ -246,12 +246,12 @@ async def test_clocks_wait_for_their_moment():
     await asyncio.gather(*tasks)
     assert done == [0.0, 1.0, 2.0] and clock.now() == 6.0
     wall = WallClock()
-    begun = wall.now()
-    await wall.until(begun + 0.001)
-    assert wall.now() >= begun + 0.001
+    started = wall.now()
+    await wall.until(started + 0.001)
+    assert wall.now() >= started + 0.001
 
 
-def test_sound_that_nobody_reads_is_not_resampled_and_does_not_pile_up():
+def test_output_that_is_not_read_is_neither_resampled_nor_accumulated():
     timeline, read = OutputTimeline(24_000, 16_000), OutputTimeline(24_000, 16_000)
     sound = talk(1.0, 1)
     for number in range(600):

@@ -13,17 +13,17 @@ BEGAN, LIKELY, WENT_ON, OVER = TurnEvent.BEGAN, TurnEvent.LIKELY_OVER, TurnEvent
 
 def play(probabilities, settings=None, finished=None):
     """The windows at which something happened, and what."""
-    taker, state, found = TurnTaker(settings or TurnSettings()), TurnState(), []
-    for place, probability in enumerate(probabilities):
+    taker, state, events = TurnTaker(settings or TurnSettings()), TurnState(), []
+    for index, probability in enumerate(probabilities):
         event, state = taker.step(state, probability, finished)
         if event is not None:
-            found.append((place, event))
-    return found, state
+            events.append((index, event))
+    return events, state
 
 
 def test_a_turn_begins_is_likely_over_and_over():
-    found, state = play([0.0] * 5 + [0.9] * 10 + [0.0] * 10)
-    assert found == [(6, BEGAN), (17, LIKELY), (21, OVER)]
+    events, state = play([0.0] * 5 + [0.9] * 10 + [0.0] * 10)
+    assert events == [(6, BEGAN), (17, LIKELY), (21, OVER)]
     assert state == TurnState(heard_ms=25 * WINDOW_MS)
 
 
@@ -32,11 +32,11 @@ def test_silence_is_counted_to_the_nearest_window():
 
 
 def test_a_pause_after_a_likely_end_is_a_pause():
-    found, _ = play([0.9] * 5 + [0.0] * 4 + [0.9] * 5 + [0.0] * 8)
-    assert [event for _, event in found] == [BEGAN, LIKELY, WENT_ON, LIKELY, OVER]
+    events, _ = play([0.9] * 5 + [0.0] * 4 + [0.9] * 5 + [0.0] * 8)
+    assert [event for _, event in events] == [BEGAN, LIKELY, WENT_ON, LIKELY, OVER]
 
 
-def test_speech_is_left_at_a_lower_chance_than_it_is_entered():
+def test_speech_ends_at_a_lower_probability_than_it_starts():
     assert play([0.4] * 20)[0] == []
     assert play([0.6, 0.6] + [0.4] * 20)[0] == [(1, BEGAN)]
     assert play([0.6, 0.6] + [0.34] * 20)[0][-1][1] is OVER
@@ -58,11 +58,11 @@ def test_silence_counts_from_where_the_voice_stopped_inside_a_window():
         _, state = taker.step(state, 0.9)
     _, state = taker.step(state, 0.9, quiet_ms=20)
     assert (state.speech_until_ms, state.silence_ms) == (172, 20)
-    found = []
+    events = []
     for _ in range(5):
         event, state = taker.step(state, 0.0)
-        found.append(event)
-    assert found == [None, LIKELY, None, None, None]
+        events.append(event)
+    assert events == [None, LIKELY, None, None, None]
     assert taker.peek(state, 8)[0] is None  # 188 ms of silence
     assert taker.peek(state, 12) == (OVER, TurnState(heard_ms=11 * WINDOW_MS))
 
@@ -82,8 +82,8 @@ def test_silence_between_windows_makes_an_end_likely_but_ends_no_speech():
 
 @pytest.mark.parametrize(("eagerness", "silence"), [("high", 6), ("auto", 7), ("medium", 7), ("low", 19)])
 def test_without_a_model_eagerness_stretches_the_silence(eagerness, silence):
-    found, _ = play([0.9] * 5 + [0.0] * 30, TurnSettings(detector="semantic", eagerness=eagerness))
-    assert found[-1] == (4 + silence, OVER)
+    events, _ = play([0.9] * 5 + [0.0] * 30, TurnSettings(detector="semantic", eagerness=eagerness))
+    assert events[-1] == (4 + silence, OVER)
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_without_a_model_eagerness_stretches_the_silence(eagerness, silence):
 )
 def test_a_turn_model_shortens_or_lengthens_the_wait(finished, eagerness, silence):
     settings = TurnSettings(detector="semantic", eagerness=eagerness)
-    found, _ = play([0.9] * 5 + [0.0] * 300, settings, finished)
-    assert found[-1] == (4 + silence, OVER)
+    events, _ = play([0.9] * 5 + [0.0] * 300, settings, finished)
+    assert events[-1] == (4 + silence, OVER)
 
 
 @given(
@@ -103,10 +103,10 @@ def test_a_turn_model_shortens_or_lengthens_the_wait(finished, eagerness, silenc
     st.sampled_from([None, 0.1, 0.9]),
 )
 def test_the_order_of_events_is_always_that_of_turns(probabilities, silence, detector, finished):
-    found, state = play(probabilities, TurnSettings(detector=detector, silence_duration_ms=silence), finished)
+    events, state = play(probabilities, TurnSettings(detector=detector, silence_duration_ms=silence), finished)
     allowed = {None: {BEGAN}, BEGAN: {LIKELY, OVER}, LIKELY: {WENT_ON, OVER}, WENT_ON: {LIKELY, OVER}, OVER: {BEGAN}}
     last = None
-    for _, event in found:
+    for _, event in events:
         assert event in allowed[last]
         last = event
     assert state.heard_ms == len(probabilities) * WINDOW_MS

@@ -1,4 +1,4 @@
-"""The offline cascade on small random models: real ear, real engine, real voice; what is held is what each hands on."""
+"""The local parts of a cascade on small random models: recogniser, chat model and synthesiser."""
 
 import asyncio
 from dataclasses import replace
@@ -63,7 +63,7 @@ async def test_a_local_chat_model_writes_what_the_engine_makes_of_the_whole_prom
     assert end.prompt_tokens == len(chat_rows(tokenizer, turns)) and end.reason in ("stop", "length")
 
 
-async def test_what_was_read_is_not_read_again(parts):
+async def test_a_cached_prefix_is_not_computed_again(parts):
     async with LocalChat.load(parts.chat, "cpu", GREEDY) as chat:
         await chat.read(said(("system", "Be brief, friendly and quick. " * 4)))
         await words_of(chat, said(("system", "Be brief, friendly and quick. " * 4), ("user", "a")))
@@ -75,7 +75,7 @@ async def test_what_was_read_is_not_read_again(parts):
         assert len(chat._cached) == GREEDY.kept
 
 
-async def test_replies_made_at_once_are_those_made_alone_though_the_cache_is_small(parts):
+async def test_concurrent_replies_equal_single_ones_though_the_cache_is_small(parts):
     async with LocalChat.load(parts.chat, "cpu", replace(GREEDY, cached_sequences=4)) as chat:
         asked = [said(("system", "Be brief and kind. " * 3), ("user", f"question {number}")) for number in range(6)]
         alone = [await words_of(chat, messages, LONGER) for messages in asked]
@@ -132,7 +132,7 @@ async def test_smollm2_answers_from_its_package():
     assert "Paris" in words and end.reason == "stop"
 
 
-def test_where_the_thinking_is_done_is_read_off_its_name(parts, tmp_path):
+def test_the_chat_model_is_chosen_by_its_name(parts, tmp_path):
     endpoint = open_chat(CascadeParts(chat="http://localhost:11434/v1", chat_model="qwen"))
     assert isinstance(endpoint, ChatEndpoint) and endpoint.model == "qwen"
     assert isinstance(open_chat(parts, "cpu"), LocalChat)
@@ -151,7 +151,7 @@ async def test_a_thread_s_items_come_in_order_and_its_errors_too():
         await anext(items)
 
 
-async def test_a_thread_that_is_left_ends():
+async def test_closing_the_iterator_ends_its_thread():
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -169,8 +169,8 @@ async def test_a_thread_that_is_left_ends():
         await ended.wait()
 
 
-async def test_a_spoken_question_goes_through_ear_chat_and_voice(parts):
-    told = []
+async def test_a_spoken_question_passes_recogniser_chat_and_synthesiser(parts):
+    events = []
     async with load_cascade(parts, "cpu") as cascade:
         settings = ConversationSettings(instructions="Be brief.", max_output_tokens=12, transcribe_input=True)
         await cascade.warm_up(settings)
@@ -180,7 +180,7 @@ async def test_a_spoken_question_goes_through_ear_chat_and_voice(parts):
 
         async def read():
             async for event in conversation.events():
-                told.append(event)
+                events.append(event)
                 if isinstance(event, ReplyDone):
                     over.set()
 
@@ -195,20 +195,20 @@ async def test_a_spoken_question_goes_through_ear_chat_and_voice(parts):
         question = conversation.items[0].content.parts[0]
         await conversation.close()
         await reader
-    done = next(event for event in told if isinstance(event, ReplyDone))
+    done = next(event for event in events if isinstance(event, ReplyDone))
     assert done.reason in ("completed", "max_output_tokens"), done
-    heard = next(event.text for event in told if isinstance(event, InputTranscript) and event.is_final)
+    heard = next(event.text for event in events if isinstance(event, InputTranscript) and event.is_final)
     assert heard and heard == question.transcript
-    assert any(isinstance(event, ReplyText) for event in told)
-    sound = np.concatenate([event.samples for event in told if isinstance(event, ReplyAudio)])
+    assert any(isinstance(event, ReplyText) for event in events)
+    sound = np.concatenate([event.samples for event in events if isinstance(event, ReplyAudio)])
     assert len(sound) >= 1280 and np.abs(sound).max() > 0
 
 
-async def test_an_ear_leaves_unknown_languages_to_the_model(parts):
+async def test_a_recogniser_leaves_unknown_languages_to_the_model(parts):
     async with load_cascade(parts, "cpu").asr as recogniser:
         samples = talk(1.0).astype("f")
-        wish = {"padding": "trim", "timestamps": False, "temperatures": (0.0,)}
-        expected = transcribe(samples, parts.asr, device="cpu", gate=False, **wish).text
+        options = {"padding": "trim", "timestamps": False, "temperatures": (0.0,)}
+        expected = transcribe(samples, parts.asr, device="cpu", gate=False, **options).text
         assert (
             await recogniser.transcribe(samples, 16_000, "fr")
             == await recogniser.transcribe(samples, 16_000, "en")
@@ -217,18 +217,18 @@ async def test_an_ear_leaves_unknown_languages_to_the_model(parts):
         assert await recogniser.transcribe(samples[:0], 16_000) == ""
 
 
-async def test_turns_and_recordings_heard_together_are_heard_as_alone(parts):
+async def test_batched_turns_and_recordings_give_the_text_of_single_ones(parts):
     listener = WhisperTranscriber.load(parts.asr)
     samples = [talk(1.0, seed=seed).astype("f") for seed in range(3)]
-    wish = TranscriptionOptions("en", timestamps=False, temperatures=(0.0,))
+    options = TranscriptionOptions("en", timestamps=False, temperatures=(0.0,))
     async with (
         LocalRecogniser(listener, pick("cpu")) as alone,
         LocalRecogniser(listener, pick("cpu"), True) as together,
     ):
         expected = [await alone.transcribe(each, 16_000) for each in samples]
         assert await asyncio.gather(*(together.transcribe(each, 16_000) for each in samples)) == expected
-        segments = [segment.text async for segment in alone.segments(samples[0], wish)]
-        assert [segment.text async for segment in together.segments(samples[0], wish)] == segments
+        segments = [segment.text async for segment in alone.segments(samples[0], options)]
+        assert [segment.text async for segment in together.segments(samples[0], options)] == segments
 
 
 def test_another_backend_is_asked_where_it_is_named(parts):
@@ -237,7 +237,7 @@ def test_another_backend_is_asked_where_it_is_named(parts):
         LocalRecogniser.load(parts.asr, "moonshine", "cpu")
 
 
-async def test_voices_of_other_services_stand_for_the_default_one(parts):
+async def test_unknown_voice_names_get_the_default_voice(parts):
     voice = load_cascade(parts, "cpu").voice
     assert voice.voices == ["buzz"]
     sounds = []

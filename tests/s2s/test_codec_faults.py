@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from tests.s2s.test_codec_here import LEFT, codes, prompt
+from tests.s2s.test_local_codec import LEFT, codes, prompt
 from vivavoce.minis.untrained import untrained_codec
 from vivavoce.models.moss_speech.codec import GraphedCodec
 from vivavoce.models.moss_speech.cpu import CpuCodec
@@ -56,16 +56,16 @@ async def together(batcher, executor, jobs):
 def replies(codec, voice):
     """Three replies, each after its first hop."""
     with torch.inference_mode():
-        begun = [codec.start(voice, LEFT) for _ in FIRST]
+        started = [codec.start(voice, LEFT) for _ in FIRST]
         return [
             codec.step(state, codes(count, seed))[1]
-            for seed, (state, count) in enumerate(zip(begun, FIRST, strict=True))
+            for seed, (state, count) in enumerate(zip(started, FIRST, strict=True))
         ]
 
 
 async def test_a_reply_that_fails_leaves_the_sound_of_the_others(codec):
     voice, executor = codec.flow.voice(prompt()), DeadlineExecutor("viva-test")
-    here = LocalCodec(codec, LEFT, executor=executor)
+    local_codec = LocalCodec(codec, LEFT, executor=executor)
     pieces = [codes(6, 40 + seed) % 900 for seed in range(3)]
     with torch.inference_mode():
         wanted = [codec.step(state, piece) for state, piece in zip(replies(codec, voice), pieces, strict=True)]
@@ -73,25 +73,25 @@ async def test_a_reply_that_fails_leaves_the_sound_of_the_others(codec):
         wanted = [sound for sound, _ in wanted]
     bad = pieces[2].clone()
     bad[1] = POISON
-    here.vocoder.start()
+    local_codec.vocoder.start()
     given = [*pieces[:2], bad]
     states = replies(codec, voice)
     one, two, failed = await together(
-        here.vocoder, executor, [(s, c, False) for s, c in zip(states, given, strict=True)]
+        local_codec.vocoder, executor, [(s, c, False) for s, c in zip(states, given, strict=True)]
     )
     assert isinstance(failed, PlantedError)
     for (sound, state), expected, next_piece, later in zip((one, two), wanted, pieces, after, strict=False):
         torch.testing.assert_close(sound, expected.float().cpu(), rtol=0, atol=1e-5)
-        again, _ = await here.vocoder.do((state, next_piece, False))
+        again, _ = await local_codec.vocoder.do((state, next_piece, False))
         torch.testing.assert_close(again, later.float().cpu(), rtol=0, atol=1e-5)
-    assert here.vocoder.batches >= 1 and len(one[0]) and len(two[0]) > len(one[0])
-    await here.vocoder.close()
+    assert local_codec.vocoder.batches >= 1 and len(one[0]) and len(two[0]) > len(one[0])
+    await local_codec.vocoder.close()
     executor.close()
 
 
 async def test_a_turn_that_fails_leaves_the_codes_of_the_others(codec):
     executor = DeadlineExecutor("viva-test")
-    here = LocalCodec(codec, LEFT, executor=executor)
+    local_codec = LocalCodec(codec, LEFT, executor=executor)
     generator = torch.Generator().manual_seed(3)
     sounds = torch.randn(3, 4, 2560, generator=generator) * 0.2
 
@@ -104,20 +104,22 @@ async def test_a_turn_that_fails_leaves_the_codes_of_the_others(codec):
 
     with torch.inference_mode():
         wanted = [turn(number) for number in range(3)]
-    here.speech_encoder.start()
+    local_codec.speech_encoder.start()
     states, heard = [codec.speech_encoder.initial_state() for _ in range(3)], [[] for _ in range(3)]
     for number in range(4):
         given = [sounds[turn, number].clone() for turn in range(3)]
         given[2][7] = 9.0 if number == 2 else given[2][7]
         alive = range(3 if number < 3 else 2)
-        results = await together(here.speech_encoder, executor, [(states[turn], given[turn], False) for turn in alive])
-        for place, result in enumerate(results):
-            if number == 2 and place == 2:
+        results = await together(
+            local_codec.speech_encoder, executor, [(states[turn], given[turn], False) for turn in alive]
+        )
+        for index, result in enumerate(results):
+            if number == 2 and index == 2:
                 assert isinstance(result, PlantedError)
             else:
-                heard[place] += result[0]
-                states[place] = result[1]
+                heard[index] += result[0]
+                states[index] = result[1]
     assert heard[:2] == wanted[:2]
     assert heard[2] == wanted[2][: len(heard[2])]
-    await here.speech_encoder.close()
+    await local_codec.speech_encoder.close()
     executor.close()

@@ -1,4 +1,4 @@
-"""MOSS-Speech behind a conversation, on the untrained miniature: real ear, engine, voice; sound in, sound out."""
+"""MOSS-Speech behind a conversation, on the untrained miniature: real encoder, engine and vocoder."""
 
 import asyncio
 import copy
@@ -61,7 +61,7 @@ class Caller:
 
     conversation: LiveConversation
     clock: SimulatedClock
-    told: list = field(default_factory=list)
+    events: list = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
@@ -73,7 +73,7 @@ class Caller:
 
     async def _read(self):
         async for event in self.conversation.events():
-            self.told.append(event)
+            self.events.append(event)
             self.news.set()
 
     async def hear(self, samples):
@@ -89,7 +89,7 @@ class Caller:
                 await self.news.wait()
 
     def all(self, kind):
-        return [event for event in self.told if isinstance(event, kind)]
+        return [event for event in self.events if isinstance(event, kind)]
 
     def sound(self, reply=None):
         return np.concatenate([e.samples for e in self.all(ReplyAudio) if reply in (None, e.reply)])
@@ -145,7 +145,7 @@ async def test_the_sound_is_what_the_codec_makes_of_the_codes(parts):
         await caller.close()
 
 
-async def test_the_engine_remembers_the_conversation_as_the_published_format_writes_it(parts):
+async def test_the_sequence_is_the_conversation_in_the_published_format(parts):
     async with parts.pipeline() as pipeline:
         caller = Caller.on(pipeline)
         for turn in range(2):
@@ -154,23 +154,23 @@ async def test_the_engine_remembers_the_conversation_as_the_published_format_wri
             caller.clock.advance(2.0)  # until it has been played
         caller.conversation.add(Message("user", (TextPart("And in writing?"),)))
         await caller.settled()
-        mind = caller.conversation._state
+        state = caller.conversation._state
         turns = [Turn("system", DEFAULT_SYSTEM["speech"])]
         for item in caller.conversation.items[:-1]:
-            turns.append(Turn(item.content.role, mind._codes[item.id]))
+            turns.append(Turn(item.content.role, state._codes[item.id]))
         turns.append(Turn("user", "And in writing?"))
         expected = [row for turn in turns for row in parts.prompt.turn(turn)]
         text = [(row[0], row[1] if row[0] == parts.model.config.modality_pad_token_id else None) for row in expected]
         have = [
             (row[0], row[1] if row[0] == parts.model.config.modality_pad_token_id else None)
-            for row in mind._sequence.rows
+            for row in state._sequence.rows
         ]
         assert have == text
         await caller.close()
         assert pages_held(pipeline) == 0
 
 
-async def test_a_reply_begun_too_soon_costs_nothing_but_time(parts):
+async def test_a_dropped_held_reply_leaves_no_trace(parts):
     """Dropped replies leave the sequence as if they had never been: the answer is the same without holding."""
     said = np.concatenate([silence(0.32), talk(0.8, 1), silence(0.128), talk(0.8, 2), silence(0.32)])
     sounds = []
@@ -202,12 +202,12 @@ async def test_an_interrupted_reply_is_cut_to_the_codes_that_were_heard(parts):
         cut = caller.all(ItemTruncated)[0]
         assert cut.audio_end_ms == 1000
         await caller.settled()
-        mind, config = caller.conversation._state, parts.model.config
-        made = mind._codes[cut.item.id]
-        rows = mind._rows_of[cut.item.id][1]
+        state, config = caller.conversation._state, parts.model.config
+        made = state._codes[cut.item.id]
+        rows = state._rows_of[cut.item.id][1]
         kept = [row[1] for row in rows if row[0] == config.modality_pad_token_id and row[1] != config.eosp_token_id]
         assert len(made) == 25 and kept == made[:12]  # 12.5 frames a second, half a frame is none
-        assert mind._sequence.rows[: len(mind._rows)] == mind._rows
+        assert state._sequence.rows[: len(state._rows)] == state._rows
         await caller.close()
         assert pages_held(pipeline) == 0
 
@@ -284,18 +284,18 @@ async def test_long_calls_drop_their_oldest_turns_and_keep_the_instructions(part
             await caller.settled()
             assert len(caller.conversation._state._rows) < 640
         assert {event.reason for event in caller.all(ReplyDone)} == {"max_output_tokens"}
-        mind = caller.conversation._state
+        state = caller.conversation._state
         assert (
-            mind._first_visible in [item.id for item in caller.conversation.items[1:]]
+            state._first_visible in [item.id for item in caller.conversation.items[1:]]
             and len(caller.conversation.items) == 16
         )
         head = parts.prompt.turn(Turn("system", "Be kind."))
-        assert mind._rows[: len(head)] == head
+        assert state._rows[: len(head)] == head
         await caller.close()
         assert pages_held(pipeline) == 0
 
 
-async def test_eight_at_once_say_what_each_would_say_alone(parts):
+async def test_eight_concurrent_replies_equal_single_ones(parts):
     questions = [asked(seed, seconds=0.8) for seed in range(8)]
 
     async def answer(pipeline, question):
@@ -319,11 +319,11 @@ async def test_eight_at_once_say_what_each_would_say_alone(parts):
 async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
     async def said(pipeline, expected: float) -> list[np.ndarray]:
         pipeline.second_chunk_gap = ChunkGapEstimate(expected, share=0.0, margin=0.0)
-        mind, settings = pipeline.open(None), ConversationSettings(max_output_tokens=30)
-        mind.set_history((), settings)
-        mind.listen(buzz(1.0, 16_000).samples[0])
-        pieces = [piece async for piece in mind.reply(ReplyPlan("item", settings, lambda: 0.0)).pieces()]
-        await mind.close()
+        state, settings = pipeline.open(None), ConversationSettings(max_output_tokens=30)
+        state.set_history((), settings)
+        state.listen(buzz(1.0, 16_000).samples[0])
+        pieces = [piece async for piece in state.reply(ReplyPlan("item", settings, lambda: 0.0)).pieces()]
+        await state.close()
         return [piece.samples for piece in pieces if isinstance(piece, Spoke)]
 
     async with parts.pipeline(max_loop=None) as pipeline:
@@ -335,15 +335,15 @@ async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
     assert np.allclose(np.concatenate(late), np.concatenate(soon), atol=1e-4)
 
 
-async def test_in_a_crowd_chunks_are_long_and_the_first_waits_for_the_second(parts):
+async def test_under_load_chunks_are_long_and_the_first_waits_for_the_second(parts):
     settings = ConversationSettings(max_output_tokens=30)
 
     async def said(pipeline) -> list[int]:
-        mind = pipeline.open(None)
-        mind.set_history((), settings)
-        mind.listen(buzz(1.0, 16_000).samples[0])
-        pieces = [piece async for piece in mind.reply(ReplyPlan("item", settings, lambda: 0.0)).pieces()]
-        await mind.close()
+        state = pipeline.open(None)
+        state.set_history((), settings)
+        state.listen(buzz(1.0, 16_000).samples[0])
+        pieces = [piece async for piece in state.reply(ReplyPlan("item", settings, lambda: 0.0)).pieces()]
+        await state.close()
         return [len(piece.samples) for piece in pieces if isinstance(piece, Spoke)]
 
     async with parts.pipeline(max_loop=None) as pipeline:
@@ -354,7 +354,7 @@ async def test_in_a_crowd_chunks_are_long_and_the_first_waits_for_the_second(par
         assert (await said(pipeline))[0] < crowded[0]
 
 
-async def test_what_serving_asks_of_the_process_is_given_back(parts):
+async def test_process_settings_are_restored_on_close(parts):
     before = sys.getswitchinterval(), torch.get_num_threads()
     async with parts.pipeline(switch_seconds=0.003):
         assert sys.getswitchinterval() == pytest.approx(0.003) and torch.get_num_threads() == 1
@@ -412,13 +412,13 @@ async def test_captions_come_with_the_sound(parts):
 
 
 @pytest.mark.parametrize("forbidden", [None, 0, 1])
-async def test_where_words_come_first_no_sound_is_heard_before_its_words_are_checked(parts, forbidden):
+async def test_with_words_first_sound_is_emitted_after_its_words_are_checked(parts, forbidden):
     class Captioner:
-        told = 0
+        events = 0
 
         async def transcribe(self, samples, rate, language=None):
-            self.told += 1
-            return f"stretch{self.told - 1}:{len(samples)}"
+            self.events += 1
+            return f"stretch{self.events - 1}:{len(samples)}"
 
     moderation = Moderation(CallableChecker(lambda text: f"stretch{forbidden}:" in text))
     options = DialogueOptions(speaking=replace(AT_ONCE.speaking, moderation=moderation))
@@ -436,7 +436,7 @@ async def test_where_words_come_first_no_sound_is_heard_before_its_words_are_che
         await caller.close()
 
 
-async def test_the_model_itself_can_write_down_what_it_says_and_hears(parts):
+async def test_the_model_transcribes_its_output_and_input(parts):
     async with parts.pipeline(captioner="model") as pipeline:
         options = DialogueOptions(speaking=AT_ONCE.speaking, transcriber=pipeline.words)
         caller = Caller.on(pipeline, options, ConversationSettings(max_output_tokens=12, transcribe_input=True))
@@ -476,7 +476,7 @@ HAPPENINGS = ["talk", "pause", "silence", "reply", "cancel", "commit", "clear", 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(HAPPENINGS), min_size=2, max_size=9), st.sampled_from(["silence", "none"]))
-def test_whatever_happens_all_pages_come_back(parts, happenings, detector):
+def test_any_order_of_calls_frees_all_pages(parts, happenings, detector):
     sounds = {"talk": talk(0.5, 3), "pause": silence(0.128), "silence": silence(0.4)}
 
     async def play():
@@ -513,7 +513,7 @@ def _try(conversation, what):
         }[what]()
 
 
-async def test_a_conversation_is_refused_where_listeners_have_no_time_left(parts):
+async def test_a_conversation_is_refused_where_playback_has_no_slack_left(parts):
     async with parts.pipeline(admission=Admission(wanted_slack=0.1, rows=64)) as pipeline:
         await pipeline.open(lambda item, text, is_final: None).close()
         pipeline.core.slack.note(pipeline.core.scheduler.now(), left=0.02)

@@ -40,12 +40,12 @@ def plain():
     return untrained_codec()
 
 
-async def said(here, voice, seed, urgencies):
-    """A reply in pieces, each as urgent as it is told."""
+async def said(local_codec, voice, seed, urgencies):
+    """A reply in pieces, each with its urgency."""
     state, sounds = voice, []
     pieces = [codes(8 if number == 0 else 5, 100 * seed + number) for number in range(len(urgencies))]
     for number, (piece, urgency) in enumerate(zip(pieces, urgencies, strict=True), start=1):
-        sound, state = await here.vocoder.do((state, piece, number == len(urgencies)), urgency)
+        sound, state = await local_codec.vocoder.do((state, piece, number == len(urgencies)), urgency)
         sounds.append(sound)
     return torch.cat(sounds), pieces
 
@@ -59,35 +59,35 @@ def spoken(codec, pieces):
     return torch.cat(sounds)
 
 
-async def test_replies_that_change_their_way_sound_as_if_they_had_not(graphed, plain):
-    here = LocalCodec(graphed, LEFT)
+async def test_replies_that_change_batchers_sound_the_same(graphed, plain):
+    local_codec = LocalCodec(graphed, LEFT)
     voice = graphed.flow.voice(prompt())
-    here.warm_up(voice, (1, 4), (5, 10))
-    here.speech_encoder.start()
-    here.vocoder.start()
+    local_codec.warm_up(voice, (1, 4), (5, 10))
+    local_codec.speech_encoder.start()
+    local_codec.vocoder.start()
     ways = [[SOON, SOON, LATER, SOON], [SOON, LATER, LATER, LATER], [LATER, SOON, SOON, SOON]]
-    replies = await asyncio.gather(*(said(here, voice, seed, way) for seed, way in enumerate(ways)))
-    await here.speech_encoder.close()
-    await here.vocoder.close()
+    replies = await asyncio.gather(*(said(local_codec, voice, seed, way) for seed, way in enumerate(ways)))
+    await local_codec.speech_encoder.close()
+    await local_codec.vocoder.close()
     for sound, pieces in replies:
         expected = spoken(plain, pieces)
         assert sound.shape == expected.shape
         # The end is another: as if the last frame went on.
         known = len(expected) - plain.vocoder.reach.right * plain.vocoder.hift.config.hop
         assert (sound - expected)[:known].abs().max() < 2e-4 * max(1.0, float(expected.abs().max()))
-    assert here.vocoder.jobs == 12
-    assert here.vocoder.waiting == 0
+    assert local_codec.vocoder.jobs == 12
+    assert local_codec.vocoder.waiting == 0
 
 
 @pytest.mark.parametrize(("count", "urgency", "is_quick"), [(5, SOON, 1), (10, SOON, 1), (15, SOON, 0), (5, LATER, 0)])
-async def test_who_needs_a_long_hop_soon_goes_the_usual_way(graphed, count, urgency, is_quick):
-    here = LocalCodec(graphed, LEFT)
-    here.vocoder.start()
-    _, state = await here.vocoder.do((graphed.flow.voice(prompt()), codes(8, 1), False), SOON)
-    usual, quick = here.vocoder.ways
+async def test_long_urgent_hops_use_the_usual_batcher(graphed, count, urgency, is_quick):
+    local_codec = LocalCodec(graphed, LEFT)
+    local_codec.vocoder.start()
+    _, state = await local_codec.vocoder.do((graphed.flow.voice(prompt()), codes(8, 1), False), SOON)
+    usual, quick = local_codec.vocoder.ways
     before = usual.jobs, quick.jobs
-    await here.vocoder.do((state, codes(count, 2), False), urgency)
-    await here.vocoder.close()
+    await local_codec.vocoder.do((state, codes(count, 2), False), urgency)
+    await local_codec.vocoder.close()
     assert (usual.jobs, quick.jobs) == (before[0] + 1 - is_quick, before[1] + is_quick)
 
 
@@ -95,43 +95,43 @@ async def test_who_needs_a_long_hop_soon_goes_the_usual_way(graphed, count, urge
 async def test_hops_are_captured_where_the_process_lets_cudnn_time_its_engines(plain):
     with cudnn_benchmark.held(True):
         codec = GraphedCodec(untrained_codec("cuda"))
-        here = LocalCodec(codec, LEFT)
+        local_codec = LocalCodec(codec, LEFT)
         voice = codec.flow.voice(prompt())
-        here.vocoder.start()
-        sound, pieces = await said(here, voice, 7, [SOON, SOON, LATER])
-        await here.vocoder.close()
+        local_codec.vocoder.start()
+        sound, pieces = await said(local_codec, voice, 7, [SOON, SOON, LATER])
+        await local_codec.vocoder.close()
     expected = spoken(plain, pieces)
     assert sound.shape == expected.shape
     assert torch.isfinite(sound).all()
 
 
-async def test_sound_that_is_none_fails_alone(graphed):
-    here = LocalCodec(graphed, LEFT)
+async def test_non_finite_sound_fails_alone(graphed):
+    local_codec = LocalCodec(graphed, LEFT)
     voice = graphed.flow.voice(prompt())
     broken = replace(voice, speaker=torch.full_like(voice.speaker, torch.nan))
-    here.vocoder.start()
+    local_codec.vocoder.start()
     results = await asyncio.gather(
-        *(here.vocoder.do((each, codes(8, 1), False), SOON) for each in (voice, broken)), return_exceptions=True
+        *(local_codec.vocoder.do((each, codes(8, 1), False), SOON) for each in (voice, broken)), return_exceptions=True
     )
-    await here.vocoder.close()
+    await local_codec.vocoder.close()
     assert torch.isfinite(results[0][0]).all()
     assert isinstance(results[1], InputError)
 
 
-async def test_a_turn_is_heard_as_by_the_plain_ear(graphed, plain):
-    here = LocalCodec(graphed, LEFT)
-    here.speech_encoder.start()
-    here.vocoder.start()
+async def test_batched_turns_have_the_codes_of_the_plain_encoder(graphed, plain):
+    local_codec = LocalCodec(graphed, LEFT)
+    local_codec.speech_encoder.start()
+    local_codec.vocoder.start()
     sound = 0.2 * torch.randn(8000, generator=torch.Generator().manual_seed(3))
-    first, state = await here.speech_encoder.do((graphed.speech_encoder.initial_state(), sound[:4000], False))
-    rest, _ = await here.speech_encoder.do((state, sound[4000:], True))
-    await here.speech_encoder.close()
-    await here.vocoder.close()
+    first, state = await local_codec.speech_encoder.do((graphed.speech_encoder.initial_state(), sound[:4000], False))
+    rest, _ = await local_codec.speech_encoder.do((state, sound[4000:], True))
+    await local_codec.speech_encoder.close()
+    await local_codec.vocoder.close()
     heard, _ = plain.speech_encoder.step_batch([plain.speech_encoder.initial_state()], [sound], [True])
     assert first + rest == heard[0].tolist()
 
 
-def test_what_a_reply_keeps_is_reckoned_from_its_voice(graphed):
+def test_the_memory_of_a_reply_is_estimated_from_its_voice(graphed):
     voice = graphed.flow.voice(prompt())
     kept = graphed.start(voice, LEFT).nbytes
     assert LocalCodec(graphed, LEFT).reply_bytes(voice) == pytest.approx(kept, rel=0.3)

@@ -28,9 +28,9 @@ class Counted:
 
 def heard(samples: np.ndarray, activity=None) -> list[AudioWindow]:
     """The windows of a sound that comes in packets."""
-    ear = AudioFrontEnd(RATE, activity or voice_activity(), None, lambda moment, count: np.zeros(count, "f"))
+    front_end = AudioFrontEnd(RATE, activity or voice_activity(), None, lambda moment, count: np.zeros(count, "f"))
     packets = range(0, len(samples), PACKET)
-    return [window for start in packets for window in ear.hear(samples[start : start + PACKET], start / RATE)]
+    return [window for start in packets for window in front_end.hear(samples[start : start + PACKET], start / RATE)]
 
 
 @cache
@@ -38,7 +38,7 @@ def room(seconds: float, seed: int = 0) -> np.ndarray:
     return silence(seconds) + 3e-4 * np.random.default_rng(seed).standard_normal(round(seconds * RATE)).astype("f")
 
 
-def test_nobody_is_asked_about_a_long_silence_and_a_voice_after_it_is_heard_as_ever():
+def test_the_detector_is_not_run_in_long_silence_and_detects_speech_after_it():
     counted, asked = Counted(), voice_activity()
     sound = np.concatenate([talk(0.6, seed=1), room(4.0), talk(1.0, seed=2)]).astype("f")
     windows = heard(sound, counted)
@@ -48,18 +48,18 @@ def test_nobody_is_asked_about_a_long_silence_and_a_voice_after_it_is_heard_as_e
         probability, state = asked.step(state, window.samples)
         probabilities.append(probability)
     begins = round(4.6 * RATE / WINDOW) + 1
-    told = [window.probability for window in windows]
-    assert told[begins + 1 :] == pytest.approx(probabilities[begins + 1 :], abs=0.1)
-    assert [probability > 0.5 for probability in told[begins:]] == [
+    events = [window.probability for window in windows]
+    assert events[begins + 1 :] == pytest.approx(probabilities[begins + 1 :], abs=0.1)
+    assert [probability > 0.5 for probability in events[begins:]] == [
         probability > 0.5 for probability in probabilities[begins:]
     ]
-    assert max(told[begins : begins + 6]) > 0.9
+    assert max(events[begins : begins + 6]) > 0.9
 
 
-def test_a_voice_that_has_stopped_is_known_to_within_the_window():
+def test_the_end_of_speech_is_located_within_a_window():
     sound = np.concatenate([room(0.5), talk(0.8, seed=3), room(0.5, seed=1)]).astype("f")
     windows = heard(sound)
-    voiced = [place for place, window in enumerate(windows) if window.quiet_ms < WINDOW * 1000 // RATE]
+    voiced = [index for index, window in enumerate(windows) if window.quiet_ms < WINDOW * 1000 // RATE]
     ended = (voiced[-1] + 1) * WINDOW / RATE - windows[voiced[-1]].quiet_ms / 1e3
     assert ended == pytest.approx(1.3, abs=0.03)
     assert all(window.probability == 0 for window in windows[voiced[-1] + 1 :])  # a network alone would linger
