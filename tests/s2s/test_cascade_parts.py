@@ -72,7 +72,7 @@ async def test_a_cached_prefix_is_not_computed_again(parts):
         assert len(shared) >= len(read.pages) - 2, "the instructions' pages are shared, not computed twice"
         for number in range(12):
             await words_of(chat, said(("user", f"question {number}")))
-        assert len(chat._cached) == GREEDY.kept
+        assert len(chat._cached) == GREEDY.cached_sequences
 
 
 async def test_concurrent_replies_equal_single_ones_though_the_cache_is_small(parts):

@@ -251,10 +251,10 @@ async def test_what_fails_while_nothing_waits_for_it_is_logged(parts, caplog, mo
             await caller.settled()
         caller.conversation.reply()
         await caller.until(ReplyDone)
-        assert caller.all(ReplyDone)[0].reason != "failed", "the next order makes up for it"
+        assert caller.all(ReplyDone)[0].reason != "failed", "the next command recovers"
         await caller.close()
     (record,) = [each for each in caplog.records if each.exc_info]
-    assert record.name == "vivavoce.s2s.conversation" and "in _spoken" in caplog.text
+    assert record.name == "vivavoce.s2s.conversation" and "in _codes_of" in caplog.text
 
 
 async def test_a_reply_out_of_band_does_not_touch_the_conversation(parts):
