@@ -48,7 +48,7 @@ def test_a_hundred_and_twenty_eight_whose_replies_outlast_the_rush_hear_no_gap_e
 def test_without_keeping_first_sounds_back_a_crowd_that_begins_would_hear_gaps(monkeypatch):
     sessions = 24, Script(0.4, 2.4, 1.0, 0), slow_hops(1.5)
     level, _ = simulate(*sessions)
-    monkeypatch.setattr(moss_speech, "MANY_BEGIN", 1000)
+    monkeypatch.setattr(moss_speech, "MANY_STARTING", 1000)
     at_once, _ = simulate(*sessions)
     assert level.holds and at_once.underruns
     assert at_once.ttfa_ms[50] < level.ttfa_ms[50] < 2 * at_once.ttfa_ms[50]

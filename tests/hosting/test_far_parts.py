@@ -203,7 +203,7 @@ async def test_a_codec_counts_its_jobs_and_the_exceptions_of_those_that_fail(cod
         encoder.start()
         _, state = await encoder.do((RemoteState(), torch.zeros(1280), False))
         with pytest.raises(VivaError, match="no state"):
-            await encoder.do((RemoteState(state.place, "nobody"), torch.zeros(1280), True))
+            await encoder.do((RemoteState(state.endpoint, "nobody"), torch.zeros(1280), True))
         await encoder.close()
         async with http.get(f"{server.http}/metrics") as response:
             page = await response.text()
