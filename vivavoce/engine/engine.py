@@ -86,10 +86,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step is due now."""
-        return self.rests == 0
+        return self.seconds_to_next_step == 0
 
     @property
-    def rests(self) -> float | None:
+    def seconds_to_next_step(self) -> float | None:
         """Seconds until the next step is due; None: no sequence has work."""
         return self.scheduler.seconds_to_next_step()
 

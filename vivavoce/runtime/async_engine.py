@@ -332,9 +332,9 @@ class AsyncEngine:
             return DUE_NOW
         if self._gives_way():
             return None
-        rests = self._engine.rests
-        if rests:
-            return self._executor.now() + rests + self._executor.early
+        rest = self._engine.seconds_to_next_step
+        if rest:
+            return self._executor.now() + rest + self._executor.early
         busy = (each for each in self._engine.scheduler.sequences.values() if each.has_work)
         due = min((self._due.get(each.id, _due(each)) for each in busy), default=None)
         if due is None or not self._is_eager:
