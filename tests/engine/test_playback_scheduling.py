@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.engine.test_engine import make_engine, speech
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.engine.scheduler import PagePool, Scheduler, StepPlan
-from vivavoce.engine.sequence import Admission, LeadPolicy, PlaybackDeadline, Sequence, Slack
+from vivavoce.engine.sequence import Admission, PacingPolicy, PlaybackDeadline, Sequence, Slack
 from vivavoce.errors import CapacityError
 
 ROW_SECONDS, FIRST_ROWS = 0.08, 8
-POLICY = LeadPolicy(max_lead=4.0, calm_lead=2.0, spare_lead=1.0, pace=0.05)
+POLICY = PacingPolicy(max_lead=4.0, calm_lead=2.0, spare_lead=1.0, pace=0.05)
 LONG = Generation(GREEDY, max_new_rows=10_000)
 
 

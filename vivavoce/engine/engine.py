@@ -16,7 +16,7 @@ from vivavoce.engine.cuda_graphs import BUCKETS
 from vivavoce.engine.runner import Drawn, Runner, allocate_cache, cache_dtype, rows_that_fit
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.scheduler import PagePool, Scheduler, StepPlan, Work
-from vivavoce.engine.sequence import ON_GRAPHS, FinishReason, LeadPolicy, PlaybackDeadline, Sequence, Slack
+from vivavoce.engine.sequence import ON_GRAPHS, FinishReason, PacingPolicy, PlaybackDeadline, Sequence, Slack
 from vivavoce.engine.speculative import Acceptance, Draft, Speculation, accepted_indices, gather_drafts
 from vivavoce.engine.step import Emission, Failure, StepResult
 from vivavoce.errors import CapacityError, InputError
@@ -41,7 +41,7 @@ class EngineLimits:
     sequences_per_step: int = 128
     kv: KVFormat = "float"
     """Format of keys and values: the model's dtype, or float8 with a scale for each head of each row."""
-    sound: LeadPolicy | None = None
+    sound: PacingPolicy | None = None
     """How far replies are generated ahead of their playback; None: the default of the device."""
 
 

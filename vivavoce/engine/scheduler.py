@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from vivavoce.engine.sequence import LeadPolicy, Sequence
+from vivavoce.engine.sequence import PacingPolicy, Sequence
 from vivavoce.engine.speculative import NO_DRAFT, Draft
 from vivavoce.errors import CapacityError
 from vivavoce.nn.paged_kv import SCRATCH_PAGE
@@ -105,14 +105,14 @@ class Scheduler:
         page_size: int,
         rows_per_step: int,
         sequences_per_step: int,
-        sound: LeadPolicy | None = None,
+        sound: PacingPolicy | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = pool
         self.rows_beside_sound = rows_per_step
         """Rows of a step that has a reply with playback: prompts are then prefilled in smaller pieces."""
         self.spare_rows = 0  # rows beyond its last for which a reply allocates pages in advance, if some are free
-        self.sound, self.now = sound or LeadPolicy(), now
+        self.sound, self.now = sound or PacingPolicy(), now
         self.page_size = page_size
         self.rows_per_step = rows_per_step
         self.sequences_per_step = sequences_per_step

@@ -47,7 +47,7 @@ class PlaybackDeadline:
 
 
 @dataclass(frozen=True)
-class LeadPolicy:
+class PacingPolicy:
     """How far replies are generated ahead of their playback; all leads are in seconds."""
 
     max_lead: float = 6.0
@@ -64,7 +64,7 @@ class LeadPolicy:
     """Seconds for which a reply rests while its first audio is decoded, so that the decoder has the device."""
 
 
-ON_GRAPHS = LeadPolicy(calm_lead=5.0, spare_lead=4.0)
+ON_GRAPHS = PacingPolicy(calm_lead=5.0, spare_lead=4.0)
 """For devices with CUDA graphs, whose codec decodes many replies in one pass: with larger leads it is given long hops,
 which cost a third of short ones."""
 
