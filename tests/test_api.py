@@ -37,9 +37,9 @@ def test_a_model_is_loaded_as_what_its_files_say_it_is(parts, tmp_path):
     assert isinstance(vivavoce.load(parts.asr, "cpu"), WhisperTranscriber)
     assert isinstance(vivavoce.load(parts.tts, "cpu"), NanoTTS)
     assert isinstance(vivavoce.load("mini-speech", "cpu"), MossSpeechBackend)
-    with pytest.raises(CheckpointError, match="says llama"):
+    with pytest.raises(CheckpointError, match="model_type 'llama'"):
         vivavoce.load(parts.chat, "cpu")
-    with pytest.raises(CheckpointError, match="says nothing"):
+    with pytest.raises(CheckpointError, match="names no model_type"):
         vivavoce.load(tmp_path)
     with pytest.raises(InputError, match="no model is called 'nobody'"):
         vivavoce.load("nobody")
