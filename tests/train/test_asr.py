@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -30,6 +28,7 @@ from vivavoce.train.asr.batches import (
 )
 from vivavoce.train.asr.evaluate import CONDITIONS, main, score_texts, transcribe_all
 from vivavoce.train.asr.train import TINY, ASRRecipe, Rounding, Training
+from vivavoce.train.asr.train import main as train_main
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.speech_encoder import Lattice, new_encoder
 
@@ -39,10 +38,10 @@ BEEP = RATE // 3
 
 def beeps(count: int, seed: int = 0) -> Recordings:
     """Sentences of one to three beeps, each a word."""
-    chance = random.Random(seed)
+    source = random.Random(seed)
     sounds, texts = [], []
     for _ in range(count):
-        words = [chance.choice(list(PITCHES)) for _ in range(chance.randint(1, 3))]
+        words = [source.choice(list(PITCHES)) for _ in range(source.randint(1, 3))]
         time = torch.arange(BEEP) / RATE
         fade = torch.hann_window(BEEP)
         sound = torch.cat([0.5 * fade * torch.sin(2 * torch.pi * PITCHES[word] * time) for word in words])
@@ -94,7 +93,7 @@ def test_the_loss_falls(trained):
     assert log[-1]["ctc"] < 0.5 * log[0]["ctc"]
 
 
-def test_what_was_saved_writes_the_same_texts(trained):
+def test_a_saved_model_transcribes_as_the_trained_one(trained):
     training, folder = trained
     loaded, vocabulary = Whisper.load(folder), Vocabulary.read(folder)
     training.module.model.half().float()  # the weights as they were saved
@@ -117,27 +116,27 @@ def test_transformers_and_tokenizers_read_the_checkpoint(trained):
         expected = theirs(input_features=mel, decoder_input_ids=tokens).logits
         assert (Whisper.load(folder)(mel, tokens) - expected).abs().max() < 1e-4
     assert theirs.generation_config.lang_to_id == {"<|en|>": training.vocabulary.tokens.languages["en"]}
-    found = WhisperTokens.of_tokenizer(TextTokenizer.load(folder), training.vocabulary.size)
-    assert found == training.vocabulary.tokens
+    tokens_of_tokenizer = WhisperTokens.of_tokenizer(TextTokenizer.load(folder), training.vocabulary.size)
+    assert tokens_of_tokenizer == training.vocabulary.tokens
     assert Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size() == training.vocabulary.size
 
 
-def test_a_course_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     recipe = replace(RECIPE, steps=6, dropout=0.2, wrong_tokens=0.3, augmentation=1.0)
     whole = Training(beeps(16), tmp_path / "whole", recipe, report=lambda line: None)
     whole.run()
-    killed = Training(beeps(16), tmp_path / "killed", recipe, report=lambda line: None)
-    make = killed._batch
+    interrupted = Training(beeps(16), tmp_path / "killed", recipe, report=lambda line: None)
+    make = interrupted._batch
 
-    def dying(plan, step):
+    def interrupted_batch(plan, step):
         if step.number == 3:
             raise KeyboardInterrupt
         return make(plan, step)
 
-    killed._batch = dying
+    interrupted._batch = interrupted_batch
     with pytest.raises(KeyboardInterrupt):
-        killed.run()
-    killed.training_run.save()
+        interrupted.run()
+    interrupted.training_run.save()
     resumed = Training(beeps(16), tmp_path / "killed", recipe, report=lambda line: None)
     assert resumed.training_run.number == 3
     resumed.run()
@@ -145,7 +144,7 @@ def test_a_course_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path):
         assert torch.equal(tensor, resumed.module.state_dict()[name]), name
 
 
-def test_the_vocabulary_spells_as_the_tokenizers_library_does(tmp_path):
+def test_the_vocabulary_encodes_as_the_tokenizers_library(tmp_path):
     texts = ["good evening to you", "a table for three, please", "don't you have 20 rooms?", "where's the lift"] * 3
     vocabulary = Vocabulary.learn(texts, merges=60, window_seconds=2.0)
     vocabulary.write(tmp_path)
@@ -158,15 +157,15 @@ def test_the_vocabulary_spells_as_the_tokenizers_library_does(tmp_path):
     assert Vocabulary.read(tmp_path).encode(texts[1]) == vocabulary.encode(texts[1])
 
 
-def test_dropped_merges_spell_the_same_words_in_other_pieces():
+def test_merge_dropout_gives_other_pieces_of_the_same_word():
     vocabulary = Vocabulary.learn(["reservation reservation"] * 3, merges=30, window_seconds=2.0)
-    chance = random.Random(0)
-    spellings = {tuple(vocabulary.encode("reservation", 0.4, chance)) for _ in range(20)}
-    assert len(spellings) > 3
-    assert {vocabulary.decode(ids) for ids in spellings} == {" reservation"}
+    source = random.Random(0)
+    encodings = {tuple(vocabulary.encode("reservation", 0.4, source)) for _ in range(20)}
+    assert len(encodings) > 3
+    assert {vocabulary.decode(ids) for ids in encodings} == {" reservation"}
 
 
-def test_windows_hold_what_their_labels_say():
+def test_windows_agree_with_their_labels():
     recordings = beeps(12)
     vocabulary = Vocabulary.learn(recordings.texts, 16, 4.0)
     options = WindowOptions(share_as_recorded=1.0, share_with_times=1.0, share_after_earlier=0.5, share_of_silence=0.2)
@@ -217,12 +216,12 @@ def test_mels_of_a_batch_are_those_of_each_window_alone():
     samples = torch.randn(5, 32000, generator=torch.Generator().manual_seed(0)) * torch.logspace(-4, -1, 5)[:, None]
     augmentation = AudioAugmentation(80, "cpu", strength=0.0)
     mel = WhisperMel(80)
-    together = mel(samples)
-    assert (together - torch.cat([mel(row[None]) for row in samples])).abs().max() < 1e-5
-    assert augmentation(samples, 3).shape == together.shape == (5, 80, 200)
+    batch_mel = mel(samples)
+    assert (batch_mel - torch.cat([mel(row[None]) for row in samples])).abs().max() < 1e-5
+    assert augmentation(samples, 3).shape == batch_mel.shape == (5, 80, 200)
 
 
-def test_listening_is_the_same_for_the_same_seed_and_finite_for_silence():
+def test_augmentation_is_deterministic_and_finite_for_silence():
     augmentation = AudioAugmentation(80, "cpu", strength=1.0)
     samples = torch.cat([torch.zeros(2, 16000), torch.randn(2, 16000)])
     first = augmentation(samples, 5)
@@ -230,12 +229,12 @@ def test_listening_is_the_same_for_the_same_seed_and_finite_for_silence():
     assert torch.isfinite(first).all()
 
 
-def test_errors_are_counted_as_the_field_counts_them():
+def test_word_errors_are_counted():
     evaluated = score_texts(["A table for two!", "seven 30", "no"], ["a table for three", "seven thirty", "not at all"])
     assert (evaluated.word_errors, evaluated.words, evaluated.right_sentences) == (4, 9, 1)
 
 
-def test_the_command_trains_judges_and_writes_everything(tmp_path):
+def test_the_command_trains_evaluates_and_writes_everything(tmp_path):
     for name, count, seed in (("train", 40, 0), ("held_out", 6, 1)):
         sounds = beeps(count, seed)
         pieces = [
@@ -244,28 +243,17 @@ def test_the_command_trains_judges_and_writes_everything(tmp_path):
         ]
         Corpus.of(pieces).save(tmp_path / name)
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "vivavoce.train.asr.train",
-        "--corpus",
-        str(tmp_path),
-        "--out",
-        str(out),
-        "--tiny",
-    ]
-    done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    train_main(["--corpus", str(tmp_path), "--out", str(out), "--tiny", "--device", "cpu"])
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["steps"] == TINY.steps
     assert set(metrics["judged"]) == {
-        f"{voices}, {way}" for voices in ("known voices", "held-out voices") for way, _, _ in CONDITIONS
+        f"{voices}, {condition}" for voices in ("known voices", "held-out voices") for condition, _, _ in CONDITIONS
     }
     names = ("model.safetensors", "config.json", "tokenizer.json", "generation_config.json", "preprocessor_config.json")
     assert all((out / name).is_file() for name in (*names, "course/log.jsonl", "course/curves.png"))
 
 
-def test_an_encoder_may_begin_as_an_ear():
+def test_the_encoder_is_initialised_from_a_speech_encoder():
     torch.manual_seed(0)
     sizes = {"d_model": 48, "encoder_attention_heads": 2, "encoder_ffn_dim": 96, "num_mel_bins": 80}
     encoder = new_encoder(SpeechEncoderConfig(**sizes, quantize_position=2, quantize_vocab_size=16), Lattice((4, 4)))
@@ -273,30 +261,30 @@ def test_an_encoder_may_begin_as_an_ear():
     init_from_speech_encoder(model, encoder)
     torch.testing.assert_close(model.encoder.layers[0].fc1.weight, encoder.layers[0].fc1.weight)
     mel = torch.randn(1, 80, 3)  # one position after the convolutions that sees no edge the other does not
-    heard = torch.nn.functional.gelu(encoder.conv1(mel))[..., 2]
-    torch.testing.assert_close(torch.nn.functional.gelu(model.encoder.conv1(mel))[..., 1], heard)
+    features = torch.nn.functional.gelu(encoder.conv1(mel))[..., 2]
+    torch.testing.assert_close(torch.nn.functional.gelu(model.encoder.conv1(mel))[..., 1], features)
     with pytest.raises(InputError, match="other sizes"):
         init_from_speech_encoder(Whisper(TINY.config), encoder)
 
 
-def test_a_deeper_and_wider_decoder_begins_by_writing_what_an_earlier_recogniser_wrote(trained, tmp_path):
+def test_a_larger_decoder_initialised_from_an_earlier_model_has_its_output(trained, tmp_path):
     training, folder = trained
     sizes = replace(RECIPE.config, decoder_layers=3, decoder_ffn_dim=2 * RECIPE.config.decoder_ffn_dim)
-    on = Training(beeps(8), tmp_path, replace(RECIPE, config=sizes), report=lambda line: None, initial=folder)
-    assert on.vocabulary.merges == training.vocabulary.merges
-    mel, tokens = torch.randn(2, 80, 200), torch.randint(on.vocabulary.size, (2, 9))
+    larger = Training(beeps(8), tmp_path, replace(RECIPE, config=sizes), report=lambda line: None, initial=folder)
+    assert larger.vocabulary.merges == training.vocabulary.merges
+    mel, tokens = torch.randn(2, 80, 200), torch.randint(larger.vocabulary.size, (2, 9))
     with torch.no_grad():
-        mine, theirs = on.module.model.eval()(mel, tokens), Whisper.load(folder)(mel, tokens)
+        mine, theirs = larger.module.model.eval()(mel, tokens), Whisper.load(folder)(mel, tokens)
     assert torch.allclose(mine, theirs, atol=1e-5)
     pieces = training.module.pieces.weight
-    assert torch.equal(on.module.pieces.weight.half(), pieces.half()), "the CTC head too"
+    assert torch.equal(larger.module.pieces.weight.half(), pieces.half()), "the CTC head too"
 
 
 def test_layers_are_spread_among_more_of_them():
     assert [spread_layers(4, 4), spread_layers(4, 8), spread_layers(2, 3)] == [[0, 1, 2, 3], [1, 3, 5, 7], [1, 2]]
 
 
-def test_the_second_half_of_a_course_learns_with_rounded_weights(trained):
+def test_rounded_weights_have_straight_through_gradients(trained):
     training, _ = trained
     module = training.module
     name = "model.decoder.layers.0.fc1.weight"
@@ -309,7 +297,7 @@ def test_the_second_half_of_a_course_learns_with_rounded_weights(trained):
     assert torch.equal(gradient, torch.ones_like(weight))
 
 
-def test_a_saved_miniature_is_judged_on_any_corpus(trained, tmp_path, capsys):
+def test_a_saved_model_is_evaluated_on_a_corpus(trained, tmp_path, capsys):
     sounds = beeps(4, seed=2)
     Corpus.of([(sounds.samples[: sounds.lengths[0]].numpy(), sounds.texts[0], "beep")]).save(tmp_path / "one")
     main(["--model", str(trained[1]), "--corpus", str(tmp_path / "one")])
@@ -324,7 +312,7 @@ def test_the_recipe_fits_its_budget_of_parameters():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_step_is_a_graph_that_learns(tmp_path):
+def test_steps_are_captured_as_graphs_on_a_gpu(tmp_path):
     training = Training(beeps(64), tmp_path, replace(RECIPE, augmentation=1.0, steps=60), device="cuda", report=print)
     training.run()
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]

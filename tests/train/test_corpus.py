@@ -1,11 +1,20 @@
-"""Corpora: built from a plan, the same every time, honest about what was not spoken, kept in files."""
+"""Corpora: built from a plan, deterministic, with an error if too many sentences fail, stored in files."""
 
 import numpy as np
 import pytest
 
 from vivavoce.errors import InputError
 from vivavoce.train.asr.evaluate import human_recordings
-from vivavoce.train.corpus import Corpus, build, held_out_plan, teacher_plan, training_plan
+from vivavoce.train.corpus import (
+    SECOND_VOICE,
+    Corpus,
+    Counts,
+    build,
+    held_out_plan,
+    teacher_plan,
+    training_plan,
+    write_corpora,
+)
 from vivavoce.train.front_desk import reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies
 from vivavoce.train.voices import HELD_OUT, TEACHER, TRAINING, SyntheticVoice
@@ -22,13 +31,13 @@ def test_a_training_plan_uses_training_voices_and_repeats_no_sentence():
     assert len({text for text, _ in plan}) == 1_000
 
 
-def test_a_held_out_plan_is_unheard_in_words_and_voices():
+def test_a_held_out_plan_has_held_out_phrasings_and_voices():
     plan = held_out_plan(0, 300)
     assert {voice for _, voice in plan} <= set(HELD_OUT)
     assert not {text for text, _ in plan} & set(user_sentences("train", 10_000, 0))
 
 
-def test_the_teacher_says_replies():
+def test_the_teacher_plan_has_replies():
     plan = teacher_plan(2000)
     texts = [text for text, _ in plan]
     assert 0.85 * len(texts) < len(set(texts)) and {voice for _, voice in plan} == {TEACHER}
@@ -39,7 +48,7 @@ def test_the_teacher_says_replies():
 
 
 @pytest.mark.debian("espeak-ng", "flite")
-def test_a_corpus_is_the_same_every_time_and_survives_its_file(tmp_path):
+def test_a_corpus_is_deterministic_and_survives_its_file(tmp_path):
     plan = [(f"This is sentence {word}.", voice) for word in ("one", "two", "three") for voice in (SPEAKER, TEACHER)]
     seen = []
     corpus = build(plan, seed=3, progress=lambda done, total: seen.append((done, total)))
@@ -61,13 +70,13 @@ def test_a_corpus_is_the_same_every_time_and_survives_its_file(tmp_path):
 @pytest.mark.debian("espeak-ng")
 def test_one_failure_in_a_hundred_is_left_out_and_more_is_an_error():
     unspeakable = [(" .", SPEAKER)]
-    plan = [("Yes.", SPEAKER)] * 120
-    assert len(build(plan + unspeakable)) == 120
+    plan = [("Yes.", SPEAKER)] * 100
+    assert len(build(plan + unspeakable)) == 100
     with pytest.raises(InputError, match=r"2 of 12 .*' \.' with voice espeak"):
         build(plan[:10] + 2 * unspeakable)
 
 
-def test_a_corpus_that_is_not_there_is_named(tmp_path):
+def test_an_error_names_a_missing_corpus(tmp_path):
     with pytest.raises(InputError, match="nothing"):
         Corpus.load(tmp_path / "nothing")
 
@@ -80,3 +89,21 @@ def test_human_recordings_have_words_and_sound():
     for samples, text, source in recordings[::40]:
         assert samples.dtype == np.float32 and len(samples) > 4_000 and np.abs(samples).max() > 0.01
         assert len(text.split()) > 1 and source
+
+
+@pytest.mark.debian("flite", "espeak-ng", "festival")
+def test_each_corpus_holds_the_voices_it_should(tmp_path):
+    corpora = write_corpora(tmp_path, Counts(training=12, teacher=4, second_voice=3, held_out=4), workers=1)
+    held_out_names = {voice.name for voice in HELD_OUT}
+    assert set(corpora["held_out"].voices) <= held_out_names and len(corpora["held_out"]) == 4
+    assert set(corpora["teacher"].voices) == {TEACHER.name}
+    assert {text for text, _ in teacher_plan(4)} <= set(corpora["teacher"].texts)
+    assert not set(corpora["mixed"].voices) & held_out_names
+    assert len(corpora["mixed"]) >= 12
+    assert {TEACHER.name, SECOND_VOICE.name} <= set(corpora["tts"].voices)
+    again = Corpus.load(tmp_path / "teacher")
+    assert again.texts == corpora["teacher"].texts and (again.samples == corpora["teacher"].samples).all()
+
+
+def test_scaled_counts_keep_their_proportions():
+    assert Counts().scaled(0.001) == Counts(40, 9, 2, 1)

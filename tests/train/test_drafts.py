@@ -1,4 +1,4 @@
-"""Training of what guesses ahead of a recogniser: it learns what the frozen model writes, and the model stays."""
+"""Training of drafts for a frozen ASR model: they learn its output, and the model is unchanged."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from vivavoce.train.asr.draft import DecoderStudent, DraftTraining, HeadsStudent
 from vivavoce.train.asr.train import Training
 from vivavoce.train.corpus import Corpus
 
-COURSE = DraftRecipe(
+RECIPE_OF_DRAFT = DraftRecipe(
     shapes=(WindowShape(1.6, 8, 1, 24), WindowShape(2.0, 6, 2, 24)),
     steps=30,
     warmup=5,
@@ -30,19 +30,19 @@ COURSE = DraftRecipe(
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory):
-    """A recogniser of beeps, and its folder."""
+def trained_model(tmp_path_factory):
+    """An ASR model of beeps, its vocabulary, and its folder."""
     folder = tmp_path_factory.mktemp("taught")
     recipe = replace(RECIPE, config=replace(RECIPE.config, decoder_layers=3), steps=20)
     training = Training(beeps(24), folder, recipe, report=lambda line: None)
     training.run()
     training.save(folder)
-    listener = WhisperTranscriber.load(folder)
-    listener.settings = replace(listener.settings, min_logprob=None, max_compression=None)  # it babbles
-    return listener, Vocabulary.read(folder), folder
+    transcriber = WhisperTranscriber.load(folder)
+    transcriber.settings = replace(transcriber.settings, min_logprob=None, max_compression=None)  # its texts are poor
+    return transcriber, Vocabulary.read(folder), folder
 
 
-def apprentices(model, vocabulary):
+def students(model, vocabulary):
     return {
         "heads": lambda: HeadsStudent(model, places=3),
         "decoder": lambda: DecoderStudent(model, layers=1),
@@ -50,63 +50,63 @@ def apprentices(model, vocabulary):
     }
 
 
-def training_run(taught, folder, kind, recipe=COURSE):
-    listener, vocabulary, _ = taught
+def training_run(trained_model, folder, kind, recipe=RECIPE_OF_DRAFT):
+    transcriber, vocabulary, _ = trained_model
     torch.manual_seed(0)
-    student = apprentices(listener.model, vocabulary)[kind]()
-    return DraftTraining(listener, vocabulary, student, beeps(64), folder, recipe, report=lambda line: None)
+    student = students(transcriber.model, vocabulary)[kind]()
+    return DraftTraining(transcriber, vocabulary, student, beeps(64), folder, recipe, report=lambda line: None)
 
 
 @pytest.mark.parametrize("kind", ["heads", "decoder", "pieces"])
-def test_it_learns_and_the_model_stays_as_it_was(taught, tmp_path, kind):
-    before = {name: tensor.clone() for name, tensor in taught[0].model.state_dict().items()}
-    training = training_run(taught, tmp_path, kind)
+def test_a_draft_learns_and_the_model_is_unchanged(trained_model, tmp_path, kind):
+    before = {name: tensor.clone() for name, tensor in trained_model[0].model.state_dict().items()}
+    training = training_run(trained_model, tmp_path, kind)
     training.run()
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert log[-1]["loss"] < 0.75 * log[0]["loss"]
     for name in log[0]:
         if name.startswith("agreed"):
             assert log[-1][name] >= log[0][name] and log[-1][name] > 0.5
-    assert all(torch.equal(tensor, before[name]) for name, tensor in taught[0].model.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trained_model[0].model.state_dict().items())
 
 
 @pytest.mark.parametrize("kind", ["heads", "decoder", "pieces"])
-def test_a_course_that_was_killed_goes_on_as_if_it_had_not_been(taught, tmp_path, kind):
-    recipe = replace(COURSE, steps=6, augmentation=1.0)
-    whole = training_run(taught, tmp_path / "whole", kind, recipe)
+def test_a_resumed_run_equals_an_uninterrupted_one(trained_model, tmp_path, kind):
+    recipe = replace(RECIPE_OF_DRAFT, steps=6, augmentation=1.0)
+    whole = training_run(trained_model, tmp_path / "whole", kind, recipe)
     whole.run()
-    killed = training_run(taught, tmp_path / "killed", kind, recipe)
-    batch = killed.batches.batch
+    interrupted = training_run(trained_model, tmp_path / "killed", kind, recipe)
+    batch = interrupted.batches.batch
 
-    def dying(step):
+    def interrupted_batch(step):
         if step == 3:
             raise KeyboardInterrupt
         return batch(step)
 
-    killed.batches.batch = dying
+    interrupted.batches.batch = interrupted_batch
     with pytest.raises(KeyboardInterrupt):
-        killed.run()
-    killed.training_run.save()
-    resumed = training_run(taught, tmp_path / "killed", kind, recipe)
+        interrupted.run()
+    interrupted.training_run.save()
+    resumed = training_run(trained_model, tmp_path / "killed", kind, recipe)
     assert resumed.training_run.number == 3
     resumed.run()
     for name, tensor in whole.student.module.state_dict().items():
         assert torch.equal(tensor, resumed.student.module.state_dict()[name]), name
 
 
-def test_windows_are_heard_once_and_what_the_model_writes_is_learnt(taught, tmp_path):
-    training = training_run(taught, tmp_path, "heads", replace(COURSE, steps=5))
+def test_windows_are_transcribed_once_and_the_texts_are_targets(trained_model, tmp_path):
+    training = training_run(trained_model, tmp_path, "heads", replace(RECIPE_OF_DRAFT, steps=5))
     training.run()
-    batch, listener = training.batches.batch(0), taught[0]
-    assert training.batches.batch(COURSE.distinct_batches) is batch and training.batches.batch(1) is not batch
+    batch, transcriber = training.batches.batch(0), trained_model[0]
+    assert training.batches.batch(RECIPE_OF_DRAFT.distinct_batches) is batch and training.batches.batch(1) is not batch
     states = batch["states"].float()
-    prompt = listener.tokens.prompt("en")
-    rules = listener.rules(TranscriptionOptions(language="en", timestamps=False))
-    max_tokens = COURSE.shapes[0].positions - len(prompt)
+    prompt = transcriber.tokens.prompt("en")
+    rules = transcriber.rules(TranscriptionOptions(language="en", timestamps=False))
+    max_tokens = RECIPE_OF_DRAFT.shapes[0].positions - len(prompt)
     texts = decode(
-        listener.model,
-        listener.tokens,
-        listener.model.decoder.cross_kv(states),
+        transcriber.model,
+        transcriber.tokens,
+        transcriber.model.decoder.cross_kv(states),
         [prompt] * len(states),
         rules,
         max_tokens=max_tokens,
@@ -120,16 +120,16 @@ def test_windows_are_heard_once_and_what_the_model_writes_is_learnt(taught, tmp_
     assert training.student.heads.start.abs().max() > 0
 
 
-def test_the_commands_write_what_is_read_back(taught, tmp_path):
-    listener, vocabulary, folder = taught
-    model, sounds = listener.model, beeps(24)
+def test_saved_drafts_load(trained_model, tmp_path):
+    transcriber, vocabulary, folder = trained_model
+    model, sounds = transcriber.model, beeps(24)
     pieces = [
         (sounds.samples[start : start + length].numpy(), text, "beep")
         for start, length, text in zip(sounds.starts, sounds.lengths, sounds.texts, strict=True)
     ]
     Corpus.of(pieces).save(tmp_path / "train")
     shared = ["--asr", str(folder), "--corpus", str(tmp_path), "--tiny", "--device", "cpu"]
-    draft.medusa_main([*shared, "--out", str(tmp_path / "heads"), "--places", "2"])
+    draft.medusa_main([*shared, "--out", str(tmp_path / "heads"), "--heads", "2"])
     draft.main([*shared, "--out", str(tmp_path / "decoder")])
     draft.main([*shared, "--out", str(tmp_path / "pieces"), "--pieces"])
     assert [draft_kind(tmp_path / name) for name in ("heads", "decoder", "pieces")] == ["heads", "decoder", "pieces"]
@@ -145,9 +145,9 @@ def test_the_commands_write_what_is_read_back(taught, tmp_path):
     assert json.loads((tmp_path / "heads" / "metrics.json").read_text())["steps"] == 4
 
 
-def test_a_draft_of_another_model_is_refused(taught, tmp_path):
-    listener, _, folder = taught
-    model = listener.model
+def test_a_draft_of_another_model_is_refused(trained_model, tmp_path):
+    transcriber, _, folder = trained_model
+    model = transcriber.model
     WhisperHeads.for_decoder(model.decoder, 2).save(tmp_path, model.config)
     with pytest.raises(CheckpointError, match="d_model 48, not 64"):
         WhisperHeads.load(tmp_path, replace(model.config, d_model=64))
@@ -156,8 +156,8 @@ def test_a_draft_of_another_model_is_refused(taught, tmp_path):
     assert draft_kind(folder) is None
 
 
-def test_untrained_heads_say_that_nothing_changes_and_a_draft_begins_as_layers_of_the_model(taught):
-    decoder = taught[0].model.decoder
+def test_untrained_heads_are_the_identity_and_a_draft_starts_as_layers_of_the_model(trained_model):
+    decoder = trained_model[0].model.decoder
     heads = WhisperHeads.for_decoder(decoder, 4)
     hidden = torch.randn(3, decoder.config.d_model)
     assert torch.equal(heads(hidden, torch.randn_like(hidden), torch.zeros_like), hidden[:, None].expand(-1, 4, -1))
@@ -168,7 +168,7 @@ def test_untrained_heads_say_that_nothing_changes_and_a_draft_begins_as_layers_o
         distilled(decoder, 3)
 
 
-def test_pieces_are_read_as_ctc_is():
+def test_pieces_are_decoded_as_ctc():
     guesser = PieceGuesser(4, 3)
     wanted = torch.tensor([0, 1, 1, 0, 1, 3, 3, 0])  # blank is 0
     guesser.pieces.weight.data = torch.eye(4)

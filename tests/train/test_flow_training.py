@@ -1,4 +1,4 @@
-"""What the flow decoder is taught is what it does in use, and its lessons work."""
+"""Training of the flow decoder: the training forward equals inference, and training lowers the loss."""
 
 import dataclasses
 import itertools
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.buzzing import buzzing
+from tests.train.buzz_corpora import equal_buzzes
 from vivavoce.audio.io import Sound
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.minis.untrained import SPEECH_ENCODER, untrained_codec
@@ -25,7 +25,9 @@ from vivavoce.train.flow_vocoder import (
     FlowBatchShape,
     TeacherSpeech,
     code_bias,
+    vocoder,
 )
+from vivavoce.train.flow_vocoder import flow as flow_training
 from vivavoce.train.flow_vocoder.flow import (
     TINY,
     FlowLoss,
@@ -38,10 +40,11 @@ from vivavoce.train.flow_vocoder.flow import (
     untrained,
     velocity,
 )
-from vivavoce.train.flow_vocoder.vocoder import main as teach_vocoder
+from vivavoce.train.flow_vocoder.vocoder import main as vocoder_main
 from vivavoce.train.loop import Learner
 from vivavoce.train.package import VOICE_NAME, assemble_codec
 
+SHORT_VOCODER = dataclasses.replace(vocoder.TINY, frames=8, batch=2, max_steps=4)
 CODES = 64
 CONFIG = tiny_config(CODES)
 SPEAKER = teacher_vector(CONFIG.speaker_dim)
@@ -49,8 +52,8 @@ SPEAKER = teacher_vector(CONFIG.speaker_dim)
 
 @pytest.fixture(scope="module")
 def speech():
-    """Buzzes whose codes say how loud each code's frames are."""
-    sounds = TeacherSpeech.of(buzzing(8), np.arange(8), "cpu")
+    """Buzzes with codes that are the loudness of their frames."""
+    sounds = TeacherSpeech.of(equal_buzzes(8), np.arange(8), "cpu")
     loudness = sounds.mel.mean(1).view(-1, CONFIG.ratio).mean(1)
     edges = torch.quantile(loudness, torch.linspace(0, 1, CODES + 1))[1:-1]
     codes = torch.bucketize(loudness, edges).numpy().astype(np.int16)
@@ -69,21 +72,21 @@ def _batch(speech, number=0, seed=0):
 
 @pytest.mark.parametrize("left", [None, 0, 1, 3])
 @pytest.mark.parametrize("sink", [0, 5, 10])
-def test_masks_of_lessons_are_those_of_streams(left, sink):
+def test_training_masks_equal_stream_masks(left, sink):
     span = KeySpan(torch.zeros(1, dtype=torch.int64), 23, torch.tensor([sink]))
     expected = attention_bias(visible(span, 5, left), torch.float32)
-    made = code_bias(torch.tensor([UNLIMITED if left is None else left]), torch.tensor([sink]), 23, 5)
-    assert torch.equal(made, expected)
+    result = code_bias(torch.tensor([UNLIMITED if left is None else left]), torch.tensor([sink]), 23, 5)
+    assert torch.equal(result, expected)
 
 
-def test_offline_lessons_have_no_mask():
+def test_offline_batches_have_no_mask():
     assert (code_bias(torch.tensor([NO_MASK]), torch.tensor([5]), 23, 5) == 0).all()
 
 
 @pytest.mark.parametrize(("left", "final"), [(None, True), (None, False), (2, True), (NO_MASK, True)])
 @torch.no_grad()
-def test_the_flow_is_taught_as_it_is_used(speech, flow, left, final):
-    """The solver of use, written out over the functions of the lesson, gives the mel of use."""
+def test_the_training_forward_equals_inference(speech, flow, left, final):
+    """The inference solver, written out over the functions of training, gives the mel of inference."""
     (prompt_codes, prompt_mel), (codes, _) = speech.utterance(0), speech.utterance(1)
     prompt_codes, prompt_mel, codes = prompt_codes[:10], prompt_mel[:40], codes[: 17 if final else 20]
     flow.eval()
@@ -100,11 +103,11 @@ def test_the_flow_is_taught_as_it_is_used(speech, flow, left, final):
     time = everything.shape[1] - 3
     code_mask = code_bias(torch.tensor([known]), torch.tensor([sink]), time, CONFIG.chunk)
     mask = code_mask.repeat_interleave(4, 2).repeat_interleave(4, 3)
-    made = features(flow, everything, torch.tensor([time if final else time + 3]), (code_mask, mask))
+    result = features(flow, everything, torch.tensor([time if final else time + 3]), (code_mask, mask))
     speaker = flow.spk_embed_affine_layer(SPEAKER)
-    prompted = torch.zeros_like(made)
+    prompted = torch.zeros_like(result)
     prompted[:, :40] = prompt_mel
-    conditions = torch.cat([made, speaker.expand_as(made), prompted], dim=-1)
+    conditions = torch.cat([result, speaker.expand_as(result), prompted], dim=-1)
     x, times = (
         fixed_noise(80, torch.device("cpu"))[None, : time * 4],
         cosine_times(CONFIG.euler_steps, torch.device("cpu")),
@@ -117,7 +120,7 @@ def test_the_flow_is_taught_as_it_is_used(speech, flow, left, final):
     torch.testing.assert_close(x[0, 40:].T, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_batch_is_a_prompt_and_speech_behind_it(speech):
+def test_a_batch_is_a_prompt_and_the_speech_after_it(speech):
     batch = _batch(speech, number=1)
     assert batch["codes"].shape == (2, 33) and batch["mel"].shape == (2, 120, 80)
     prompt = batch["prompted"].sum(1) // CONFIG.ratio
@@ -129,14 +132,14 @@ def test_a_batch_is_a_prompt_and_speech_behind_it(speech):
 
 
 def test_codes_and_mels_of_a_batch_belong_together(speech):
-    unheard = FlowBatches(
+    batches = FlowBatches(
         speech, CONFIG, [FlowBatchShape(30, 8)], TINY.options.__class__(replaced=0.0), torch.zeros(1), 0.5
     )
-    batch = unheard.batch(0, torch.Generator().manual_seed(0))
+    batch = batches.batch(0, torch.Generator().manual_seed(0))
     pairs = zip(speech.mel.view(-1, 4, 80), speech.codes, strict=True)
-    told = {mel.numpy().tobytes(): int(code) for mel, code in pairs}
+    code_of_mel = {mel.numpy().tobytes(): int(code) for mel, code in pairs}
     for codes, mels in zip(batch["codes"], batch["mel"].unflatten(1, (-1, 4)), strict=True):
-        assert [told[mel.numpy().tobytes()] for mel in mels] == codes[:30].tolist()
+        assert [code_of_mel[mel.numpy().tobytes()] for mel in mels] == codes[:30].tolist()
 
 
 def test_every_weight_of_the_flow_learns(speech, flow):
@@ -147,19 +150,19 @@ def test_every_weight_of_the_flow_learns(speech, flow):
 
 
 def test_the_loss_falls(speech):
-    roomy = dataclasses.replace(CONFIG, estimator=dataclasses.replace(CONFIG.estimator, channels=192))
+    roomy = dataclasses.replace(CONFIG, estimator=dataclasses.replace(CONFIG.estimator, channels=160))
     flow = untrained(roomy, speech.mel.mean(0), seed=0)
-    lesson, known = FlowLoss(flow, TINY, SPEAKER, MelScale.of(speech.mel)), _batch(speech, seed=99)
-    before = lesson(known)
-    learner = Learner({"flow": flow}, lesson, 1e-3)
-    for step in range(60):
-        learner.step(_batch(speech, step, step), min(1.0, step / 20))
-    after = lesson(known)
+    loss_function, batch = FlowLoss(flow, TINY, SPEAKER, MelScale.of(speech.mel)), _batch(speech, seed=99)
+    before = loss_function(batch)
+    learner = Learner({"flow": flow}, loss_function, 1e-3)
+    for step in range(40):
+        learner.step(_batch(speech, step, step), min(1.0, step / 10))
+    after = loss_function(batch)
     assert after["flow"] < 0.8 * before["flow"] and after["prior"] < 0.9 * before["prior"]
 
 
 @torch.no_grad()
-def test_a_flow_begins_by_turning_its_noise_around(speech):
+def test_an_untrained_flow_negates_its_noise(speech):
     roomy = dataclasses.replace(CONFIG, estimator=dataclasses.replace(CONFIG.estimator, channels=192))
     flow = untrained(roomy, speech.mel.mean(0), seed=0)
     noise = torch.randn(2, 60, 80, generator=torch.Generator().manual_seed(0))
@@ -176,17 +179,24 @@ def test_a_corpus_too_short_for_a_sequence_is_refused(speech):
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """An ear, a flow and a vocoder, each as its command leaves it."""
+    """A speech encoder, a flow and a vocoder, as their commands write them."""
     folder = tmp_path_factory.mktemp("parts")
-    buzzing(8).save(folder / "corpus")
-    untrained_codec().save(folder / "ear")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocoder, "TINY", SHORT_VOCODER)
+        patch.setattr(flow_training, "TINY", dataclasses.replace(TINY, max_steps=6))
+        yield _trained_parts(folder)
+
+
+def _trained_parts(folder):
+    equal_buzzes(8).save(folder / "corpus")
+    untrained_codec().save(folder / "encoder")
     given = ["--corpus", str(folder / "corpus"), "--seconds", "60", "--tiny"]
-    main([*given, "--ear", str(folder / "ear"), "--out", str(folder / "flow")])
-    teach_vocoder([*given, "--out", str(folder / "vocoder")])
+    main([*given, "--speech-encoder", str(folder / "encoder"), "--out", str(folder / "flow")])
+    vocoder_main([*given, "--out", str(folder / "vocoder")])
     return folder
 
 
-def test_the_command_leaves_a_flow_that_loads(parts):
+def test_the_command_writes_a_flow_that_loads(parts):
     config = tiny_config(SPEECH_ENCODER.quantize_vocab_size)
     FlowDecoder.load(parts / "flow" / "flow-chunk-5.safetensors", config)
     figures = json.loads((parts / "flow" / "metrics.json").read_text())
@@ -194,23 +204,30 @@ def test_the_command_leaves_a_flow_that_loads(parts):
     assert (parts / "flow" / "log.jsonl").is_file()
 
 
-def test_parts_make_a_codec_that_speaks_with_the_teachers_voice(parts, tmp_path):
-    judged = assemble_codec(parts / "ear", parts / "flow", parts / "vocoder", buzzing(8), tmp_path)
-    assert judged.codes == 25 and judged.mel_l1 > 0
+def test_assembled_parts_are_a_codec_with_the_reply_voice(parts, tmp_path):
+    evaluated = assemble_codec(parts / "encoder", parts / "flow", parts / "vocoder", equal_buzzes(8), tmp_path)
+    assert evaluated.codes == 25 and evaluated.mel_l1 > 0
     assert not list(tmp_path.rglob("*.pt"))
     codec = MossSpeechCodec.load(tmp_path)
     assert codec.voices() == [VOICE_NAME]
     voice = codec.named_voice(VOICE_NAME)
     assert len(voice.codes) == 25 and voice.sink == 20
-    codes = codec.encode(Sound(buzzing(1)[0][0], 16_000))
+    codes = codec.encode(Sound(equal_buzzes(1)[0][0], 16_000))
     spoken = codec.speak(codes, voice, left_chunks=4)
     assert spoken.shape == (25 * 1920,) and torch.isfinite(spoken).all()
 
 
-def test_a_vocoder_learns_on_with_the_mels_of_the_flow(parts, tmp_path, capsys):
+def test_a_vocoder_continues_on_mels_of_the_flow(parts, tmp_path, capsys):
     given = ["--corpus", str(parts / "corpus"), "--out", str(tmp_path), "--seconds", "60", "--tiny"]
-    starting_points = ["--init", str(parts / "vocoder"), "--ear", str(parts / "ear"), "--flow", str(parts / "flow")]
-    teach_vocoder(given + starting_points)
+    starting_points = [
+        "--init",
+        str(parts / "vocoder"),
+        "--speech-encoder",
+        str(parts / "encoder"),
+        "--flow",
+        str(parts / "flow"),
+    ]
+    vocoder_main(given + starting_points)
     assert (tmp_path / "hift.safetensors").is_file()
     assert "mels of the flow" in capsys.readouterr().out
 
@@ -220,12 +237,12 @@ def test_mels_for_the_vocoder_are_those_of_a_stream(speech, flow):
     prompt = VoicePrompt(*speech.prompt(CONFIG.chunk), SPEAKER)
     mels = flow_mels(flow.eval(), speech, prompt, codes=40, rows=2)
     assert mels.shape == speech.mel.shape
-    alone = flow(speech.codes[40:83], prompt, streaming=True, final=False, left_chunks=4)
-    torch.testing.assert_close(mels[160:320], alone.T, atol=1e-4, rtol=1e-4)
+    expected = flow(speech.codes[40:83], prompt, streaming=True, final=False, left_chunks=4)
+    torch.testing.assert_close(mels[160:320], expected.T, atol=1e-4, rtol=1e-4)
 
 
-def test_folders_mixed_up_are_named(parts, tmp_path):
+def test_errors_name_folders_that_are_mixed_up(parts, tmp_path):
     with pytest.raises(CheckpointError, match="no sizes of a flow"):
-        assemble_codec(parts / "ear", parts / "vocoder", parts / "flow", buzzing(8), tmp_path)
+        assemble_codec(parts / "encoder", parts / "vocoder", parts / "flow", equal_buzzes(8), tmp_path)
     with pytest.raises(CheckpointError, match="sizes"):
-        assemble_codec(parts / "ear", parts / "ear", parts / "flow", buzzing(8), tmp_path)
+        assemble_codec(parts / "encoder", parts / "encoder", parts / "flow", equal_buzzes(8), tmp_path)

@@ -142,7 +142,7 @@ def test_cancelling_needs_a_booking_and_forgets_it():
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
-def test_dialogues_follow_the_desk(split):
+def test_dialogues_have_the_correct_replies(split):
     heard = set()
     for dialogue in dialogues(split, 1_500, 3, turns=(1, 5)):
         assert 1 <= len(dialogue) <= 5
@@ -225,7 +225,7 @@ def test_a_wrong_value_or_a_wrong_reply_is_wrong(transcript, reply):
     assert not judge(transcript, Exchange("any", "", reply))
 
 
-def test_the_judge_tells_all_replies_apart():
+def test_judge_distinguishes_all_replies():
     source = random.Random(0)
     replies = reply_sentences(700, 0)
     for reply in source.sample(replies, 150):

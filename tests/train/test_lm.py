@@ -1,4 +1,4 @@
-"""The language model's course: its command, its stages, and a dialogue learned by heart said again by the engine."""
+"""Training of the language model: commands, stages, and memorised dialogues reproduced by the engine."""
 
 import dataclasses
 import json
@@ -16,20 +16,21 @@ from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.train.front_desk import Exchange
 from vivavoce.train.lm import CodeJitter, train_tokenizer
 from vivavoce.train.lm import corpus as lm_data
+from vivavoce.train.lm import evaluate as lm_evaluation
 from vivavoce.train.lm import train as lm
 from vivavoce.train.lm.batches import READ, REPLY_SPEECH, REPLY_SPEECH_CONTEXT, TRANSCRIBE, USER_SPEECH, SpokenDialogues
 from vivavoce.train.lm.evaluate import word_error_rate
 
 FEW = lm_data.DialoguePlan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
-BY_HEART = dataclasses.replace(lm.TINY, steps=(30, 15, 220))
+MEMORISING = dataclasses.replace(lm.TINY, lines=2, steps=(30, 40, 200))
 
 
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory):
-    """A model that has learned three dialogues by heart, its folder, and the dialogues."""
+def memorised(tmp_path_factory):
+    """The folder of a model that has memorised three dialogues, and the dialogues."""
     folder = tmp_path_factory.mktemp("lm")
     data, _ = lm_data.pseudo_data(FEW, code_count=64)
-    lm.train(BY_HEART, data, folder, None, torch.device("cpu"), report=lambda line: None)
+    lm.train(MEMORISING, data, folder, None, torch.device("cpu"), report=lambda line: None)
     return folder, data
 
 
@@ -38,8 +39,8 @@ def _losses(folder, stage, name):
     return [json.loads(line)[name] for line in log]
 
 
-def test_every_stage_lowers_what_it_may_change(learned):
-    folder, _ = learned
+def test_every_stage_lowers_what_it_may_change(memorised):
+    folder, _ = memorised
     text, speech, both = (
         _losses(folder, *which) for which in (("text", "text"), ("audio", "speech"), ("both", "loss"))
     )
@@ -53,25 +54,25 @@ def _reply(folder, turns, reply):
     return model, engine.complete(engine.open(prompt.rows(turns, reply)), Generation(GREEDY, max_new_rows=120))
 
 
-@pytest.mark.parametrize("says", ["speech", "text"])
-def test_the_engine_says_again_what_was_learned_by_heart(learned, says):
-    folder, data = learned
+@pytest.mark.parametrize("reply_modality", ["speech", "text"])
+def test_the_engine_reproduces_memorised_replies(memorised, reply_modality):
+    folder, data = memorised
     line = max(data.dialogues, key=len)
-    turns = [Turn("system", DEFAULT_SYSTEM[says])]
+    turns = [Turn("system", DEFAULT_SYSTEM[reply_modality])]
     for exchange in line:
         codes = [int(code) for code in data.replies.codes[int(data.replies.of(exchange.reply)[0])]]
         turns.append(Turn("user", [int(c) for c in data.user_speech.codes[int(data.user_speech.of(exchange.user)[0])]]))
-        model, rows = _reply(folder, turns, says)
+        model, rows = _reply(folder, turns, reply_modality)
         assert model.ends(rows[-1])
-        if says == "speech":
+        if reply_modality == "speech":
             assert model.spoken_codes(rows) == codes
         else:
             assert TextTokenizer.load(folder).decode(model.written_ids(rows)) == exchange.reply
-        turns.append(Turn("assistant", codes if says == "speech" else exchange.reply))
+        turns.append(Turn("assistant", codes if reply_modality == "speech" else exchange.reply))
 
 
-def test_it_writes_down_and_reads_aloud(learned):
-    folder, data = learned
+def test_the_model_transcribes_and_reads_aloud(memorised):
+    folder, data = memorised
     sentence = data.replies.sentences[0]
     codes = [int(code) for code in data.replies.codes[0]]
     model, rows = _reply(folder, [Turn("system", TRANSCRIBE), Turn("user", codes)], "text")
@@ -80,9 +81,11 @@ def test_it_writes_down_and_reads_aloud(learned):
     assert model.spoken_codes(rows) == codes
 
 
-def test_the_commands_run_from_words_to_figures(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(lm, "TINY", dataclasses.replace(lm.TINY, steps=(4, 4, 8), log_every=2))
-    lm_data.main(["--spelled", "--tiny", "--out", str(tmp_path / "data")])
+def test_the_commands_run_from_data_to_metrics(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(lm, "TINY", dataclasses.replace(lm.TINY, steps=(2, 2, 4), log_every=1, lines=2))
+    monkeypatch.setattr(lm_evaluation, "MAX_CODES", 24)
+    monkeypatch.setattr(lm_evaluation, "MAX_TOKENS", 12)
+    lm_data.main(["--pseudo-codes", "--tiny", "--out", str(tmp_path / "data")])
     lm.main(["--tiny", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "lm"), "--device", "cpu"])
     figures = json.loads((tmp_path / "lm" / "metrics.json").read_text())
     assert {"speech_speech", "speech_text_15dB", "transcribe", "read"} <= figures.keys()
@@ -93,9 +96,9 @@ def test_the_commands_run_from_words_to_figures(tmp_path, monkeypatch, capsys):
     assert config.audio_pad_token_id > config.eosp_token_id, "no code is taken for filler"
 
 
-def test_a_course_may_begin_with_an_earlier_model(learned, tmp_path):
-    folder, data = learned
-    few = dataclasses.replace(BY_HEART, steps=(1, 1, 2), log_every=1)
+def test_a_run_can_start_from_an_earlier_model(memorised, tmp_path):
+    folder, data = memorised
+    few = dataclasses.replace(MEMORISING, steps=(1, 1, 2), log_every=1)
     lm.train(few, data, tmp_path, None, torch.device("cpu"), report=lambda line: None, earlier=folder)
     assert _losses(tmp_path, "both", "loss")[0] < 0.3 * _losses(folder, "both", "loss")[0]
     assert not (tmp_path / lm.RUN_FOLDER / "text").exists()
@@ -117,35 +120,35 @@ def test_stages_freeze_what_they_should():
         assert torch.equal(mine, given)
 
 
-def test_only_codes_are_spoiled_and_guests_more_than_the_desk():
+def test_only_codes_are_corrupted_and_user_codes_more_than_replies():
     config = MossSpeechConfig(eosp_token_id=50, audio_pad_token_id=51, modality_pad_token_id=9)
     torch.manual_seed(0)
     kinds = torch.tensor([0, USER_SPEECH, REPLY_SPEECH, REPLY_SPEECH_CONTEXT]).repeat_interleave(500).expand(8, -1)
     rows = torch.stack([torch.full_like(kinds, 9), torch.full_like(kinds, 7)], dim=-1)
     rows[:, -1, 1] = 50
-    shown = lm.corrupted_codes(config, rows, kinds, user_share=0.4, reply_share=0.1)
-    changed = (shown[..., 1] != rows[..., 1]).float()
-    assert torch.equal(shown[..., 0], rows[..., 0])
-    assert changed[kinds == 0].sum() == 0 and (shown[:, -1, 1] == 50).all()
+    output = lm.corrupted_codes(config, rows, kinds, user_share=0.4, reply_share=0.1)
+    changed = (output[..., 1] != rows[..., 1]).float()
+    assert torch.equal(output[..., 0], rows[..., 0])
+    assert changed[kinds == 0].sum() == 0 and (output[:, -1, 1] == 50).all()
     assert (
         changed[kinds == USER_SPEECH].mean()
         > 2 * changed[(kinds == REPLY_SPEECH) | (kinds == REPLY_SPEECH_CONTEXT)].mean()
         > 0
     )
-    assert shown[..., 1].max() == 51
+    assert output[..., 1].max() == 51
 
 
-def test_guests_codes_stray_to_their_neighbours_and_no_others_do():
+def test_only_user_codes_move_to_neighbours():
     torch.manual_seed(0)
     jitter = CodeJitter((4, 3), "cpu")
     kinds = torch.tensor([USER_SPEECH, REPLY_SPEECH]).repeat_interleave(600).expand(6, -1)
     rows = torch.stack([torch.full_like(kinds, 9), torch.full_like(kinds, 4)], dim=-1)  # 4 = 1 · 3 + 1
     rows[:, 0, 1] = jitter.size  # the end of speech
-    shown = lm.jittered(jitter, rows, kinds, 0.2)
-    assert torch.equal(shown[..., 0], rows[..., 0]) and (shown[:, 0, 1] == jitter.size).all()
-    assert torch.equal(shown[kinds == REPLY_SPEECH], rows[kinds == REPLY_SPEECH])
-    heard = shown[:, 1:, 1][kinds[:, 1:] == USER_SPEECH]
-    share = [(heard == code).float().mean() for code in range(12)]
+    output = lm.jittered(jitter, rows, kinds, 0.2)
+    assert torch.equal(output[..., 0], rows[..., 0]) and (output[:, 0, 1] == jitter.size).all()
+    assert torch.equal(output[kinds == REPLY_SPEECH], rows[kinds == REPLY_SPEECH])
+    user_codes = output[:, 1:, 1][kinds[:, 1:] == USER_SPEECH]
+    share = [(user_codes == code).float().mean() for code in range(12)]
     assert 0 < 1 - share[4] < 0.5 and share[1] + share[3] + share[5] + share[7] > 0.7 * (1 - share[4])
     assert lm.jittered(jitter, rows, kinds, 0.0) is rows
     everything = jitter(torch.arange(12).expand(50, -1), torch.ones(50, 1))
@@ -161,15 +164,15 @@ def test_the_tokenizer_is_the_same_for_the_same_sentences_and_loses_nothing():
     assert len(tokenizer.encode("<|im_start|>")) == 1
 
 
-def test_a_sentence_has_as_many_voices_as_asked_for_and_more_where_it_is_often_said():
+def test_frequent_sentences_have_more_voices():
     lines = lm_data.dialogues("train", 60, 0, (1, 1)) + 9 * [[Exchange("greeting", "Hello.", "Welcome.")]]
     sentences = list(dict.fromkeys(line[0].user for line in lines))
-    for least in (1, 2):
-        voices = lm_data.voices_of(lines, sentences, least)
-        assert min(voices.values()) == least and voices["Hello."] >= least + 2
+    for min_voices in (1, 2):
+        voices = lm_data.voices_of(lines, sentences, min_voices)
+        assert min(voices.values()) == min_voices and voices["Hello."] >= min_voices + 2
 
 
-def test_spoken_dialogues_are_kept_whole(tmp_path):
+def test_spoken_dialogues_survive_their_file(tmp_path):
     data, held_out = lm_data.pseudo_data(lm_data.TINY, 64)
     data.save(tmp_path / "data.npz")
     again = SpokenDialogues.load(tmp_path / "data.npz")
@@ -178,8 +181,8 @@ def test_spoken_dialogues_are_kept_whole(tmp_path):
     assert all(
         (again.user_speech.codes[i] == data.user_speech.codes[i]).all() for i in range(len(data.user_speech.codes))
     )
-    said = {exchange.user for line in data.dialogues for exchange in line}
-    assert not said & {
+    training_sentences = {exchange.user for line in data.dialogues for exchange in line}
+    assert not training_sentences & {
         exchange.user for line in held_out.dialogues for exchange in line if exchange.intent != "decline"
     }
 
@@ -195,7 +198,7 @@ def test_captured_steps_learn_as_eager_ones_do(tmp_path):
     data, _ = lm_data.pseudo_data(FEW, code_count=64)
     ends = []
     for use_graph in (False, True):
-        recipe = dataclasses.replace(BY_HEART, use_graph=use_graph)
+        recipe = dataclasses.replace(MEMORISING, use_graph=use_graph)
         folder = tmp_path / str(use_graph)
         lm.train(recipe, data, folder, None, torch.device("cuda"), report=lambda line: None)
         ends.append(_losses(folder, "both", "loss")[-1])

@@ -32,7 +32,7 @@ def test_a_glide_is_followed_within_one_percent():
     assert ((found - frequency[CENTRES]) / frequency[CENTRES])[2:-2].abs().max() < 0.01
 
 
-def test_a_voice_whose_fundamental_is_filtered_out_keeps_its_pitch():
+def test_pitch_without_the_fundamental():
     found = pitch(_buzz(torch.full_like(TIME, 105.0), missing=(1,))[None], RATE, HOP)[0]
     torch.testing.assert_close(found[2:-2], torch.full((96,), 105.0), rtol=0.01, atol=0)
 

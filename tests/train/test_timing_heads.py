@@ -15,7 +15,7 @@ from vivavoce.train.asr.evaluate import steadiness, timing_heads
 from vivavoce.train.corpus import Corpus
 
 
-def test_who_moves_on_is_steady_and_who_stays_or_goes_back_is_not():
+def test_steadiness_is_high_only_for_attention_that_moves_forward():
     ahead = torch.eye(6).repeat_interleave(3, dim=1)
     still = torch.zeros(6, 18)
     still[:, 4] = 1.0

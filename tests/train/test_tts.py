@@ -1,4 +1,4 @@
-"""The language model learns on the weights, rows and order that the engine speaks with."""
+"""Training of the TTS language model: rows, layout and outputs equal those of inference."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.models.tiny_nano import CONFIG, LetterTokenizer, tiny_nano
-from tests.train.tts_buzzes import VOICES, buzzes
+from tests.train.buzz_corpora import VOICES, buzzes_with_texts
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
@@ -16,7 +16,7 @@ from vivavoce.models.moss_audio_tokenizer.model import MossAudioTokenizerNano
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
 from vivavoce.models.tokenizers import SentencePieceTokenizer
-from vivavoce.train import package as ship
+from vivavoce.train import package
 from vivavoce.train.loop import Learner
 from vivavoce.train.tts import codec as tts_codec
 from vivavoce.train.tts import corrupt, frame_logits, global_states, initialise_lm
@@ -37,7 +37,7 @@ def sequences(tokenizer) -> NanoBatches:
     torch.manual_seed(0)
     codec = MossAudioTokenizerNano(TINY_CODEC)
     initialise_codec(codec)
-    corpus = buzzes()
+    corpus = buzzes_with_texts()
     learned = [index for index in range(len(corpus)) if corpus.voices[index] != VOICES[2]]
     return NanoBatches(
         CodedSentences.of(corpus, learned, codec, tokenizer), TINY_LM, tokenizer, VOICES[0], rows_a_batch=1200
@@ -52,7 +52,7 @@ def as_tuples(rows: np.ndarray) -> list[tuple[int, ...]]:
     return [tuple(row) for row in rows.tolist()]
 
 
-def test_lessons_are_laid_out_like_prompts():
+def test_examples_have_the_layout_of_prompts():
     tokenizer, prompt = LetterTokenizer(), MossTTSNanoPrompt(CONFIG, LetterTokenizer())
     layout, text, reference = PromptLayout(CONFIG, tokenizer), "Good evening.", frames_of(7)
     ids = np.array(tokenizer.encode(text))
@@ -62,13 +62,13 @@ def test_lessons_are_laid_out_like_prompts():
     assert as_tuples(continued) == prompt.continuation("evening.", "Good ", reference.tolist())
 
 
-def test_what_the_engine_says_greedily_is_what_training_finds_likeliest():
+def test_greedy_codes_of_the_engine_are_the_likeliest_in_training():
     model = tiny_nano(dtype=torch.float32)
     prompt = MossTTSNanoPrompt(CONFIG, LetterTokenizer()).clone("Hello.", frames_of(5).tolist())
     engine = Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
-    made = engine.complete(engine.open(prompt), Generation(GREEDY, max_new_rows=12, min_new_rows=12))
-    assert len(made) == 12
-    rows = torch.tensor([*prompt, *made])[None]
+    generated = engine.complete(engine.open(prompt), Generation(GREEDY, max_new_rows=12, min_new_rows=12))
+    assert len(generated) == 12
+    rows = torch.tensor([*prompt, *generated])[None]
     with torch.no_grad():
         hidden = global_states(model, rows)[0, len(prompt) - 1 : -1]
         _, logits = frame_logits(model, hidden, rows[0, len(prompt) :, 1:])
@@ -80,12 +80,12 @@ def test_training_stops_where_the_engine_does():
     model.transformer.wte.weight[CONFIG.audio_end_token_id] += 0.5
     prompt = MossTTSNanoPrompt(CONFIG, LetterTokenizer()).continuation("Hello.")
     engine = Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
-    made = engine.complete(engine.open(prompt), Generation(GREEDY, max_new_rows=40))
-    rows = torch.tensor([*prompt, *made])[None]
+    generated = engine.complete(engine.open(prompt), Generation(GREEDY, max_new_rows=40))
+    rows = torch.tensor([*prompt, *generated])[None]
     with torch.no_grad():
         hidden = global_states(model, rows)[0, len(prompt) - 1 : -1]
         stops, _ = frame_logits(model, hidden, rows[0, len(prompt) :, 1:].clamp(max=CONFIG.audio_vocab_size - 1))
-    ended = [row[0] == CONFIG.audio_end_token_id for row in made]
+    ended = [row[0] == CONFIG.audio_end_token_id for row in generated]
     assert stops.argmax(-1).bool().tolist() == ended
 
 
@@ -96,21 +96,21 @@ def test_every_weight_gets_a_gradient(sequences):
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
-def test_a_lesson_holds_its_sentence_and_nothing_else_is_judged(sequences):
+def test_only_the_sentence_of_an_example_has_a_loss(sequences):
     shape = BatchShape(3, 256, 64)
     batch = sequences.lay_out([0, 1, 2], shape, np.random.default_rng(1), "cpu")
-    for lesson in range(3):
-        ends = batch["stops"][lesson].eq(1).nonzero()
+    for row in range(3):
+        ends = batch["stops"][row].eq(1).nonzero()
         assert len(ends) == 1
         count = int(ends[0])
-        assert batch["codes"][lesson, count:].eq(IGNORED).all() and batch["codes"][lesson, :count].ge(0).all()
-        after = batch["heads"][lesson, :count] + 1
-        assert torch.equal(batch["rows"][lesson, after, 1:], batch["codes"][lesson, :count])
-        assert batch["rows"][lesson, after, 0].eq(TINY_LM.audio_assistant_slot_token_id).all()
-        assert batch["rows"][lesson, int(after[0]) - 1, 0] == TINY_LM.audio_start_token_id
+        assert batch["codes"][row, count:].eq(IGNORED).all() and batch["codes"][row, :count].ge(0).all()
+        after = batch["heads"][row, :count] + 1
+        assert torch.equal(batch["rows"][row, after, 1:], batch["codes"][row, :count])
+        assert batch["rows"][row, after, 0].eq(TINY_LM.audio_assistant_slot_token_id).all()
+        assert batch["rows"][row, int(after[0]) - 1, 0] == TINY_LM.audio_start_token_id
 
 
-def test_without_a_reference_the_reply_voice_speaks_or_any_voice_goes_on_from_itself(sequences):
+def test_prompts_without_a_reference_are_of_the_reply_voice_or_two_sentences_of_one_voice(sequences):
     spoken, random = sequences.spoken, np.random.default_rng(0)
     seen = {tuple(frames.flatten()): voice for frames, voice in zip(spoken.frames, spoken.voices, strict=True)}
     alone, continued = set(), set()
@@ -129,7 +129,7 @@ def test_without_a_reference_the_reply_voice_speaks_or_any_voice_goes_on_from_it
     assert alone == {VOICES[0]} and continued == set(VOICES[:2])
 
 
-def test_corruption_changes_codes_of_frames_alone():
+def test_corruption_changes_only_codes_of_frames():
     rows = torch.zeros(8, 20, 6, dtype=torch.long)
     rows[:, :10, 1:] = CONFIG.audio_pad_token_id
     torch.manual_seed(0)
@@ -138,13 +138,13 @@ def test_corruption_changes_codes_of_frames_alone():
     assert 0.1 < wrong[:, 10:, 1:].ne(0).float().mean() < 0.4
 
 
-def test_a_model_learns_its_lessons(sequences):
+def test_the_loss_falls(sequences):
     torch.manual_seed(0)
     model = MossTTSNano(TINY_LM)
     initialise_lm(model)
     learner = Learner({"model": model}, NanoLoss(model, TINY), 1e-2)
     batch = sequences.batch(np.random.default_rng(0), "cpu")
-    losses = [learner.step(batch, 1.0)["loss"].item() for _ in range(40)]
+    losses = [learner.step(batch, 1.0)["loss"].item() for _ in range(25)]
     assert losses[-1] < 0.75 * losses[0]
 
 
@@ -155,11 +155,11 @@ def test_the_miniature_fits_its_budget():
 def test_an_empty_voice_is_an_error_of_one_line(tokenizer):
     codec = MossAudioTokenizerNano(TINY_CODEC)
     with pytest.raises(InputError, match="no sentence of the trained voices"):
-        CodedSentences.of(buzzes(8), [], codec, tokenizer)
+        CodedSentences.of(buzzes_with_texts(8), [], codec, tokenizer)
 
 
 def test_the_commands_train_save_and_speak(tmp_path):
-    buzzes().save(tmp_path / "corpus")
+    buzzes_with_texts().save(tmp_path / "corpus")
     common = ["--corpus", str(tmp_path / "corpus"), "--tiny", "--device", "cpu"]
     tts_codec.main([*common, "--out", str(tmp_path / "codec"), "--steps", "2"])
     main([*common, "--codec", str(tmp_path / "codec"), "--out", str(tmp_path / "lm")])
@@ -168,9 +168,9 @@ def test_the_commands_train_save_and_speak(tmp_path):
     assert MossTTSNano.load(tmp_path / "lm").config == TINY_LM
     assert SentencePieceTokenizer.load(tmp_path / "lm").size <= TINY_LM.vocab_size
     assert json.loads((tmp_path / "lm" / "samples.json").read_text())["rate"] == 16_000
-    trained, shipped = tmp_path / "lm", tmp_path / "shipped"
-    ship.main(["--tts", str(trained), "--codec", str(tmp_path / "codec"), "--out", str(shipped)])
-    assert (shipped / "model.safetensors").stat().st_size < (trained / "model.safetensors").stat().st_size
-    speaker = open_speech_model(str(shipped), "cpu")
-    assert speaker.say("Good evening.", None, SpeakingStyle(greedy=True)).seconds > 0
-    assert set(speaker.voices.names()) == set(SpeechSettings.read(trained).voices)
+    trained, packaged = tmp_path / "lm", tmp_path / "packaged"
+    package.main(["--tts", str(trained), "--codec", str(tmp_path / "codec"), "--out", str(packaged)])
+    assert (packaged / "model.safetensors").stat().st_size < (trained / "model.safetensors").stat().st_size
+    tts = open_speech_model(str(packaged), "cpu")
+    assert tts.say("Good evening.", None, SpeakingStyle(greedy=True)).seconds > 0
+    assert set(tts.voices.names()) == set(SpeechSettings.read(trained).voices)

@@ -35,7 +35,7 @@ def test_a_text_is_spelled(tokenizer):
     assert "".join(pieces[id] for id in tokenizer.encode("Two, please!")) == "▁two,▁please!"
 
 
-def test_what_is_said_alike_is_spelled_alike(tokenizer):
+def test_characters_that_sound_equal_are_encoded_equally(tokenizer):
     assert tokenizer.encode("CAFÉ\u00a0d’Or") == tokenizer.encode("cafe d'or")
     assert tokenizer.encode("“no”") == tokenizer.encode("no")
 

@@ -46,21 +46,21 @@ def test_optional_voices_are_guests_where_their_data_is():
     assert training_voices(bare) == TRAINING
     richer = Programs({**bare.commands, "mbrola": ("mbrola",)}, parts=frozenset({"us1", "it3"}))
     assert {voice.part for voice in set(training_voices(richer)) - set(TRAINING)} == {"us1"}
-    everybody = (*TRAINING, *OPTIONAL)
-    drawn = Counter(draw(random.Random(7), 1, everybody)[0].program for _ in range(2_000))
+    all_voices = (*TRAINING, *OPTIONAL)
+    drawn = Counter(draw(random.Random(7), 1, all_voices)[0].program for _ in range(2_000))
     assert drawn["espeak-ng"] < 0.4 * 2_000 < drawn["flite"] + drawn["mbrola"] + drawn["pico2wave"]
     assert not {"awb", "ked_diphone", "mb-en-gb-x-rp"} & {word for voice in OPTIONAL for word in voice.arguments}
 
 
 def test_loose_speech_says_the_same_sounds_in_another_way():
-    told = "h 60\n@U 120 0 110 100 130\nt 70\nE 90 0 120 100 100\nl 80\n_ 300\n"
-    ways = [varied_prosody(told, "us1", random.Random(turn)) for turn in range(40)]
-    assert ways[0] == varied_prosody(told, "us1", random.Random(0)) and len(set(ways)) == 40
+    phonemes = "h 60\n@U 120 0 110 100 130\nt 70\nE 90 0 120 100 100\nl 80\n_ 300\n"
+    ways = [varied_prosody(phonemes, "us1", random.Random(turn)) for turn in range(40)]
+    assert ways[0] == varied_prosody(phonemes, "us1", random.Random(0)) and len(set(ways)) == 40
     sounds = [[line.split()[0] for line in way.splitlines()] for way in ways]
     assert {tuple(said[::2]) for said in sounds} == {("h", "t", "l")}
     assert {said[1] for said in sounds} >= {"@U", "O"} and {said[-1] for said in sounds} == {"_"}
     assert {line.split()[1] for way in ways for line in way.splitlines() if line.startswith("_")} == {"300"}
-    abroad = [varied_prosody(told, "sw2", random.Random(turn)).splitlines()[1].split()[0] for turn in range(40)]
+    abroad = [varied_prosody(phonemes, "sw2", random.Random(turn)).splitlines()[1].split()[0] for turn in range(40)]
     assert set(abroad) == {"@U"}
 
 

@@ -1,4 +1,4 @@
-"""What the language model is given to hear: the ear's own codes, with silence around them, and all that was spoken."""
+"""Data of the language model: codes of the speech encoder under silence and augmentation, for the whole plan."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ PLAN = DialoguePlan(spoken=3, written=1, general=1, read=1, versions=2, held_out
 
 
 @pytest.fixture(scope="module")
-def ear() -> SpeechEncoder:
+def encoder() -> SpeechEncoder:
     encoder = SpeechEncoder(dataclasses.replace(SPEECH_ENCODER, quantize_vocab_size=50)).requires_grad_(False).eval()
     fill_randomly(encoder)
     return encoder
@@ -45,35 +45,35 @@ def _sounds(plan) -> Corpus:
     return Corpus.of(made)
 
 
-def _few(ear) -> tuple[CodeExtractor, Corpus]:
+def _few(encoder) -> tuple[CodeExtractor, Corpus]:
     corpus = _sounds([(text, TEACHER) for text in ("One.", "Two or three words.", "And quite a few words more.")])
-    return CodeExtractor(ear, corpus, "cpu"), corpus
+    return CodeExtractor(encoder, corpus, "cpu"), corpus
 
 
-def test_without_silence_it_hears_what_the_ear_hears(ear):
-    listener, corpus = _few(ear)
-    heard = listener.codes(np.array([2, 0]), NONE, seed=0)
-    expected = encode_corpus(ear, corpus, "cpu")
-    assert [codes.tolist() for codes in heard] == [expected[2].tolist(), expected[0].tolist()]
+def test_codes_without_silence_equal_those_of_the_encoder(encoder):
+    extractor, corpus = _few(encoder)
+    codes_of_rows = extractor.codes(np.array([2, 0]), NONE, seed=0)
+    expected = encode_corpus(encoder, corpus, "cpu")
+    assert [codes.tolist() for codes in codes_of_rows] == [expected[2].tolist(), expected[0].tolist()]
 
 
-def test_silence_takes_its_time(ear):
-    listener, _ = _few(ear)
-    everything = np.arange(3)
-    plain = listener.codes(everything, NONE, seed=0)
-    padded = listener.codes(everything, SilenceAugmentation((160.0, 160.0), (80.0, 80.0)), seed=0)
+def test_silence_takes_its_time(encoder):
+    extractor, _ = _few(encoder)
+    rows = np.arange(3)
+    plain = extractor.codes(rows, NONE, seed=0)
+    padded = extractor.codes(rows, SilenceAugmentation((160.0, 160.0), (80.0, 80.0)), seed=0)
     assert [len(codes) for codes in padded] == [len(codes) + 3 for codes in plain]
 
 
-def test_other_voices_may_be_slower_and_nothing_of_them_is_cut(ear):
-    listener, _ = _few(ear)
-    everything = np.arange(3)
-    plain = listener.codes(everything, NONE, seed=0)
-    longest = [len(codes) for codes in plain]
+def test_other_voices_may_be_slower_and_nothing_of_them_is_cut(encoder):
+    extractor, _ = _few(encoder)
+    rows = np.arange(3)
+    plain = extractor.codes(rows, NONE, seed=0)
+    max_lengths = [len(codes) for codes in plain]
     for seed in range(6):
-        changed = listener.codes(everything, NONE, seed, speaker_augmenter("cpu", seed))
-        longest = [max(a, len(b)) for a, b in zip(longest, changed, strict=True)]
-    assert all(a > len(b) for a, b in zip(longest, plain, strict=True))
+        changed = extractor.codes(rows, NONE, seed, speaker_augmenter("cpu", seed))
+        max_lengths = [max(a, len(b)) for a, b in zip(max_lengths, changed, strict=True)]
+    assert all(a > len(b) for a, b in zip(max_lengths, plain, strict=True))
 
 
 def test_noise_lies_at_the_distance_that_was_asked_for():
@@ -85,12 +85,12 @@ def test_noise_lies_at_the_distance_that_was_asked_for():
     torch.testing.assert_close(distance, torch.full((4,), 15.0), atol=0.3, rtol=0)
 
 
-def test_the_plan_keeps_voices_apart_and_all_of_it_is_heard(ear):
+def test_the_plan_separates_voices_and_all_of_it_is_encoded(encoder):
     plan = speech_plan(PLAN)
-    train, held_out = encoded_data(PLAN, _sounds(plan), ear, "cpu")
-    unheard = {text for text, voice in plan if voice in HELD_OUT}
-    assert set(held_out.user_speech.sentences) == unheard
-    assert not unheard & {text for text, voice in plan if voice not in HELD_OUT and voice != TEACHER}
+    train, held_out = encoded_data(PLAN, _sounds(plan), encoder, "cpu")
+    held_out_texts = {text for text, voice in plan if voice in HELD_OUT}
+    assert set(held_out.user_speech.sentences) == held_out_texts
+    assert not held_out_texts & {text for text, voice in plan if voice not in HELD_OUT and voice != TEACHER}
     for line in held_out.dialogues:
         for exchange in line:
             assert (
@@ -118,10 +118,10 @@ def test_single_questions_are_asked_more_often_where_answers_carry_values():
     assert {line[0].user for line in more} <= set(sentences)
 
 
-def test_the_exam_stays_the_same_whatever_is_learned_from():
-    for_exam = held_out_dialogues(PLAN)
+def test_the_evaluation_does_not_depend_on_the_training_data():
+    for_evaluation = held_out_dialogues(PLAN)
     again = held_out_dialogues(dataclasses.replace(PLAN, seed=7))
-    assert [line for line in for_exam if line[0].intent != "decline"] == [
+    assert [line for line in for_evaluation if line[0].intent != "decline"] == [
         line for line in again if line[0].intent != "decline"
     ]
     assert train_dialogues(PLAN)[0] != train_dialogues(dataclasses.replace(PLAN, seed=7))[0]

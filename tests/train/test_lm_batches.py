@@ -1,4 +1,4 @@
-"""Lessons are the chat's own rows, teach only what the desk says, and fill batches without touching each other."""
+"""Batches of the language model: rows of the chat format, loss on replies only, and separate examples."""
 
 import dataclasses
 
@@ -39,20 +39,20 @@ def setting(data):
     return make_config(TINY, tokenizer, backend.get_vocab_size(), data.code_count), tokenizer
 
 
-def _lessons(setting, data, options=PLAIN, **mix) -> LMBatches:
+def _batches(setting, data, options=PLAIN, **mix) -> LMBatches:
     return LMBatches(*setting, data, mix or {"speech_speech": 1.0}, options=options)
 
 
-def _longest(data):
+def _max_dialogue(data):
     return max((line for line in data.dialogues if all(len(data.user_speech.of(e.user)) for e in line)), key=len)
 
 
 @pytest.mark.parametrize("mode", ["speech_speech", "speech_text", "text_speech", "text_text"])
-def test_a_lesson_is_the_published_prompt_and_then_the_reply(setting, data, mode, monkeypatch):
+def test_an_example_is_the_published_prompt_and_the_reply(setting, data, mode, monkeypatch):
     monkeypatch.setattr("vivavoce.train.lm.batches.as_typed", lambda text, random_source: text)
     hears, says = mode.split("_")
-    line = _longest(data)
-    rows = _lessons(setting, data).conversation(line, mode, np.random.default_rng(0)).rows()
+    line = _max_dialogue(data)
+    rows = _batches(setting, data).conversation(line, mode, np.random.default_rng(0)).rows()
     prompt = MossSpeechPrompt(*setting)
 
     def side(role, text, modality):
@@ -68,9 +68,9 @@ def test_a_lesson_is_the_published_prompt_and_then_the_reply(setting, data, mode
 
 
 def test_the_late_system_turn_stands_where_the_published_prompt_puts_it(setting, data):
-    lessons = _lessons(setting, data, dataclasses.replace(PLAIN, late_system=1.0))
-    line = _longest(data)
-    rows = lessons.conversation(line, "speech_speech", np.random.default_rng(0)).rows()
+    batches = _batches(setting, data, dataclasses.replace(PLAIN, late_system=1.0))
+    line = _max_dialogue(data)
+    rows = batches.conversation(line, "speech_speech", np.random.default_rng(0)).rows()
     prompt = MossSpeechPrompt(*setting)
     codes = [list(data.user_speech.codes[int(data.user_speech.of(e.user)[0])]) for e in line]
     replies = [list(data.replies.codes[int(data.replies.of(e.reply)[0])]) for e in line]
@@ -83,14 +83,14 @@ def test_the_late_system_turn_stands_where_the_published_prompt_puts_it(setting,
     assert prompt.tokenizer.decode(begun and [row[0] for row in begun]).count(DEFAULT_SYSTEM["speech"]) == 1
 
 
-def test_what_is_learned_is_what_the_desk_says_and_its_end(setting, data):
+def test_only_replies_and_their_end_have_a_loss(setting, data):
     config, tokenizer = setting
-    line = _longest(data)
-    written = _lessons(setting, data).conversation(line, "speech_text", np.random.default_rng(0)).rows()
+    line = _max_dialogue(data)
+    written = _batches(setting, data).conversation(line, "speech_text", np.random.default_rng(0)).rows()
     learned = written[written[:, 2] == REPLY_TEXT, 0].tolist()
     assert tokenizer.decode(learned) == "".join(exchange.reply for exchange in line)
     assert learned.count(config.eos_token_id) == len(line)
-    spoken = _lessons(setting, data).conversation(line, "speech_speech", np.random.default_rng(0)).rows()
+    spoken = _batches(setting, data).conversation(line, "speech_speech", np.random.default_rng(0)).rows()
     codes = spoken[spoken[:, 2] == REPLY_SPEECH, 1].tolist()
     expected = [[*data.replies.codes[int(data.replies.of(e.reply)[0])], config.eosp_token_id] for e in line]
     assert codes == [code for reply in expected for code in reply]
@@ -98,31 +98,31 @@ def test_what_is_learned_is_what_the_desk_says_and_its_end(setting, data):
 
 
 def test_skills_have_their_own_system_text(setting, data):
-    lessons = _lessons(setting, data)
+    batches = _batches(setting, data)
     random_source = np.random.default_rng(1)
     decode = setting[1].decode
-    assert decode(lessons.transcription(random_source).rows()[:, 0].tolist()).startswith(
+    assert decode(batches.transcription(random_source).rows()[:, 0].tolist()).startswith(
         f"system\n{TRANSCRIBE}\nuser\n"
     )
-    reading = lessons.reading(random_source).rows()
+    reading = batches.reading(random_source).rows()
     assert decode(reading[:, 0].tolist()).startswith(f"system\n{READ}\nuser\n")
     assert (reading[:, 2] == REPLY_SPEECH).any() and not (reading[:, 2] == USER_SPEECH).any()
 
 
 def test_an_interrupted_reply_is_cut_and_not_learned(setting, data):
-    lessons = _lessons(setting, data, dataclasses.replace(PLAIN, interrupted=1.0))
-    line = _longest(data)
+    batches = _batches(setting, data, dataclasses.replace(PLAIN, interrupted=1.0))
+    line = _max_dialogue(data)
     assert len(line) > 1
-    rows = lessons.conversation(line, "speech_speech", np.random.default_rng(0)).rows()
+    rows = batches.conversation(line, "speech_speech", np.random.default_rng(0)).rows()
     last = data.replies.codes[int(data.replies.of(line[-1].reply)[0])]
     assert (rows[:, 2] == REPLY_SPEECH).sum() == len(last) + 1
     assert (rows[:, 1] == setting[0].eosp_token_id).sum() == 2 * len(line)
 
 
-def test_a_batch_is_full_repeatable_and_each_lesson_keeps_to_itself(setting, data):
+def test_a_batch_is_full_and_deterministic_with_separate_examples(setting, data):
     options = LMBatchOptions(position_gap=1.0)
-    lessons = _lessons(setting, data, options, speech_speech=1.0, transcribe=1.0, mixed=1.0, text_text=1.0)
-    first, again = (lessons.batch(np.random.default_rng(5), 4, 512) for _ in range(2))
+    batches = _batches(setting, data, options, speech_speech=1.0, transcribe=1.0, mixed=1.0, text_text=1.0)
+    first, again = (batches.batch(np.random.default_rng(5), 4, 512) for _ in range(2))
     assert (first == again).all()
     assert (first[..., 3] > 0).float().mean() > 0.8
     assert first[..., 2].max() < setting[0].max_position_embeddings

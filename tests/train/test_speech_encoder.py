@@ -1,4 +1,4 @@
-"""The ear learns in the layout it is published in: lattice = codebook, learning = hearing, batch = stream."""
+"""Training of the speech encoder: the lattice is the codebook, and training, batches and streams give equal codes."""
 
 import json
 
@@ -24,7 +24,7 @@ from vivavoce.train.speech_encoder import (
     new_encoder,
     read_symbols,
 )
-from vivavoce.train.speech_encoder import train as ear
+from vivavoce.train.speech_encoder import train as encoder_training
 from vivavoce.train.speech_encoder.batches import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
 from vivavoce.train.voices import TEACHER
 
@@ -45,7 +45,7 @@ SENTENCES = (
 
 @pytest.fixture
 def corpus():
-    """Tones that come and go: nobody speaks, but every sentence sounds different."""
+    """Tones of changing pitch in place of speech, different for each sentence."""
     random = np.random.default_rng(0)
     sounds = []
     for _, _, seconds in SENTENCES:
@@ -63,12 +63,12 @@ def _whole(corpus):
 @pytest.fixture
 def encoder():
     torch.manual_seed(0)
-    made = new_encoder(CONFIG, Lattice(LEVELS)).eval().requires_grad_(False)
-    made.layers[1].fc2.weight.mul_(6.0)  # so that the codes vary
-    return made
+    result = new_encoder(CONFIG, Lattice(LEVELS)).eval().requires_grad_(False)
+    result.layers[1].fc2.weight.mul_(6.0)  # so that the codes vary
+    return result
 
 
-def test_ctc_is_that_of_torch_in_value_and_gradient():
+def test_ctc_equals_torch_in_value_and_gradient():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 40, 8, generator=generator).requires_grad_()
     targets = torch.randint(1, 8, (6, 12), generator=generator)
@@ -116,49 +116,49 @@ def test_the_training_forward_is_the_encoders(encoder):
     assert (moved - encoder.features(mel)).abs().amax((1, 2))[1:].min() > 1e-3
 
 
-def test_a_corpus_has_the_codes_that_streams_give(encoder, corpus):
+def test_codes_of_a_corpus_equal_streamed_codes(encoder, corpus):
     fill_randomly(encoder, seed=3)
     encoder.codebook.weight.copy_(encoder.features(WhisperMel(80)(_whole(corpus)))[0, :72])  # rows that are used
-    made = encode_corpus(encoder, corpus, "cpu", batch=2)
+    result = encode_corpus(encoder, corpus, "cpu", batch=2)
     stream = SpeechStream(encoder)
-    for index, codes in enumerate(made):
+    for index, codes in enumerate(result):
         samples = torch.from_numpy(corpus[index][0])
-        state, heard = stream.initial_state(), []
+        state, streamed = stream.initial_state(), []
         for piece in samples.split(1000):
             new, state = stream.step(state, piece)
-            heard.append(new)
-        heard.append(stream.finish(state)[0])
+            streamed.append(new)
+        streamed.append(stream.finish(state)[0])
         assert codes.dtype == np.int16
-        assert codes.tolist() == torch.cat(heard).tolist()
-    assert len(np.unique(np.concatenate(made))) > 10
+        assert codes.tolist() == torch.cat(streamed).tolist()
+    assert len(np.unique(np.concatenate(result))) > 10
 
 
-def test_both_hearings_of_a_sentence_are_in_step_and_end_with_a_whole_code(corpus):
+def test_clean_and_augmented_mels_are_aligned_and_end_with_a_whole_code(corpus):
     speech = EncoderSpeech.of(corpus, TEACHER.name, "cpu")
     shapes = (EncoderBatchShape(1.6, 6), EncoderBatchShape(3.2, 4, sentences=3))
-    lessons = EncoderBatches(
+    batches = EncoderBatches(
         speech, shapes, CONFIG, AcousticAugmentation("cpu", 0.0), EncoderBatchOptions(warped=0.0, tail=0.0)
     )
     sizes = set()
     for seed in range(8):
-        batch = lessons.batch(seed)
+        batch = batches.batch(seed)
         sizes.add(batch["clean"].shape)
         ends = [int((row > row.min() + 0.05).any(0).nonzero().max()) // 8 + 1 for row in batch["clean"]]
         assert all(abs(end - code) <= 1 for end, code in zip(ends, batch["codes"].tolist(), strict=True))
         for row, count in zip(batch["symbols"], batch["counts"], strict=True):
-            said = "".join(LETTERS[symbol - 1] for symbol in row[:count])
-            assert all(any(part in text.lower().replace(",", "") for text, _, _ in SENTENCES) for part in said.split())
+            text = "".join(LETTERS[symbol - 1] for symbol in row[:count])
+            assert all(any(part in text.lower().replace(",", "") for text, _, _ in SENTENCES) for part in text.split())
     assert len(sizes) == 2
-    again = lessons.batch(5)
-    assert all(torch.equal(value, again[name]) for name, value in lessons.batch(5).items())
+    again = batches.batch(5)
+    assert all(torch.equal(value, again[name]) for name, value in batches.batch(5).items())
 
 
-def test_surroundings_change_the_sound_but_not_its_place():
+def test_acoustic_augmentation_keeps_positions():
     click = torch.zeros(8, 8000)
     click[:, 4000:4200] = 0.5
-    heard = AcousticAugmentation("cpu")(click, torch.full((8,), 8000), seed=2)
-    assert not torch.allclose(heard, click)
-    assert ((heard.abs().argmax(1) - 4100).abs() < 800).float().mean() >= 0.75
+    augmented = AcousticAugmentation("cpu")(click, torch.full((8,), 8000), seed=2)
+    assert not torch.allclose(augmented, click)
+    assert ((augmented.abs().argmax(1) - 4100).abs() < 800).float().mean() >= 0.75
 
 
 def test_bands_are_warped_and_time_is_not():
@@ -166,41 +166,56 @@ def test_bands_are_warped_and_time_is_not():
     mel[:, 40, 10] = 1.0
     warped = warp_bands(mel, torch.Generator().manual_seed(0))
     assert (warped.sum(1).argmax(1) == 10).all()
-    places = warped[:, :, 10].argmax(1)
-    assert places.min() < 38 and places.max() > 42
+    bands = warped[:, :, 10].argmax(1)
+    assert bands.min() < 38 and bands.max() > 42
 
 
-def test_sounds_last_otherwise_and_rows_as_long():
+def test_time_stretching_keeps_the_length_of_rows():
     ends = torch.tensor([30, 50, 64, 64])
-    place = stretched_positions(ends, 64, 1.0, torch.Generator().manual_seed(0))
-    assert (place.diff() >= 0).all() and not torch.allclose(place[3], torch.arange(64.0))
-    assert torch.equal(place[0, 30:], torch.arange(30.0, 64.0))
-    assert torch.allclose(place.gather(1, ends[:, None] - 1)[:, 0], ends - 1.0)
+    position = stretched_positions(ends, 64, 1.0, torch.Generator().manual_seed(0))
+    assert (position.diff() >= 0).all() and not torch.allclose(position[3], torch.arange(64.0))
+    assert torch.equal(position[0, 30:], torch.arange(30.0, 64.0))
+    assert torch.allclose(position.gather(1, ends[:, None] - 1)[:, 0], ends - 1.0)
     unchanged = stretched_positions(ends, 64, 0.0, torch.Generator().manual_seed(0))
     mel = torch.randn(4, 8, 64)
-    assert torch.equal(at_positions(mel, unchanged), mel) and not torch.equal(at_positions(mel, place), mel)
+    assert torch.equal(at_positions(mel, unchanged), mel) and not torch.equal(at_positions(mel, position), mel)
 
 
-def test_spelling_and_edits():
+def test_letter_symbols_and_error_rates():
     assert read_symbols([*letter_symbols("it's 7"), 0]) == "it's seven"
     assert read_symbols([3, 3, 0, 3, 4]) == "aab"
     assert error_rate(["abcd", "ab"], ["abcd", "b"]) == pytest.approx(1 / 6, abs=1e-4)
 
 
-def test_an_ear_learns_and_what_it_saves_is_a_codecs_ear(tmp_path, corpus):
+def test_the_command_trains_an_encoder_that_loads(tmp_path, corpus):
     corpus.save(tmp_path / "corpus")
     command = ["--corpus", str(tmp_path / "corpus"), "--held-out", str(tmp_path / "corpus"), "--seconds", "100"]
-    metrics = ear.main([*command, "--out", str(tmp_path / "ear"), "--tiny", "--device", "cpu"])
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "ear/course/log.jsonl").read_text().splitlines()]
+    metrics = encoder_training.main([*command, "--out", str(tmp_path / "encoder"), "--tiny", "--device", "cpu"])
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "encoder/course/log.jsonl").read_text().splitlines()]
     assert losses[-1] < 0.8 * losses[0]
-    assert metrics["held_out"] == json.loads((tmp_path / "ear/metrics.json").read_text())["held_out"]
-    loaded = SpeechEncoder.load(tmp_path / "ear")
+    assert metrics["held_out"] == json.loads((tmp_path / "encoder/metrics.json").read_text())["held_out"]
+    loaded = SpeechEncoder.load(tmp_path / "encoder")
     assert loaded.config.quantize_vocab_size == 81
     assert len(encode_corpus(loaded, corpus, "cpu")) == len(SENTENCES)
-    ear.main([*command, "--out", str(tmp_path / "on"), "--init", str(tmp_path / "ear"), "--tiny", "--device", "cpu"])
-    went_on = [json.loads(line)["loss"] for line in (tmp_path / "on/course/log.jsonl").read_text().splitlines()]
-    assert went_on[0] < 0.8 * losses[0], "it begins where the other ended"
+    encoder_training.main(
+        [
+            *command,
+            "--out",
+            str(tmp_path / "on"),
+            "--init",
+            str(tmp_path / "encoder"),
+            "--tiny",
+            "--steps",
+            "4",
+            "--device",
+            "cpu",
+        ]
+    )
+    continued = [json.loads(line)["loss"] for line in (tmp_path / "on/course/log.jsonl").read_text().splitlines()]
+    assert continued[0] < 0.8 * losses[0], "the run starts from the earlier encoder"
     with pytest.raises(InputError, match="other sizes"):
-        ear.init_from_earlier(
-            tmp_path / "ear", new_encoder(ear.EncoderPlan().config, Lattice(ear.EncoderPlan().levels)), None
+        encoder_training.init_from_earlier(
+            tmp_path / "encoder",
+            new_encoder(encoder_training.EncoderPlan().config, Lattice(encoder_training.EncoderPlan().levels)),
+            None,
         )
