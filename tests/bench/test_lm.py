@@ -8,8 +8,7 @@ import torch
 from vivavoce.bench.lm import SHAPES, _bytes_of, _require_memory, _skipped_bytes, _weight_bytes, run
 from vivavoce.device import Device, pick
 from vivavoce.errors import CapacityError, InputError
-from vivavoce.quant.linear_bench import SMALL
-from vivavoce.quant.plan import random_moss_speech
+from vivavoce.quant.plan import SMALL, random_moss_speech
 
 
 class SmallDevice(Device):

@@ -52,7 +52,7 @@ def test_a_reply_shorter_than_the_buffer_is_heard_when_it_is_whole():
     reply = PlayedReply("r", 0.0)
     reply.feed(1.0, sound(0.05))
     reply.finish(1.2)
-    assert reply.heard_at(0) == 1.2 and reply.ends() == pytest.approx(1.25) and reply.gaps == []
+    assert reply.heard_at(0) == 1.2 and reply.ends_at() == pytest.approx(1.25) and reply.gaps == []
 
 
 def test_running_dry_is_a_gap_only_if_sound_follows():

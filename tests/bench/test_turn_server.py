@@ -20,7 +20,7 @@ from vivavoce.dialogue.events import AudioPart, Message
 from vivavoce.errors import InputError
 from vivavoce.server.config import ServerOptions
 
-SHORT = Timing(before=0.2, between=0.2, after_sound=0.6)
+SHORT = Timing(lead=0.2, between=0.2, after_sound=0.6)
 PIECE = RATE // 10
 
 

@@ -87,7 +87,7 @@ def run(
     with stage(f"{len(questions)} questions"):
         answers = [_answer(pipeline, asked, recogniser) for asked in questions]
     result = _figures(answers) | {"model": model, "snr_db": snr, "judge": _judge_name(moonshine)}
-    with stage("how the replies sound"):
+    with stage("quality of the replies"):
         teacher_sounds = _teacher_sounds(answers)
         result |= _mos_scores(answers, teacher_sounds)
         if recogniser is not None:
@@ -113,21 +113,21 @@ def _bundled_questions() -> list[AskedQuestion]:
 
 
 def _synthesised_questions(count: int, seed: int) -> list[AskedQuestion]:
-    source, found = random.Random(f"answers {seed}"), programs()
+    source, installed = random.Random(f"answers {seed}"), programs()
     asked = []
     for (exchange,) in dialogues("held_out", count, 1000 + seed, (1, 1)):
         voice = source.choice(HELD_OUT)
         asked.append(
             AskedQuestion(
-                exchange, voice.name, _padded_with_silence(Sound(speak(voice, exchange.user, found), ENCODER_RATE))
+                exchange, voice.name, _padded_with_silence(Sound(speak(voice, exchange.user, installed), ENCODER_RATE))
             )
         )
     return asked
 
 
 def _padded_with_silence(sound: Sound) -> Sound:
-    before, after = (np.zeros(int(seconds * ENCODER_RATE), np.float32) for seconds in (LEAD, TAIL))
-    return Sound(np.concatenate([before, sound.samples[0], after]), ENCODER_RATE)
+    lead, tail = (np.zeros(int(seconds * ENCODER_RATE), np.float32) for seconds in (LEAD, TAIL))
+    return Sound(np.concatenate([lead, sound.samples[0], tail]), ENCODER_RATE)
 
 
 def _with_noise(asked: AskedQuestion, decibels: float, number: int) -> AskedQuestion:
@@ -239,8 +239,8 @@ def _teacher_sounds(answers: Sequence[ScoredAnswer]) -> TeacherSounds:
     """Each expected reply once in the training voice; empty where its synthesizer is not installed."""
     replies = {answer.asked.exchange.reply: answer.asked.exchange for answer in answers}
     try:
-        found = programs()
-        return [(replies[text], Sound(speak(TEACHER, text, found), ENCODER_RATE)) for text in replies]
+        installed = programs()
+        return [(replies[text], Sound(speak(TEACHER, text, installed), ENCODER_RATE)) for text in replies]
     except MissingDependencyError:
         return []
 
@@ -248,12 +248,12 @@ def _teacher_sounds(answers: Sequence[ScoredAnswer]) -> TeacherSounds:
 def _mos_scores(answers: Sequence[ScoredAnswer], teacher_sounds: TeacherSounds) -> dict[str, float | None]:
     """Mean DNSMOS of the replies and of the training voice; None where DNSMOS is not installed."""
     try:
-        listeners = DNSMOS()
+        dnsmos = DNSMOS()
     except MissingDependencyError:
         return {"opinion": None, "opinion_of_teacher": None}
     audio = [answer.sound for answer in answers if answer.sound.seconds > 0.5]
     return {
-        name: float(np.mean([listeners.overall(sound) for sound in sounds[:MAX_SCORED_SOUNDS]])) if sounds else None
+        name: float(np.mean([dnsmos.overall(sound) for sound in sounds[:MAX_SCORED_SOUNDS]])) if sounds else None
         for name, sounds in (("opinion", audio), ("opinion_of_teacher", [sound for _, sound in teacher_sounds]))
     }
 
@@ -276,8 +276,8 @@ def _print(result: dict[str, Any]) -> None:
     for name, counts in result["by_intent"].items():
         table.add_row(name, str(counts["right"]), str(counts["questions"]))
     console.print(table)
-    heard = (f"{name} {counts['right']} of {counts['questions']}" for name, counts in result["by_speaker"].items())
-    console.print(f"right by speaker: {', '.join(heard)}", highlight=False)
+    by_speaker = (f"{name} {counts['right']} of {counts['questions']}" for name, counts in result["by_speaker"].items())
+    console.print(f"right by speaker: {', '.join(by_speaker)}", highlight=False)
     for name in SHARES:
         if result.get(name) is not None:
             console.print(f"{name.replace('_', ' ')}: {100 * result[name]:.1f} %", highlight=False)

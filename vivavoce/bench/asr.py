@@ -1,8 +1,8 @@
 """`viva bench asr`: errors and speed of recognition: plain, with speculative drafts, and by faster-whisper.
 
-Contenders take turns on every recording, so that all of them see the same machine load. Then many recordings run at
-once, with and without drafts, to find the batch size at which drafts stop paying, and as live streams, to measure how
-late a word is emitted.
+Contenders take turns on every recording, so that all of them see the same machine load. Then many recordings run
+concurrently, with and without drafts, to find the batch size at which drafts stop paying, and as live streams, to
+measure how late a word is emitted.
 """
 
 import json
@@ -173,7 +173,7 @@ def run(
         "wall time from samples to text",
         "contenders": [one.figures(references, seconds, plain) for one in contenders],
     }
-    with stage("many at once"):
+    with stage("concurrent recordings"):
         result["batches"] = _batches(listener, target, choices, spoken, batches, padding)
     if live:
         with stage("live"):
@@ -261,13 +261,13 @@ def _batches(
                 began = time.perf_counter()
                 engines[name].transcribe(sounds, options)
                 seconds[name].append(time.perf_counter() - began)
-        middle = {name: float(np.median(taken)) for name, taken in seconds.items()}
+        medians = {name: float(np.median(taken)) for name, taken in seconds.items()}
         rows.append(
             {
                 "in_flight": batch,
-                "seconds": {name: round(taken, 3) for name, taken in middle.items()},
+                "seconds": {name: round(taken, 3) for name, taken in medians.items()},
                 "tokens_per_pass": {name: round(one.report().tokens_per_pass, 2) for name, one in engines.items()},
-                "times_plain": {name: round(middle["plain"] / taken, 3) for name, taken in middle.items()},
+                "times_plain": {name: round(medians["plain"] / taken, 3) for name, taken in medians.items()},
             }
         )
     return rows
@@ -324,13 +324,13 @@ def print_result(result: Mapping[str, Any]) -> None:
         )  # fmt: skip
     console.print(contenders)
     names = list(result["batches"][0]["seconds"]) if result["batches"] else []
-    together = Table("in flight", *(f"{name}: s (× plain, tokens/pass)" for name in names))
+    batches = Table("in flight", *(f"{name}: s (× plain, tokens/pass)" for name in names))
     for row in result["batches"]:
         cells = [
             f"{row['seconds'][n]:.2f} ({row['times_plain'][n]:.2f}, {row['tokens_per_pass'][n]:.2f})" for n in names
         ]
-        together.add_row(str(row["in_flight"]), *cells)
-    console.print(together)
+        batches.add_row(str(row["in_flight"]), *cells)
+    console.print(batches)
     for one in result.get("live", ()):
         console.print(
             f"live, {one['policy']}, every {one['every_s']} s: WER {one['wer']:.1%}, a word is emitted "

@@ -178,8 +178,8 @@ class ShapeBench:
         decoder = self.model.decoder
         weights = sum(p.nbytes for p in decoder.parameters()) - decoder.embed_positions.weight.nbytes
         for layer in decoder.stack:
-            made = (layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)
-            weights -= sum(p.nbytes for projection in made for p in projection.parameters())
+            cross_kv = (layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)
+            weights -= sum(p.nbytes for projection in cross_kv for p in projection.parameters())
         row = self.writer.kv_shape.bytes_per_row(decoder.embed_tokens.weight.dtype)
         return weights + texts * row * (self.model.config.max_source_positions + CONTEXT)
 
@@ -191,18 +191,18 @@ class ShapeBench:
         self._windows = []
         self._answer(1, tokens)
         few = min(count, 4)
-        alone = sum(self._answer(1, tokens) for _ in range(few)) / few * count
+        sequential = sum(self._answer(1, tokens) for _ in range(few)) / few * count
         self._answer(min(count, self.windows), tokens)
-        together = self._answer(min(count, self.windows), tokens)
+        concurrent = self._answer(min(count, self.windows), tokens)
         seconds = self.model.config.window_seconds * count
         return {
             "count": count,
             "tokens_each": tokens,
-            "together_s": together,
-            "one_by_one_s": alone,
-            "times_the_throughput": alone / together,
-            "audio_seconds_per_second": seconds / together,
-            "tokens_per_second": count * tokens / together,
+            "together_s": concurrent,
+            "one_by_one_s": sequential,
+            "times_the_throughput": sequential / concurrent,
+            "audio_seconds_per_second": seconds / concurrent,
+            "tokens_per_second": count * tokens / concurrent,
         }
 
     def _answer(self, count: int, tokens: int) -> float:
@@ -240,8 +240,8 @@ def print_result(result: dict[str, Any]) -> None:
         )
     requests = result["requests"]
     print(
-        f"{requests['count']} requests of {requests['tokens_each']} tokens: together {requests['together_s']:.2f} s, "
-        f"one by one {requests['one_by_one_s']:.2f} s: {requests['times_the_throughput']:.2f} x; "
+        f"{requests['count']} requests of {requests['tokens_each']} tokens: concurrent {requests['together_s']:.2f} s, "
+        f"sequential {requests['one_by_one_s']:.2f} s: {requests['times_the_throughput']:.2f} x; "
         f"{requests['audio_seconds_per_second']:.0f} s of sound and {requests['tokens_per_second']:.0f} tokens a second"
     )
 

@@ -1,7 +1,7 @@
 """`viva bench budget` and `viva bench sessions`: CPU time of a conversation, and memory that sessions leave behind.
 
 The budget is CPU time by stage, not wall time, so that it is meaningful on a busy machine; batched stages are measured
-alone and at the batch size asked for. The session bench starts a server, opens many short conversations and compares
+alone and at the requested batch size. The session bench starts a server, opens many short conversations and compares
 the server's resident memory at rest before and after them: a leak shows as bytes per session.
 """
 
@@ -129,12 +129,12 @@ def _speaking(pipeline: MossSpeechBackend, sessions: int) -> list[StageCost]:
     frame = pipeline.policy.unit.frame_seconds
     rows = {streams: _rows(pipeline, streams, "speech") / streams for streams in (1, sessions)}
     words = {streams: _rows(pipeline, streams, "text") / streams for streams in (1, sessions)}
-    together = min(sessions, pipeline.vocoder.max_batch)
-    voices = {streams: _voice(pipeline, streams) for streams in (1, together)}
+    vocoder_batch = min(sessions, pipeline.vocoder.max_batch)
+    voices = {streams: _voice(pipeline, streams) for streams in (1, vocoder_batch)}
     return [
         StageCost("language model, speaking", "speaks", rows[1] / frame, rows[sessions] / frame),
-        StageCost("flow", "speaks", voices[1][0], voices[together][0]),
-        StageCost("vocoder", "speaks", voices[1][1], voices[together][1]),
+        StageCost("flow", "speaks", voices[1][0], voices[vocoder_batch][0]),
+        StageCost("vocoder", "speaks", voices[1][1], voices[vocoder_batch][1]),
         StageCost("words of the reply", "speaks", words[1] * WORDS_PER_SECOND, words[sessions] * WORDS_PER_SECOND),
     ]
 
@@ -237,9 +237,9 @@ def _print_budget(result: dict[str, Any]) -> None:
 SILENCE_SECONDS = 0.6
 START_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
-WHOLE_EVERY = 8
-DELTAS = 3  # audio deltas after which the caller hangs up
-TOGETHER = 4
+COMPLETE_EVERY = 8
+DELTAS = 3  # audio deltas after which the client disconnects
+CONCURRENT_SESSIONS = 4
 BETWEEN_SECONDS = 0.1  # for the server to close finished sessions
 REST_SECONDS = 60.0  # timeout for the server to release all sessions
 OPENS_PER_MINUTE = 10_000  # above the default limit per address
@@ -318,8 +318,8 @@ async def open_and_end(
 ) -> list[int]:
     """Run these sessions, a few at a time; the server's memory after each."""
     sizes: list[int] = []
-    for first in numbers[::TOGETHER]:
-        group = range(first, min(first + TOGETHER, numbers.stop))
+    for first in numbers[::CONCURRENT_SESSIONS]:
+        group = range(first, min(first + CONCURRENT_SESSIONS, numbers.stop))
         await asyncio.gather(*(_session(server, each, questions, max_tokens) for each in group))
         await asyncio.sleep(between)
         sizes += [server.resident_bytes] * len(group)
@@ -383,11 +383,11 @@ def _until_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
 
 async def _session(server: BenchServer, number: int, questions: Sequence[Samples], max_tokens: int) -> None:
     async with connect(server.url) as wire:
-        await _call(wire, questions[number % len(questions)], max_tokens, hears_all=number % WHOLE_EVERY == 0)
+        await _call(wire, questions[number % len(questions)], max_tokens, listens_to_end=number % COMPLETE_EVERY == 0)
 
 
-async def _call(wire: Wire, question: Samples, max_tokens: int, hears_all: bool) -> None:
-    """One session: ask, listen to some or all of the reply, hang up."""
+async def _call(wire: Wire, question: Samples, max_tokens: int, listens_to_end: bool) -> None:
+    """One session: send the question, receive some or all of the reply, disconnect."""
     await wire.send({"type": "session.update", "session": {"type": "realtime", "max_output_tokens": max_tokens}})
     sound = np.concatenate([question, np.zeros(round(SILENCE_SECONDS * RATE), np.float32)])
     pcm = float_to_pcm16(sound).astype("<i2", copy=False).tobytes()
@@ -397,7 +397,7 @@ async def _call(wire: Wire, question: Samples, max_tokens: int, hears_all: bool)
         while True:
             event = await wire.receive()
             deltas += event["type"] == "response.output_audio.delta"
-            if event["type"] == "response.done" or (deltas >= DELTAS and not hears_all):
+            if event["type"] == "response.done" or (deltas >= DELTAS and not listens_to_end):
                 return
 
 

@@ -143,8 +143,8 @@ def run(
     with stage("recomputing everything, for comparison"):
         recomputed = _recomputed(plain.flow, prompt, target, hops)
         window_recomputed = _window_recomputed_seconds(plain.flow, voice, target, left_chunks)
-    with stage("sessions at once"):
-        together = [_sessions(codec, voice, target, left_chunks, count) for count in sessions]
+    with stage("concurrent sessions"):
+        session_rows = [_sessions(codec, voice, target, left_chunks, count) for count in sessions]
     with stage("chunk policies"):
         codes = plain.speech_encoder.encode(recording(ENCODER_RATE))[:REPLY_CODES].cpu()
         policies = [
@@ -178,7 +178,7 @@ def run(
         "hop_last_over_hop_5": _around(series, hops) / _around(series, 5),
         "recomputed_ms": recomputed,
         "window_recomputed_ms": window_recomputed * 1e3,
-        "sessions": together,
+        "sessions": session_rows,
         **sound,
         "policies": policies,
     }

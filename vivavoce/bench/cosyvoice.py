@@ -89,14 +89,14 @@ def run(
     sections: dict[str, Callable[[], Any]] = {
         "finite": lambda: finite(setup),
         "hops": lambda: bench.hops(hops),
-        "first_sound": bench.alone,
-        "together": lambda: [bench.together(count) for count in streams],
+        "first_sound": bench.sequential,
+        "together": lambda: [bench.concurrent(count) for count in streams],
         "parts": bench.parts,
         "memory": bench.memory,
     }
     unknown = [name for name in only if name not in sections]
     if unknown:
-        raise InputError(f"there is no part {unknown[0]!r}; there are {', '.join(sections)}")
+        raise InputError(f"unknown section {unknown[0]!r}; use one of {', '.join(sections)}")
     for name, section in sections.items():
         if only and name not in only:
             continue
@@ -188,7 +188,7 @@ class Bench:
         early, late = median(times[3:8]), median(times[-5:])
         return {"first_ms": times[0], "hop_5_ms": early, f"hop_{count}_ms": late, "late_over_early": late / early}
 
-    def alone(self) -> dict[str, float]:
+    def sequential(self) -> dict[str, float]:
         """Sequential texts: time to first audio, and real-time factor."""
         self.warm_up(1)
         firsts, rtfs = [], []
@@ -199,11 +199,11 @@ class Bench:
                 rtfs.append(whole / seconds)
         return {"ms": median(firsts), "worst_ms": max(firsts), "rtf": median(rtfs)}
 
-    def together(self, count: int) -> dict[str, float]:
-        """`count` texts that start together; then one more that joins while they run."""
+    def concurrent(self, count: int) -> dict[str, float]:
+        """`count` concurrent texts; then one more that joins while they run."""
         self.warm_up(count)
-        self._at_once(count)  # warms up the allocator
-        rounds = [self._at_once(count) for _ in range(2)]
+        self._run_concurrently(count)  # warms up the allocator
+        rounds = [self._run_concurrently(count) for _ in range(2)]
         utterances = [each for _, texts in rounds for each in texts]
         firsts = [first * 1e3 for first, _, _ in utterances]
         return {
@@ -214,7 +214,7 @@ class Bench:
             "joining_first_ms": self._first_sound_beside(count),
         }
 
-    def _at_once(self, count: int) -> tuple[float, list[tuple[float, float, float]]]:
+    def _run_concurrently(self, count: int) -> tuple[float, list[tuple[float, float, float]]]:
         """Seconds until the last of `count` texts is done, and the times of each."""
         utterances: list[tuple[float, float, float]] = []
         threads = [

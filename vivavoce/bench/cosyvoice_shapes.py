@@ -117,7 +117,7 @@ LOUD = 30.0  # a log-mel value outside the range of real audio
 EXTREME_SCALE = 1e4  # scale of the speaker vector
 PROMPT_SECONDS = 2.0
 HOPS = ((28, False), (10, True))  # codes, and whether this is the final hop
-AT_ONCE = 16
+BATCH = 16
 
 
 def finite(setup: CosyVoiceBenchSetup) -> dict[str, int]:
@@ -129,8 +129,8 @@ def finite(setup: CosyVoiceBenchSetup) -> dict[str, int]:
         name, began, failed = str(dtype).removeprefix("torch."), time.perf_counter(), 0
         speech = setup.speech(dtype)
         voices = _voices(setup, speech)
-        for first in runs[::AT_ONCE]:
-            batch = runs[first : first + AT_ONCE]
+        for first in runs[::BATCH]:
+            batch = runs[first : first + BATCH]
             failed += _are_finite(setup, speech, voices, batch).count(False)
             print(f"  {name}: {batch.stop} runs, {failed} not finite, {time.perf_counter() - began:.1f} s", flush=True)
         counts[f"{name}_not_finite_of_{len(runs)}"] = failed

@@ -87,8 +87,8 @@ async def _compare(
             started = time.perf_counter()
             await do((state, numbers, False))
             times[name].append(1e3 * (time.perf_counter() - started))
-    middle = {f"{name}_ms": sorted(taken)[rounds // 2] for name, taken in times.items()}
-    return middle | {"hand_over_ms": middle["elsewhere_ms"] - middle["here_ms"]}
+    medians = {f"{name}_ms": sorted(taken)[rounds // 2] for name, taken in times.items()}
+    return medians | {"hand_over_ms": medians["elsewhere_ms"] - medians["here_ms"]}
 
 
 async def _wait_until_ready(address: Address) -> None:

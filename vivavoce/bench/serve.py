@@ -52,7 +52,7 @@ ENDLESS = GuardLimits(None, None, stuck_seconds=None)  # replies of random weigh
 
 
 class AlwaysSpeech:
-    """A `VoiceActivity` stub; turns are committed explicitly here."""
+    """A `VoiceActivity` that always reports speech, because turns are committed explicitly here."""
 
     def initial_state(self) -> None:
         return None
@@ -82,16 +82,16 @@ def run(
     """
     if not sessions or min(sessions) < 1:
         raise InputError(f"sessions are 1 or more at each level, not {list(sessions)}")
-    place = pick(device)
+    target = pick(device)
     load = ServeLoad(max(sessions), question, seconds)
     warm = [batch for batch in batches if batch < 2 * load.sessions]
     options = MossSpeechOptions(seed=1, left_chunks=left_chunks, voices_together=warm[-1], warm_batches=tuple(warm))
     with stage(f"building {shape} for {load.sessions} sessions"):
-        pipeline = build(shape, place, dtype, load, options)
+        pipeline = build(shape, target, dtype, load, options)
     about = {
         "what": "speech-to-speech sessions at once through the session code, simulated players, no sockets",
         "shape": shape,
-        "device": place.name,
+        "device": target.name,
         "dtype": str(pipeline.core.runner.cache.keys.dtype).removeprefix("torch."),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -119,7 +119,7 @@ def run(
             save(result, out)
 
     script = Script(question, seconds, spread, newcomers)
-    asyncio.run(_measure(pipeline, place, sessions, script, keep_going, passes, store_result))
+    asyncio.run(_measure(pipeline, target, sessions, script, keep_going, passes, store_result))
     print_result(result)
     return result
 
@@ -136,7 +136,7 @@ class Script:
 
 async def _measure(
     pipeline: MossSpeechBackend,
-    place: Device,
+    target: Device,
     counts: Sequence[int],
     script: Script,
     keep_going: bool,
@@ -152,7 +152,7 @@ async def _measure(
         costs: dict[str, Any] = {}
         if passes:
             with stage("stages in isolation"):
-                costs = stages(pipeline, place, pipeline.options.warm_batches)
+                costs = stages(pipeline, target, pipeline.options.warm_batches)
                 print_stages(costs)
         for count in counts:
             with stage(f"{count} sessions"):

@@ -97,12 +97,12 @@ class SimulatedEncoder:
         self, states: Sequence[int], samples: Sequence[Tensor], final: Sequence[bool] | None = None
     ) -> tuple[list[Tensor], list[int]]:
         """Codes completed by these samples."""
-        after = [state + len(each) for state, each in zip(states, samples, strict=True)]
+        counts = [state + len(each) for state, each in zip(states, samples, strict=True)]
         whole = [
-            new // self.samples_per_code - old // self.samples_per_code for old, new in zip(states, after, strict=True)
+            new // self.samples_per_code - old // self.samples_per_code for old, new in zip(states, counts, strict=True)
         ]
         self._spend(self._times.encoder(len(states)) * max(1, *whole) / 1e3, fills(self._times.encoder, len(states)))
-        return [torch.full((count,), 3) for count in whole], after
+        return [torch.full((count,), 3) for count in whole], counts
 
 
 class SimulatedCodec(GraphedCodec):
@@ -116,9 +116,9 @@ class SimulatedCodec(GraphedCodec):
     def with_own_graphs(self) -> "SimulatedCodec":
         """A view of this codec with short hops only."""
         short = {size: curve for size, curve in self._times.hops.items() if size <= max_quick_codes(self)}
-        with_own_graphs = copy.copy(self)
-        with_own_graphs._times = replace(self._times, hops=short)
-        return with_own_graphs
+        codec = copy.copy(self)
+        codec._times = replace(self._times, hops=short)
+        return codec
 
     def release_windows(self, used: Sequence[SpokenState], after: Sequence[SpokenState]) -> None:
         """No buffers to return."""
@@ -130,15 +130,15 @@ class SimulatedCodec(GraphedCodec):
         self, states: Sequence[SpokenState], codes: Sequence[Tensor], final: Sequence[bool]
     ) -> tuple[list[Tensor], list[SpokenState]]:
         """Audio of whole chunks, with the delay of flow and vocoder."""
-        given = [cast(int, state.flow) + len(new) for state, new in zip(states, codes, strict=True)]
+        totals = [cast(int, state.flow) + len(new) for state, new in zip(states, codes, strict=True)]
         frames = [
             self._frames(new, is_last) - self._frames(cast(int, state.flow), False)
-            for state, new, is_last in zip(states, given, final, strict=True)
+            for state, new, is_last in zip(states, totals, final, strict=True)
         ]
         curve, count, hops = self._pass(len(states), max(frames))
         self._spend(hops * curve(count) / 1e3, fills(curve, count))
-        after = [SpokenState(cast(Any, new), None) for new in given]
-        return [torch.full((count * FRAME_SAMPLES,), LOUD) for count in frames], after
+        next_states = [SpokenState(cast(Any, new), None) for new in totals]
+        return [torch.full((count * FRAME_SAMPLES,), LOUD) for count in frames], next_states
 
     def _frames(self, codes: int, is_last: bool) -> int:
         """Mel frames emitted after this many codes."""
@@ -162,12 +162,12 @@ def fills(curve: Curve, count: float) -> float:
 
     The rest is latency (launches, dependent kernels) in which other work can run. An estimate.
     """
-    (before, low), (last, high) = curve.points[-2:]
-    return min(1.0, count * (high - low) / (last - before) / curve(count))
+    (previous, low), (last, high) = curve.points[-2:]
+    return min(1.0, count * (high - low) / (last - previous) / curve(count))
 
 
 THREADS = 4  # engine, encoder, and the two vocoder batchers
-REPLIES_TOGETHER = 32
+MAX_VOCODER_BATCH = 32
 
 
 def run(
@@ -219,7 +219,7 @@ async def _simulate(loop: VirtualLoop, sessions: int, script: Script, times: Pas
 
 
 def _pipeline(load: ServeLoad, times: PassTimes, device: VirtualDevice, executor: VirtualExecutor) -> MossSpeechBackend:
-    place, limits = pick("cpu"), load.limits()
+    target, limits = pick("cpu"), load.limits()
     codec = SimulatedCodec(times, device.spend)
     flow = codec.flow.config
     prompt = VoicePrompt(
@@ -227,14 +227,14 @@ def _pipeline(load: ServeLoad, times: PassTimes, device: VirtualDevice, executor
         torch.zeros(TINY_PROMPT_CODES * flow.ratio, flow.mel_bands),
         torch.ones(flow.speaker_dim),
     )
-    model = MossSpeech.random(CONFIG, place.torch_device, torch.float32)
-    core = Engine(model, place, torch.float32, limits, use_graphs=False)
+    model = MossSpeech.random(CONFIG, target.torch_device, torch.float32)
+    core = Engine(model, target, torch.float32, limits, use_graphs=False)
     core.runner = SimulatedRunner(core.runner, core.capacity, limits.sequences_per_step, times, device.spend)
     core.scheduler.rows_beside_sound, core.scheduler.sound = BUCKETS[-1], ON_GRAPHS
     tokenizer = WordTokenizer(CONFIG.pad_token_id)
     options = MossSpeechOptions(
         seed=1,
-        voices_together=REPLIES_TOGETHER,
+        voices_together=MAX_VOCODER_BATCH,
         max_output_tokens=load.reply_rows,
         min_output_tokens=load.reply_rows + 1,
         max_loop=None,

@@ -121,7 +121,7 @@ class _OnDevice:
 
 
 class VirtualDevice:
-    """A simulated accelerator: concurrent work slows each other down.
+    """A simulated accelerator on which concurrent work items slow each other down.
 
     Work with low occupancy is a chain of small kernels, each of which waits for free units: it is slowed most.
     """
@@ -141,8 +141,8 @@ class VirtualDevice:
 
     def take_requested(self) -> float:
         """Device seconds requested by the task that just ran; resets the request."""
-        take_requested, self._requested = self._requested, 0.0
-        return take_requested
+        requested, self._requested = self._requested, 0.0
+        return requested
 
     def start(self, seconds: float, done: Callable[[], None]) -> None:
         """Start work of this idle-device duration; `done` is called at its end."""
@@ -178,7 +178,7 @@ class VirtualDevice:
 
 
 class VirtualExecutor(DeadlineExecutor):
-    """A deadline executor without threads: tasks run at once, their results become visible at the virtual end time."""
+    """A deadline executor without threads: a task runs immediately, its result is visible at its virtual end."""
 
     def __init__(
         self,
@@ -229,9 +229,9 @@ class VirtualExecutor(DeadlineExecutor):
         spent, callbacks = self._loop.run_outside(task.do_next)
         self.worked, self.max_task_seconds = self.worked + spent, max(self.max_task_seconds, spent)
         done = partial(self._finish_task, task, callbacks)
-        take_requested = 0.0 if self._device is None else self._device.take_requested()
-        if self._device is not None and take_requested:
-            self._loop.call_later(spent * self._loop.slowdown, self._device.start, take_requested, done)
+        device_seconds = 0.0 if self._device is None else self._device.take_requested()
+        if self._device is not None and device_seconds:
+            self._loop.call_later(spent * self._loop.slowdown, self._device.start, device_seconds, done)
         else:
             self._loop.call_later(spent * self._loop.slowdown, done)
 

@@ -75,10 +75,10 @@ def run(
     """Measure, print, write `tts.json` and `tts.png` to `out`, and return what was measured."""
     target = pick(device)
     setup = TTSBenchSetup(target, shape, frames, onnx)
-    makers = _makers(target, backends, model)
-    speeds, absent = _speeds(setup, makers, threads if target.kind == "cpu" else (torch.get_num_threads(),))
-    at_once = streams if streams is not None else [] if target.kind == "cpu" else [1, 16, 64]
-    concurrent_runs = _measure_concurrent(setup, makers, at_once, absent)
+    factories = _factories(target, backends, model)
+    speeds, absent = _speeds(setup, factories, threads if target.kind == "cpu" else (torch.get_num_threads(),))
+    stream_counts = streams if streams is not None else [] if target.kind == "cpu" else [1, 16, 64]
+    concurrent_runs = _measure_concurrent(setup, factories, stream_counts, absent)
     plain = min((speed.rtf for speed in speeds if speed.backend == PLAIN), default=None)
     result = {
         "what": f"MOSS-TTS-Nano, {shape} shape, random weights" if model is None else model,
@@ -99,7 +99,7 @@ def run(
     return result
 
 
-def _makers(
+def _factories(
     target: Device, backends: Sequence[str] | None, model: str | None
 ) -> dict[str, Callable[[TTSBenchSetup], Contender]]:
     names = tuple(backends or (ON_DEVICE.get(target.kind, ELSEWHERE) if model is None else ("auto",)))
@@ -113,7 +113,7 @@ def _makers(
 
 
 class NamedModel:
-    """Any installed text-to-speech model, by name."""
+    """A text-to-speech model by name or folder."""
 
     def __init__(self, model: str, dtype: str, setup: TTSBenchSetup) -> None:
         from vivavoce.tts.cosyvoice import CosyVoiceTTS
@@ -135,10 +135,10 @@ class NamedModel:
 
 
 def _speeds(
-    setup: TTSBenchSetup, makers: dict[str, Callable[[TTSBenchSetup], Contender]], threads: Sequence[int]
+    setup: TTSBenchSetup, factories: dict[str, Callable[[TTSBenchSetup], Contender]], threads: Sequence[int]
 ) -> tuple[list[Speed], dict[str, str]]:
     speeds, absent = list[Speed](), dict[str, str]()
-    for name, make in makers.items():
+    for name, make in factories.items():
         for count in threads:
             with stage(f"{name}, {count} thread(s)"), torch_threads.held(count):
                 try:
@@ -183,19 +183,19 @@ def _stage_ms(action: Callable[[], object], device: Device) -> tuple[float, floa
 
 def _measure_concurrent(
     setup: TTSBenchSetup,
-    makers: dict[str, Callable[[TTSBenchSetup], Contender]],
+    factories: dict[str, Callable[[TTSBenchSetup], Contender]],
     streams: Sequence[int],
     absent: dict[str, str],
 ) -> list[ConcurrentRun]:
     """Concurrent texts on the first backend that is not the plain one."""
-    name = next((name for name in makers if name != PLAIN and name not in absent), None)
+    name = next((name for name in factories if name != PLAIN and name not in absent), None)
     if name is None or not streams:
         return []
-    contender = makers[name](setup)
+    contender = factories[name](setup)
     list(contender.stream(0))
     concurrent_runs = []
     for count in streams:
-        with stage(f"{count} streams at once, {name}"):
+        with stage(f"{count} concurrent streams, {name}"):
             _run_concurrent(contender, count)  # warm-up: new batch sizes are prepared on first use
             concurrent_runs.append(_run_concurrent(contender, count))
     return concurrent_runs
@@ -227,15 +227,15 @@ def _run_concurrent(contender: Contender, count: int) -> ConcurrentRun:
         thread.join()
     if errors:
         raise errors[0]
-    waited = sorted(1e3 * (first - began) for first in firsts)
+    first_sound_ms = sorted(1e3 * (first - began) for first in firsts)
     return ConcurrentRun(
         streams=count,
         seconds=sum(lengths),
         rtf=(time.perf_counter() - began) / (sum(lengths) / count),
         underruns=sum(player.underruns for player in players),
         dry_seconds=sum(player.dry_seconds for player in players),
-        first_sound_ms_median=waited[count // 2],
-        first_sound_ms_worst=waited[-1],
+        first_sound_ms_median=first_sound_ms[count // 2],
+        first_sound_ms_worst=first_sound_ms[-1],
     )
 
 
@@ -268,7 +268,7 @@ def _print(result: dict[str, Any]) -> None:
         console.print(f"{name}: not measured, {why}")
     for figures in result["streams"]:
         console.print(
-            f"{figures['streams']} at once: {figures['underruns']} underruns ({figures['dry_seconds']:.2f} s dry), "
+            f"{figures['streams']} concurrent: {figures['underruns']} underruns ({figures['dry_seconds']:.2f} s dry), "
             f"RTF of each {figures['rtf']:.3f}, first sound {figures['first_sound_ms_median']:.0f} ms, "
             f"at worst {figures['first_sound_ms_worst']:.0f} ms"
         )

@@ -92,7 +92,7 @@ class LetterTokenizer:
 
 @dataclass(frozen=True)
 class FixedLength(SpeechSettings):
-    """Settings with a fixed number of frames, because random weights do not stop by themselves."""
+    """Settings with a fixed number of frames, because random weights do not sample the stop id."""
 
     frames: int = 50
 
@@ -301,9 +301,9 @@ class PlainNano:
                     past[index] = (new[0], new[1])
                 else:
                     past.append((new[0], new[1]))
-                turned = rotate_pairs(queries, cos, sin).transpose(0, 1)[None]
+                rotated = rotate_pairs(queries, cos, sin).transpose(0, 1)[None]
                 causal = queries.shape[0] > 1
-                mixed = functional.scaled_dot_product_attention(turned, new[0], new[1], is_causal=causal)
+                mixed = functional.scaled_dot_product_attention(rotated, new[0], new[1], is_causal=causal)
                 return mixed[0].transpose(0, 1)
 
             x = layer(x, attend)
@@ -318,9 +318,9 @@ class PlainNano:
                 0, earlier, torch.where(seen_logits < 0, seen_logits * penalty, seen_logits / penalty)
             )
         scores, ids = (logits / sampling.audio_temperature).topk(min(sampling.audio_top_k, len(logits)))
-        chances = scores.softmax(-1)
-        kept = chances.cumsum(-1) - chances < sampling.audio_top_p
-        return ids[torch.multinomial(chances * kept, 1)[0]]
+        probabilities = scores.softmax(-1)
+        kept = probabilities.cumsum(-1) - probabilities < sampling.audio_top_p
+        return ids[torch.multinomial(probabilities * kept, 1)[0]]
 
     @staticmethod
     def _norm(norm: torch.nn.LayerNorm) -> tuple[Tensor, Tensor, float]:

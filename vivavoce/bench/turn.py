@@ -128,10 +128,10 @@ async def measure(connect: Connect, plan: TurnPlan) -> tuple[dict[str, Any], lis
         for each in playing:
             each.cancel()
         await asyncio.gather(*playing, return_exceptions=True)
-    together, parallel = await _together(connect, plan) if plan.sessions > 1 else (None, [])
+    together, parallel = await _concurrent_calls(connect, plan) if plan.sessions > 1 else (None, [])
     everything = [*calls, *parallel]
     found = [outcome for call in calls for outcome in outcomes(call)]
-    late = [1e3 * each for call in everything for each in call.caller.microphone.lateness]
+    lateness_ms = [1e3 * each for call in everything for each in call.caller.microphone.lateness]
     result = {
         "material": plan.material.source,
         "session": plan.session,
@@ -140,7 +140,7 @@ async def measure(connect: Connect, plan: TurnPlan) -> tuple[dict[str, Any], lis
         "totals": summary(found),
         "scenes": [_scene(scene.name, calls) for scene in plan.script],
         "together": together,
-        "microphone_late_ms": _late(late),
+        "microphone_late_ms": _lateness(lateness_ms),
         "errors": _errors(everything),
         "outcomes": [asdict(outcome) for call in everything for outcome in outcomes(call)],
     }
@@ -172,15 +172,15 @@ async def _call(connect: Connect, scene: Scene, plan: TurnPlan, seed: int = 0, n
         return call
 
 
-async def _together(connect: Connect, plan: TurnPlan) -> tuple[dict[str, Any], list[ScriptedCall]]:
+async def _concurrent_calls(connect: Connect, plan: TurnPlan) -> tuple[dict[str, Any], list[ScriptedCall]]:
     """Concurrent calls, each with its own question, and whether each received its own answers."""
     if len(plan.material.questions) < plan.sessions:
         raise InputError(f"{plan.sessions} sessions need as many questions; there are {len(plan.material.questions)}")
     with stage("reference answers, one call at a time"):
         asked = await _watermarks(connect, plan)
     with stage(f"{plan.sessions} calls at once"):
-        each = await asyncio.gather(*(_callers(connect, question, plan, n) for n, (question, _) in enumerate(asked)))
-    calls = [call for some in each for call in some]
+        repeated = (_repeat_call(connect, question, plan, number) for number, (question, _) in enumerate(asked))
+        calls = [call for some in await asyncio.gather(*repeated) for call in some]
     found = [outcome for call in calls for outcome in outcomes(call)]
     failures = [call.failure for call in calls if call.failure]
     references = {question.text: answer for question, answer in asked}
@@ -188,7 +188,7 @@ async def _together(connect: Connect, plan: TurnPlan) -> tuple[dict[str, Any], l
     return figures, calls
 
 
-async def _callers(connect: Connect, question: SpokenQuestion, plan: TurnPlan, number: int) -> list[ScriptedCall]:
+async def _repeat_call(connect: Connect, question: SpokenQuestion, plan: TurnPlan, number: int) -> list[ScriptedCall]:
     """Repeated calls with the same question, each a fresh session, so that history does not change the answer."""
     scene = Scene("together", (ScriptedExchange(question),))
     return [await _call(connect, scene, plan, _seed(question), number) for _ in range(plan.turns)]
@@ -221,7 +221,7 @@ def _event_lines(call: ScriptedCall) -> str:
     return "".join(f"{json.dumps({'at': moment - began, **event})}\n" for moment, event in call.caller.events)
 
 
-def _late(milliseconds: list[float]) -> dict[str, float] | None:
+def _lateness(milliseconds: list[float]) -> dict[str, float] | None:
     if not milliseconds:
         return None
     return {"p50": float(np.percentile(milliseconds, 50)), "p95": float(np.percentile(milliseconds, 95))}
@@ -307,9 +307,9 @@ def _print_totals(console: Any, result: dict[str, Any]) -> None:
             console.print(f"[red]{row['name']}[/red] ended early: {row['failure']}")
     for message in result["errors"]:
         console.print(f"server error: {message}")
-    late = result["microphone_late_ms"]
-    if late is not None and late["p95"] > LATE_MS:
-        console.print(f"[yellow]this machine was busy:[/yellow] packets left {late['p95']:.0f} ms late at p95")
+    lateness_ms = result["microphone_late_ms"]
+    if lateness_ms is not None and lateness_ms["p95"] > LATE_MS:
+        console.print(f"[yellow]this machine was busy:[/yellow] packets left {lateness_ms['p95']:.0f} ms late at p95")
     together = result.get("together")
     if together is not None:
         console.print(

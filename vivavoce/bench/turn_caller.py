@@ -84,9 +84,9 @@ class Microphone:
         self._utterances.append((begin, samples))
         first, last = voiced_bounds(samples)
         start = self.began + begin / RATE
-        hesitates = None if pause is None else (start + pause[0] / RATE, start + pause[1] / RATE)
+        pause_times = None if pause is None else (start + pause[0] / RATE, start + pause[1] / RATE)
         return CallerUtterance(
-            kind, start, start + first / RATE, start + last / RATE, start + len(samples) / RATE, hesitates
+            kind, start, start + first / RATE, start + last / RATE, start + len(samples) / RATE, pause_times
         )
 
     def packet(self) -> Samples:
@@ -103,7 +103,7 @@ class Microphone:
         if echo is not None:
             moment = self.began + begin / RATE - self.environment.echo_delay
             samples += np.float32(from_db(echo)) * self.loudspeaker.read(moment, PACKET)
-        if self._direction.line.loss and self._direction.loses():
+        if self._direction.line.loss and self._direction.is_lost():
             samples = np.zeros_like(samples)
         self.record.append(samples)
         return samples
@@ -231,7 +231,7 @@ class BenchCaller:
             self.active.add(event["response"]["id"])
             self.loudspeaker.reply(event["response"]["id"], now)
         elif kind == "response.done":
-            self._done(now, event["response"])
+            self._finish_response(now, event["response"])
         elif kind == "input_audio_buffer.speech_started":
             await self._stop_playing("speech_started")
         elif kind == "output_audio_buffer.cleared":
@@ -239,7 +239,7 @@ class BenchCaller:
         elif kind == "session.updated" or (kind == "error" and not self._ready.is_set()):
             self._ready.set()
 
-    def _done(self, now: float, response: Event) -> None:
+    def _finish_response(self, now: float, response: Event) -> None:
         reply = self.loudspeaker.reply(response["id"], now)
         self.active.discard(reply.id)
         if reply.status is not None:  # only the first response.done counts

@@ -50,13 +50,13 @@ class LineDirection:
     def __post_init__(self) -> None:
         self._source = np.random.default_rng(self.seed)
 
-    def loses(self) -> bool:
+    def is_lost(self) -> bool:
         return bool(self._source.random() < self.line.loss)
 
     def arrival(self, sent: float, resent: bool = False) -> float:
         """Arrival time of a message; with `resent`, lost messages are retransmitted."""
         late = self.line.delay + (self._source.exponential(self.line.jitter) if self.line.jitter else 0.0)
-        if resent and self.loses():
+        if resent and self.is_lost():
             late += RESEND_SECONDS
         self._last = max(self._last, sent + late)
         return self._last
@@ -306,7 +306,7 @@ class PlayedReply:
         span = self.spans[-1]
         return min(self._received, max(span.first, span.first + round((now - span.start) * RATE)))
 
-    def ends(self) -> float:
+    def ends_at(self) -> float:
         """End of playback of the audio received so far."""
         if not self._is_playing:
             return self._heard_until()
@@ -361,9 +361,9 @@ class PlayedReply:
         return max(now, self._free_at)
 
     def _check_underrun(self, moment: float) -> None:
-        before = self._player.underruns
+        previous = self._player.underruns
         self._player.advance(moment)
-        if self._player.underruns > before and self._is_playing:
+        if self._player.underruns > previous and self._is_playing:
             self.spans[-1].last = self._next = self._received
 
     def _start_playing(self, moment: float) -> None:
@@ -390,7 +390,7 @@ class Loudspeaker:
 
     def feed(self, now: float, id: str, samples: Samples) -> None:
         reply = self.reply(id, now)
-        free = max((other.ends() for other in self.replies.values() if other is not reply), default=0.0)
+        free = max((other.ends_at() for other in self.replies.values() if other is not reply), default=0.0)
         reply.feed(now, samples, free)
 
     def drop(self, now: float, reason: str, id: str | None = None) -> list[PlayedReply]:
@@ -404,6 +404,6 @@ class Loudspeaker:
     def read(self, begin: float, count: int) -> Samples:
         found = np.zeros(count, np.float32)
         for reply in self.replies.values():
-            if reply.spans and reply.ends() > begin:
+            if reply.spans and reply.ends_at() > begin:
                 found += reply.read(begin, count)
         return found

@@ -18,7 +18,7 @@ from vivavoce.bench.turn_sounds import FRAME, RATE, Samples
 WINDOW = 2.0
 """Seconds within which an interruption must stop the reply, and other sounds must not."""
 TOO_LATE = 0.5
-"""A reply that ends by itself this soon after a sound is not counted either way."""
+"""A reply that ends this soon after a sound, without being stopped, is not counted either way."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def cut_at(reply: PlayedReply) -> float | None:
 
 
 def _heard_until(reply: PlayedReply) -> float:
-    return reply.ends() if reply.spans else reply.created
+    return reply.ends_at() if reply.spans else reply.created
 
 
 def _latency(reply: PlayedReply, since: float) -> tuple[float | None, float | None]:
@@ -267,7 +267,7 @@ def sound_similarity(one: Samples, two: Samples) -> float:
             continue
         norms = np.linalg.norm(left[:size]) * np.linalg.norm(right[:size])
         best = max(best, float((left[:size] * right[:size]).sum() / max(norms, 1e-9)))
-    # Different lengths mean different replies even if they start alike.
+    # Different lengths mean different replies even if they start similarly.
     return best * min(len(first), len(second)) / max(len(first), len(second))
 
 

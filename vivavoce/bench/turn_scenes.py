@@ -29,7 +29,7 @@ DISTURB_AT_SECONDS = (0.6, 0.9, 0.75, 1.1)
 class Timing:
     """Waiting times of a caller, in seconds."""
 
-    before: float = 0.7
+    lead: float = 0.7
     """Silence before the first word."""
     patience: float = 8.0
     """Timeout for a reply."""
@@ -103,7 +103,7 @@ class ScriptedCall:
 async def play(call: ScriptedCall, timing: Timing) -> None:
     """Play a scene; results are stored in the call and its caller."""
     caller = call.caller
-    await caller.wait(caller.now() + timing.before)
+    await caller.wait(caller.now() + timing.lead)
     for exchange in call.scene.exchanges:
         await _play_exchange(call, exchange, timing)
 

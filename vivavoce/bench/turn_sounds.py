@@ -131,10 +131,10 @@ def with_pause(samples: Samples, seconds: float) -> tuple[Samples, int]:
     begin, end = (first + (last - first) // 3) // FRAME, (first + 2 * (last - first) // 3) // FRAME
     cut = (begin + int(np.argmin(power[begin : max(end, begin + 1)]))) * FRAME
     ramp = np.linspace(1, 0, FRAME, dtype=np.float32)
-    before, after = samples[:cut].copy(), samples[cut:].copy()
-    before[-FRAME:] *= ramp[-len(before) :]
-    after[:FRAME] *= ramp[::-1][: len(after)]
-    return np.concatenate([before, np.zeros(round(seconds * RATE), np.float32), after]), cut
+    first_part, rest = samples[:cut].copy(), samples[cut:].copy()
+    first_part[-FRAME:] *= ramp[-len(first_part) :]
+    rest[:FRAME] *= ramp[::-1][: len(rest)]
+    return np.concatenate([first_part, np.zeros(round(seconds * RATE), np.float32), rest]), cut
 
 
 def _vowel(

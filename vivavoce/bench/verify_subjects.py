@@ -237,7 +237,7 @@ KINDS: dict[Task, VerifiableKind] = {
 
 
 def kind_of(folder: Path) -> VerifiableKind:
-    """The kind of a model by its family; a file is a Whisper, and what is of no family is opened as a codec."""
+    """The kind of a model by its family; a file is a Whisper, and a folder of no known family is opened as a codec."""
     family = family_of(folder, *KINDS)
     if family is None:
         return KINDS["asr"] if folder.is_file() else OTHERS

@@ -158,8 +158,8 @@ def places_for(calls: float, refused: float) -> int:
 def erlang_b(calls: float, places: int) -> float:
     """Blocking probability of `calls` Erlangs offered to `places`."""
     blocked = 1.0
-    for place in range(1, places + 1):
-        blocked = calls * blocked / (place + calls * blocked)
+    for count in range(1, places + 1):
+        blocked = calls * blocked / (count + calls * blocked)
     return blocked
 
 
@@ -191,7 +191,7 @@ EXTENSIVE = (
 def play(fleet: Fleet, cell: float = math.inf) -> dict[str, Any]:
     """Simulate a day of a fleet. A fleet larger than a cell is scaled from one of its equal cells."""
     cells = max(1, math.ceil(fleet.calls / cell))
-    result = _played(replace(fleet, calls=fleet.calls / cells))
+    result = _simulate_cell(replace(fleet, calls=fleet.calls / cells))
     scaled = {name: _times(result[name], cells) for name in EXTENSIVE}
     return {"cells": cells, "calls_a_cell": fleet.calls / cells} | result | scaled
 
@@ -200,7 +200,7 @@ def _times(value: Any, cells: int) -> Any:
     return {name: each * cells for name, each in value.items()} if isinstance(value, dict) else value * cells
 
 
-def _played(fleet: Fleet) -> dict[str, Any]:
+def _simulate_cell(fleet: Fleet) -> dict[str, Any]:
     simulation = Simulation(fleet)
     tally = simulation.run()
     hours = tally.call_integral / 3600.0
@@ -281,7 +281,7 @@ def print_day(day: dict[str, Any], places: int) -> None:
 
     console = Console(highlight=False)
     many = (
-        f"{day['cells']} cells of {day['calls_a_cell']:.0f} calls, one of them played"
+        f"{day['cells']} cells of {day['calls_a_cell']:.0f} calls, one of them simulated"
         if day["cells"] > 1
         else "one cell"
     )

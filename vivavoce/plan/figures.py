@@ -117,11 +117,13 @@ METHODS = {
     method.name: method
     for method in (
         PlanMethod("bf16", 16, 16, note="as published"),
-        PlanMethod("int8", 8, 8, note="a scale a row; no loss that was heard"),
+        PlanMethod("int8", 8, 8, note="a scale per row; no audible loss"),
         PlanMethod("fp8", 8, 8, note="e4m3; needs Ada, Hopper or newer"),
         PlanMethod("int4", 4.5, 8, note="groups of 64; the audio tail keeps 8 bits", prefill_bytes=INT4_PREFILL),
-        PlanMethod("int8+kv8", 8, 8, 84_480 / 163_840, "and a cache in fp8, a scale a head and row"),
-        PlanMethod("int4+kv8", 4.5, 8, 84_480 / 163_840, "and a cache in fp8, a scale a head and row", INT4_PREFILL),
+        PlanMethod("int8+kv8", 8, 8, 84_480 / 163_840, "and an fp8 cache with a scale per head and row"),
+        PlanMethod(
+            "int4+kv8", 4.5, 8, 84_480 / 163_840, "and an fp8 cache with a scale per head and row", INT4_PREFILL
+        ),
     )
 }
 

@@ -72,7 +72,7 @@ class Fleet:
 
 
 DAY_SECONDS = 86_400.0
-NOTE_SECONDS = 300.0
+SAMPLE_SECONDS = 300.0
 
 
 @dataclass
@@ -162,11 +162,11 @@ class Simulation:
 
     def rate(self, region: int, time: float) -> float:
         """Arrival rate of a region, in calls per second."""
-        place, fleet = self.fleet.regions[region], self.fleet
-        peak = fleet.calls * place.share / fleet.call_seconds
+        fleet, config = self.fleet, self.fleet.regions[region]
+        peak = fleet.calls * config.share / fleet.call_seconds
         if fleet.is_flat:
             return peak
-        hour = (time / 3600.0 + place.utc_offset) % 24.0
+        hour = (time / 3600.0 + config.utc_offset) % 24.0
         low, part = int(hour), hour % 1.0
         return peak * (HOURLY[low] * (1 - part) + HOURLY[(low + 1) % 24] * part)
 
@@ -209,7 +209,7 @@ class Simulation:
         self.tally.completed += 1
         self.tally.talk_seconds += self.now - call.began
 
-    # Places
+    # Placement
 
     def _place_call(self, call: SimulatedCall) -> bool:
         """Place a call in its home region or another; returns whether there was room."""
@@ -306,14 +306,14 @@ class Simulation:
             else:
                 self._stop_machine(machine)
 
-    # Watching
+    # Autoscaling
 
     def _autoscale(self) -> None:
         """Start or drain machines, and record samples."""
         self._at(self.now + self.fleet.look_seconds, self._autoscale)
-        is_noted = not self.samples or self.now - self._sampled_at >= NOTE_SECONDS
+        is_sample_due = not self.samples or self.now - self._sampled_at >= SAMPLE_SECONDS
         for region in range(len(self.fleet.regions)):
-            if is_noted:
+            if is_sample_due:
                 self._record_sample(region)
             if self.fleet.machines is None and region not in self._down:
                 self._scale(region)

@@ -71,8 +71,8 @@ class Histogram:
         old = self.centres()
         counts, self.counts = self.counts, torch.zeros_like(self.counts)
         self.low, self.high = low, high
-        places = ((old - low) / (high - low) * BINS).long().clamp(0, BINS - 1)
-        self.counts.index_add_(0, places, counts)
+        indices = ((old - low) / (high - low) * BINS).long().clamp(0, BINS - 1)
+        self.counts.index_add_(0, indices, counts)
 
     def centres(self) -> Tensor:
         return self.low + (torch.arange(BINS, dtype=torch.float64) + 0.5) * (self.high - self.low) / BINS
@@ -257,16 +257,16 @@ def roundable(model: nn.Module, part: ModelPart, wanted: Scheme = "int4") -> lis
 @contextmanager
 def rounded(layers: Mapping[RatedLayer, Scheme | None]) -> Iterator[None]:
     """Replace the layers' matrices by their rounded values within the block."""
-    before: list[tuple[Tensor, Tensor]] = []
+    originals: list[tuple[Tensor, Tensor]] = []
     try:
         for layer, scheme in layers.items():
             weight = layer.linear.weight.data
             if scheme is not None:
-                before.append((weight, weight.clone()))
+                originals.append((weight, weight.clone()))
                 weight.copy_(quantise(weight, scheme).dequantised(weight.dtype))
         yield
     finally:
-        for weight, exact in before:
+        for weight, exact in originals:
             weight.copy_(exact)
 
 
@@ -301,7 +301,7 @@ def plot_costs(costs: Sequence[LayerCost], file: Path) -> None:
     axes.invert_yaxis()
     axes.tick_params(labelsize=6)
     axes.set_xscale("log")
-    axes.set_xlabel("divergence from float, nats a place")
+    axes.set_xlabel("divergence from float, nats per position")
     axes.set_title(f"layers most sensitive to {shown[0].scheme}, each rounded alone", fontsize=9)
     figure.savefig(file, dpi=120)
 

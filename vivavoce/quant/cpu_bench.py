@@ -51,8 +51,8 @@ def _onednn_dynamic(weight: Tensor) -> Product:
     assert rounded.scale is not None
     with quantised_kernels.held("onednn"):
         zeros = torch.zeros(len(weight), dtype=torch.long)
-        kept = torch._make_per_channel_quantized_tensor(rounded.data, rounded.scale.double(), zeros, 0)
-        packed = torch.ops.quantized.linear_prepack(kept, None)
+        quantised = torch._make_per_channel_quantized_tensor(rounded.data, rounded.scale.double(), zeros, 0)
+        packed = torch.ops.quantized.linear_prepack(quantised, None)
     product: Any = torch.ops.quantized.linear_dynamic.default._op
     return lambda x: product(x, packed, False)
 
@@ -71,7 +71,7 @@ def _onednn_static(weight: Tensor) -> Product:
     return multiplied
 
 
-WAYS: dict[str, Callable[[Tensor], Product]] = {
+KERNELS: dict[str, Callable[[Tensor], Product]] = {
     "float32": _float32,
     "fp16": _ours("float16"),
     "bf16": _ours("bfloat16"),
@@ -100,17 +100,19 @@ def _measured(names: Sequence[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name in names:
         shapes, layers = SHAPES[name]
-        ways = {
-            way: [make(torch.randn(o, i) * 0.02) for _ in range(layers) for i, o in shapes]
-            for way, make in WAYS.items()
+        products_by_kernel = {
+            kernel: [make(torch.randn(o, i) * 0.02) for _ in range(layers) for i, o in shapes]
+            for kernel, make in KERNELS.items()
         }
         for rows in ROWS:
             inputs = [torch.randn(rows, i) for _ in range(layers) for i, _ in shapes]
-            taken = {way: _best(products, inputs) for way, products in ways.items()}
-            found.append({"model": name, "rows": rows, "ms": {way: 1e3 * seconds for way, seconds in taken.items()}})
-            for way, seconds in taken.items():
+            taken = {kernel: _best(products, inputs) for kernel, products in products_by_kernel.items()}
+            found.append(
+                {"model": name, "rows": rows, "ms": {kernel: 1e3 * seconds for kernel, seconds in taken.items()}}
+            )
+            for kernel, seconds in taken.items():
                 ratio = taken["float32"] / seconds
-                print(f"{name:14s} {rows:3d} rows  {way:36s} {1e3 * seconds:8.2f} ms  {ratio:5.2f}x", flush=True)
+                print(f"{name:14s} {rows:3d} rows  {kernel:36s} {1e3 * seconds:8.2f} ms  {ratio:5.2f}x", flush=True)
     return found
 
 

@@ -1,6 +1,6 @@
 """Measurements of a model version: disk size, load time and memory, step time, audio similarity, and logit divergence.
 
-Versions alternate within one run, so that other load on the machine affects them alike.
+Versions alternate within one run, so that other load on the machine affects them equally.
 """
 
 import importlib.util
@@ -44,9 +44,9 @@ def held():
     fields = dict(line.split(":", 1) for line in lines)
     return [int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "VmHWM")]
 input()
-before, begun = held(), time.perf_counter()
+before, started = held(), time.perf_counter()
 model = SUBJECTS[sys.argv[1]].load(Path(sys.argv[2]))
-seconds = time.perf_counter() - begun
+seconds = time.perf_counter() - started
 ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system
 after = held()
 print(json.dumps({"seconds": seconds, "memory": after[0] - before[0], "peak": after[1] - before[1]}), flush=True)
@@ -66,9 +66,9 @@ def loading(kind: str, folders: Mapping[str, Path]) -> dict[str, Loading]:
     """Time and memory to load each version's language model, in separate processes."""
     run = [sys.executable, "-c", LOADING, kind]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    waiting = {name: subprocess.Popen([*run, str(folder)], **pipes) for name, folder in folders.items()}
+    processes = {name: subprocess.Popen([*run, str(folder)], **pipes) for name, folder in folders.items()}
     found = {}
-    for name, process in waiting.items():  # started together, loaded one after the other
+    for name, process in processes.items():  # started concurrently, loaded one after the other
         output, _ = process.communicate("\n")
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, process.args)

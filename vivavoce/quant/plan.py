@@ -80,8 +80,8 @@ def weight_bytes(model: MossSpeech, scheme: Scheme | None, dtype: torch.dtype = 
     """Bytes of the language model with the policy's matrices in `scheme`, the rest in `dtype`."""
     part, total = MOSS_SPEECH.parts[0], 0
     for name, tensor in published_tensors(model).items():
-        kept = None if scheme is None else part.scheme_of(name, tensor.shape, scheme)
-        total += tensor.numel() * dtype.itemsize if kept is None else _matrix_bytes(tensor.shape, kept)
+        chosen = None if scheme is None else part.scheme_of(name, tensor.shape, scheme)
+        total += tensor.numel() * dtype.itemsize if chosen is None else _matrix_bytes(tensor.shape, chosen)
     return total
 
 

@@ -107,11 +107,11 @@ COSYVOICE = QuantPolicy(
         ModelPart("vocoder", "hift.*", r"(?!)"),
     ),
     "vocoder, f0, embeddings, norms, the speech head, time embeddings, adaptive norms, convolutions",
-    "others found 4 bits too few for a language model of 0.5 B: voices stay, words do not",
+    "4 bits are reported to be too few for a language model of 0.5 B: the voice is kept, words are lost",
 )
 POLICIES = {policy.kind: policy for policy in (MOSS_SPEECH, MOSS_TTS_NANO, WHISPER, COSYVOICE)}
 COSYVOICE_FILES = ("llm.pt", "llm.safetensors")  # a folder with its language model alone
-ALL_VOICE = "it is all vocoder and codebooks, whose errors are heard at once; it stays in float"
+ALL_VOICE = "it consists of vocoder and codebooks, whose errors are audible; it stays in float"
 REFUSED = {
     "MossAudioTokenizer": ALL_VOICE,
     "xy_tokenizer": ALL_VOICE,
@@ -170,13 +170,13 @@ class QuantMethod:
 METHODS = {
     method.name: method
     for method in (
-        QuantMethod("fp16", "float16", 0.001, "16-bit floats; half the size, no loss that can be heard"),
+        QuantMethod("fp16", "float16", 0.001, "16-bit floats; half the size, no audible loss"),
         QuantMethod("bf16", "bfloat16", 0.008, "16-bit floats of float32's range; faster than fp16 on CPUs with AMX"),
-        QuantMethod("int8-dynamic", "int8", 0.03, "int8 products, inputs rounded as they come", "dynamic"),
+        QuantMethod("int8-dynamic", "int8", 0.03, "int8 products, each input row rounded by its own range", "dynamic"),
         QuantMethod("int8-static", "int8", 0.06, "int8 products, the inputs' range from calibration", "static", True),
         QuantMethod("int8-weight", "int8", 0.02, "int8 weights, float inputs"),
         QuantMethod("int4-weight", "int4", 0.15, "int4 weights in groups of columns, float inputs"),
-        QuantMethod("fp8", "float8", 0.05, "8-bit floats (e4m3) with a scale a row, float inputs"),
+        QuantMethod("fp8", "float8", 0.05, "8-bit floats (e4m3) with a scale per row, float inputs"),
         QuantMethod(
             "qat",
             "int4",

@@ -89,11 +89,11 @@ def fine_tune(
     fine_tuning, subject = fine_tuning or FineTuning(), SUBJECTS[kind]
     examples, held_out = ([example.to(fine_tuning.device) for example in some] for some in (examples, held_out))
     teacher, student = (subject.load(folder).to(fine_tuning.device) for _ in range(2))
-    taught, judged = log_probabilities(subject, teacher, examples), log_probabilities(subject, teacher, held_out)
+    taught, held_out_targets = (log_probabilities(subject, teacher, some) for some in (examples, held_out))
     layers = _insert_rounding(student, part, METHODS["qat"].scheme)
-    before = closeness(judged, log_probabilities(subject, student, held_out))
+    before = closeness(held_out_targets, log_probabilities(subject, student, held_out))
     took = _run(subject, student, layers, _TrainingData(examples, taught), fine_tuning, report)
-    after = closeness(judged, log_probabilities(subject, student, held_out))
+    after = closeness(held_out_targets, log_probabilities(subject, student, held_out))
     for parent, name, layer in layers:
         setattr(parent, name, layer.linear)
     rounds = {name: part.scheme_of(name, tensor.shape, "int4") for name, tensor in published_tensors(student).items()}
@@ -110,12 +110,12 @@ def fine_tune(
     return Tuned(weights, before, after, training)
 
 
-Placed = list[tuple[nn.Module, str, RoundedLinear]]
+RoundedLayers = list[tuple[nn.Module, str, RoundedLinear]]
 
 
-def _insert_rounding(model: nn.Module, part: ModelPart, wanted: Scheme) -> Placed:
+def _insert_rounding(model: nn.Module, part: ModelPart, wanted: Scheme) -> RoundedLayers:
     model.requires_grad_(False)
-    placed: Placed = []
+    layers: RoundedLayers = []
     for parent, attribute, prefix, linear in list(linears(model)):
         schemes = {part.scheme_of(name, linear.weight.shape, wanted) for name in weight_names(linear, prefix)}
         scheme = schemes.pop()
@@ -124,8 +124,8 @@ def _insert_rounding(model: nn.Module, part: ModelPart, wanted: Scheme) -> Place
         linear.weight.requires_grad_(True)
         layer = RoundedLinear(linear, scheme)
         setattr(parent, attribute, layer)
-        placed.append((parent, attribute, layer))
-    return placed
+        layers.append((parent, attribute, layer))
+    return layers
 
 
 class _TrainingData:
@@ -140,16 +140,16 @@ class _TrainingData:
 def _run(
     subject: QuantSubject,
     student: nn.Module,
-    layers: Placed,
+    layers: RoundedLayers,
     material: _TrainingData,
     fine_tuning: FineTuning,
     report: Callable[[str], None] | None,
 ) -> dict[str, float]:
-    moved = [layer.linear.weight for _, _, layer in layers]
-    optimiser = torch.optim.AdamW(moved, lr=fine_tuning.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    weights = [layer.linear.weight for _, _, layer in layers]
+    optimiser = torch.optim.AdamW(weights, lr=fine_tuning.rate, betas=(0.9, 0.95), weight_decay=0.0)
     source, started, step = random.Random(fine_tuning.seed), time.perf_counter(), 0
     # Codes flip back and forth between steps, so single checkpoints are noisy; the running mean is smoother.
-    mean = [weight.detach().clone() for weight in moved]
+    mean = [weight.detach().clone() for weight in weights]
 
     def loss() -> float:
         return closeness(material.checked, log_probabilities(subject, student, material.checks)).divergence
@@ -160,21 +160,21 @@ def _run(
         for group in optimiser.param_groups:
             group["lr"] = fine_tuning.rate * min(1.0, 10 * progress + 0.1) * (1 - progress)
         _accumulate_gradients(subject, student, material, source)
-        torch.nn.utils.clip_grad_norm_(moved, 1.0)
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         for _, _, layer in layers:
             layer.refresh()
         step += 1
         share = min(MEAN_DECAY, step / (step + 1))
-        torch._foreach_lerp_(mean, [weight.detach() for weight in moved], 1 - share)
+        torch._foreach_lerp_(mean, [weight.detach() for weight in weights], 1 - share)
         if step % CHECKED_EVERY == 0 or step == fine_tuning.steps:
-            moment, found = [weight.detach().clone() for weight in moved], loss()
+            current, found = [weight.detach().clone() for weight in weights], loss()
             _set_weights(layers, mean)
-            for weights, divergence in ((moment, found), (mean, loss())):
+            for candidate, divergence in ((current, found), (mean, loss())):
                 if divergence < best:
-                    best, best_step, best_weights = divergence, step, [weight.clone() for weight in weights]
-            _set_weights(layers, moment)
+                    best, best_step, best_weights = divergence, step, [weight.clone() for weight in candidate]
+            _set_weights(layers, current)
             if report is not None:
                 report(f"step {step}: divergence {found:.5f}, best {best:.5f}")
     _set_weights(layers, best_weights)
@@ -182,7 +182,7 @@ def _run(
 
 
 @torch.no_grad()
-def _set_weights(layers: Placed, weights: Sequence[Tensor]) -> None:
+def _set_weights(layers: RoundedLayers, weights: Sequence[Tensor]) -> None:
     """Set the weights and recompute their rounding."""
     for (_, _, layer), weight in zip(layers, weights, strict=True):
         layer.linear.weight.copy_(weight)

@@ -32,7 +32,7 @@ Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Test:
+class Threshold:
     """One threshold, the measured value, and whether it holds."""
 
     what: str
@@ -41,35 +41,36 @@ class Test:
     holds: bool
 
 
-def tests(figures: Figures) -> list[Test]:
+def thresholds(figures: Figures) -> list[Threshold]:
     """All thresholds that have a measured value."""
     agreement = figures["logits"]["agreement"]
-    done = [Test("likeliest id the same", agreement, f"≥ {MIN_AGREEMENT}", agreement >= MIN_AGREEMENT)]
+    done = [Threshold("likeliest id the same", agreement, f"≥ {MIN_AGREEMENT}", agreement >= MIN_AGREEMENT)]
     aligned = figures.get("aligned") or {}
     if aligned.get("visqol") and aligned["ceiling"]["visqol"]:
         share = aligned["visqol"] / aligned["ceiling"]["visqol"]
-        done.append(Test("ViSQOL, share of identical sounds'", share, f"≥ {MIN_VISQOL}", share >= MIN_VISQOL))
+        done.append(Threshold("ViSQOL, share of identical sounds'", share, f"≥ {MIN_VISQOL}", share >= MIN_VISQOL))
     alone = figures.get("alone") or {}
     if "wer" in alone.get("float", {}):
         rise = alone["quantised"]["wer"] - alone["float"]["wer"]
-        done.append(Test("word errors, rise", rise, f"≤ {MAX_LOSS}", rise <= MAX_LOSS))
+        done.append(Threshold("word errors, rise", rise, f"≤ {MAX_LOSS}", rise <= MAX_LOSS))
     if "right" in alone.get("float", {}):
         drop = alone["float"]["right"] - alone["quantised"]["right"]
-        done.append(Test("right answers, drop", drop, f"≤ {MAX_LOSS}", drop <= MAX_LOSS))
+        done.append(Threshold("right answers, drop", drop, f"≤ {MAX_LOSS}", drop <= MAX_LOSS))
     rates = (figures.get("transcripts") or {}).get("wer")
     if rates:
         rise = rates["quantised"] - rates["float"]
-        done.append(Test("word errors, rise", rise, f"≤ {MAX_LOSS}", rise <= MAX_LOSS))
+        done.append(Threshold("word errors, rise", rise, f"≤ {MAX_LOSS}", rise <= MAX_LOSS))
     return done
 
 
 def verdict(figures: Figures) -> str:
     """One line on quality, speed and memory."""
-    failed = [test for test in tests(figures) if not test.holds]
+    failed = [threshold for threshold in thresholds(figures) if not threshold.holds]
     quality = (
         "as good as float"
         if not failed
-        else "not as good: " + "; ".join(f"{test.what} {test.found:.3f} ({test.bound})" for test in failed)
+        else "not as good: "
+        + "; ".join(f"{threshold.what} {threshold.found:.3f} ({threshold.bound})" for threshold in failed)
     )
     steps = figures["step_ms"]
     faster = steps["float"]["1"] / steps["quantised"]["1"]
@@ -80,9 +81,13 @@ def verdict(figures: Figures) -> str:
 
 def page(figures: Figures) -> str:
     lines = [f"# {figures['kind']}, {figures['method']}", "", f"**{figures['verdict']}**", ""]
-    lines += _table(["threshold", "found", "bound", "holds"], [
-        [test.what, f"{test.found:.4f}", test.bound, "yes" if test.holds else "**no**"] for test in tests(figures)
-    ])  # fmt: skip
+    lines += _table(
+        ["threshold", "found", "bound", "holds"],
+        [
+            [each.what, f"{each.found:.4f}", each.bound, "yes" if each.holds else "**no**"]
+            for each in thresholds(figures)
+        ],
+    )
     lines += ["", "## Cost", "", *_table(["", "float", "quantised"], _cost_rows(figures))]
     lines += ["", "Steps are CPU time, the two versions taking turns. On disk, a source may be packed for shipping",
               f"already; its language model as float32 has {_megabytes(figures['float32_bytes'])}.", ""]  # fmt: skip
@@ -125,7 +130,7 @@ def _closeness_rows(figures: Figures) -> list[list[str]]:
     near = figures["logits"]
     return [
         ["divergence of logits (KL), nats", f"{near['divergence']:.5f}"],
-        ["likeliest id the same", f"{near['agreement']:.4f} of {near['places']} places"],
+        ["likeliest id the same", f"{near['agreement']:.4f} of {near['places']} positions"],
         ["rows of greedy replies the same", f"{figures['code_agreement']:.4f}"],
     ]
 

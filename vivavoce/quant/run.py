@@ -282,7 +282,9 @@ def _sound_figures(
     figures: Figures = {
         "aligned": _means(scores) | {"pairs": len(scores), "ceiling": _means(ceiling), "absent_judges": metrics.absent}
     }
-    replies = {name: _alone(voice, speech.items) for name, voice in (("float", exact), ("quantised", other))}
+    replies = {
+        name: _free_running_replies(voice, speech.items) for name, voice in (("float", exact), ("quantised", other))
+    }
     figures["alone"] = {name: _judged(kind, said, speech.items, moonshine) for name, said in replies.items()}
     similar = [metrics.compare(one.sound, two.sound).speaker for one, two in zip(*replies.values(), strict=True)]
     figures["speaker_similarity"] = _mean(similar)
@@ -293,7 +295,7 @@ def _sound_figures(
     return figures
 
 
-def _alone(voice: ComparedVoice, items: Sequence[SpokenSample]) -> list[SpokenReply]:
+def _free_running_replies(voice: ComparedVoice, items: Sequence[SpokenSample]) -> list[SpokenReply]:
     return [voice.say(item, seed=number) for number, item in enumerate(items)]
 
 
@@ -325,10 +327,10 @@ def _wanted(kind: str, item: SpokenSample) -> str:
 
 def _opinion(sounds: Sequence[Sound]) -> float | None:
     try:
-        listeners = DNSMOS()
+        dnsmos = DNSMOS()
     except MissingDependencyError:
         return None
-    return _mean([listeners.overall(sound) for sound in sounds if sound.seconds > 0.5])
+    return _mean([dnsmos.overall(sound) for sound in sounds if sound.seconds > 0.5])
 
 
 def _transcripts(folders: dict[str, Path], items: Sequence[SpokenSample]) -> Figures:

@@ -5,9 +5,9 @@ same length and can be compared sample by sample. Free-running audio is what a l
 
 `Readers` counts the words an independent recogniser misses in texts read aloud. A sampled reading differs each time, so
 there are two trials. *Beside* float, a version samples at every position of float's reading with the same noise, which
-isolates the effect of its logits; the divergence over whole readings is the sum over positions, so nothing accumulates
-that this would hide. *Alone* it reads by itself; the spread by chance is given by a bootstrap interval over texts, and
-by float reading once more.
+isolates the effect of its logits; the divergence over whole readings is the sum over positions, so no error accumulates
+that this would hide. *Alone* it runs freely; the spread by chance is given by a bootstrap interval over texts, and by
+float reading once more.
 """
 
 import time
@@ -159,9 +159,9 @@ def code_agreement(exact: Sequence[CalibrationBatch], other: Sequence[Calibratio
     """Share of equal rows of greedy replies, aligned by edit distance."""
     changes = rows = 0
     for one, two in zip(exact, other, strict=True):
-        said = [_words(example) for example in (one, two)]
-        changes += word_errors(*said)
-        rows += max(len(text.split()) for text in said)
+        texts = [_words(example) for example in (one, two)]
+        changes += word_errors(*texts)
+        rows += max(len(text.split()) for text in texts)
     return 1 - changes / max(1, rows)
 
 
