@@ -1,4 +1,4 @@
-"""What `viva bench answer` makes of replies that were heard: errors of speaking are told from wrong answers."""
+"""`viva bench answer` separates word errors of the speech from wrong answers."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ TAXI = Exchange("taxi", "A taxi, please.", "I will call a taxi for you right awa
 BILL = Exchange("bill", "I would like to pay.", "Of course. I will bring you the bill.")
 
 
-class Deaf:
-    """Hears the same words in everything."""
+class FixedRecogniser:
+    """Returns the same transcript for every sound."""
 
     def transcribe(self, sound):
         return "i will call a taxi for you right away"
@@ -38,14 +38,14 @@ def test_a_wrong_answer_that_is_clearly_spoken_is_no_word_error():
     assert rates["word_error_rate_of_right_replies"] == 0
 
 
-def test_each_answer_is_told_with_what_was_meant_and_what_was_heard():
-    told = _figures(ANSWERS)["answers"]
-    assert [answer["meant"] for answer in told] == [TAXI.reply, BILL.reply, BILL.reply]
-    assert told[2]["said"] == "Of course I will bring you the pill"
+def test_each_entry_has_the_models_text_and_the_transcript():
+    entries = _figures(ANSWERS)["answers"]
+    assert [answer["meant"] for answer in entries] == [TAXI.reply, BILL.reply, BILL.reply]
+    assert entries[2]["said"] == "Of course I will bring you the pill"
 
 
-def test_what_the_judge_mishears_of_the_teacher_is_stated():
-    heard = _teacher_figures([(TAXI, SILENCE), (BILL, SILENCE)], Deaf())
+def test_the_recognisers_error_on_the_training_voice_is_reported():
+    heard = _teacher_figures([(TAXI, SILENCE), (BILL, SILENCE)], FixedRecogniser())
     assert heard["right_of_teacher"] == 0.5
     assert heard["word_error_rate_of_teacher"] > 0.3
-    assert _teacher_figures([], Deaf()) == {"word_error_rate_of_teacher": None, "right_of_teacher": None}
+    assert _teacher_figures([], FixedRecogniser()) == {"word_error_rate_of_teacher": None, "right_of_teacher": None}

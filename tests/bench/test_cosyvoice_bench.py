@@ -1,4 +1,4 @@
-"""The bench of CosyVoice runs whole on small shapes, and what cannot be measured does not hide the rest."""
+"""The bench of CosyVoice runs whole on small shapes, and a failing section does not hide the others."""
 
 import json
 
@@ -22,7 +22,7 @@ def test_every_section_is_measured_and_written(tmp_path):
     assert result["finite"] == {"bfloat16_not_finite_of_8": 0}
 
 
-def test_a_part_is_told_beside_its_floors():
+def test_a_part_is_reported_with_its_floors():
     bench = Bench(CosyVoiceBenchSetup(pick("cpu"), torch.float32, tiny=True), rounds=1)
     part = bench._flow_part(bench.speech, bench.plain, bench.voice, bandwidth=1e10)
     assert 0 < part.bytes_ms < part.ms
@@ -30,14 +30,14 @@ def test_a_part_is_told_beside_its_floors():
     assert TimedPart("x", "float32", 3.0, 1.0, 2.0, 0.1).over_floor == 1.5
 
 
-def test_the_bench_of_all_speech_models_takes_it_too(tmp_path, monkeypatch):
+def test_the_tts_bench_runs_cosyvoice(tmp_path, monkeypatch):
     monkeypatch.setattr("vivavoce.tts.interface.DEFAULT_VOICE_FOLDER", tmp_path / "no voices")
     folder = write_folder(tmp_path / "model", 3)
     pieces = NamedModel(str(folder), "float32", TTSSetup(pick("cpu"), "tiny", 5, None)).stream(seed=0)
     assert len(next(iter(pieces))[0]) > 0
 
 
-def test_a_section_that_fails_says_why():
+def test_a_failing_section_reports_its_error():
     def broken():
         raise ValueError("no such thing")
 

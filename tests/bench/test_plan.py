@@ -1,4 +1,4 @@
-"""Capacity arithmetic, and a simulated day: what must hold of any queue holds of ours."""
+"""Capacity arithmetic, and a simulated day: the laws of queues hold."""
 
 import json
 import math
@@ -34,13 +34,13 @@ def measured_files():
 
 
 def test_the_figures_are_those_of_the_bench():
-    told = read_measured(*measured_files())
+    measured = read_measured(*measured_files())
     for name in ("step", "hop", "encoder"):
         for (count, ours), (there, theirs) in zip(
-            getattr(H200_MEASURED, name).points, getattr(told, name).points, strict=True
+            getattr(H200_MEASURED, name).points, getattr(measured, name).points, strict=True
         ):
             assert count == there and ours == pytest.approx(theirs, rel=0.2), name
-    assert H200_MEASURED.prefill_rows_ms == pytest.approx(told.prefill_rows_ms, rel=0.2)
+    assert H200_MEASURED.prefill_rows_ms == pytest.approx(measured.prefill_rows_ms, rel=0.2)
 
 
 def test_the_sizes_are_those_of_the_bench():
@@ -56,13 +56,13 @@ def test_the_sizes_are_those_of_the_bench():
     assert MOSS_SPEECH.weights(METHODS["bf16"]) == pytest.approx(18.2e9, rel=0.01)
 
 
-def test_memory_is_reckoned_as_the_bench_saw_it():
+def test_planned_memory_is_near_the_measured():
     _, serve = measured_files()
     first = serve["runs"][0]
     level = next(level for level in first["levels"] if level["sessions"] == 64)
     rows = round(136 / 64 * (12.5 * (first["question_seconds"] + first["reply_seconds"]) + 96))  # the bench's own cache
-    everybody = QuestionLoad(context=rows, talk=TalkPattern(user_share=0.0, machine_share=1.0))
-    assert load_of(everybody, 64).memory == pytest.approx(level["memory_bytes"], rel=0.1)
+    question = QuestionLoad(context=rows, talk=TalkPattern(user_share=0.0, machine_share=1.0))
+    assert load_of(question, 64).memory == pytest.approx(level["memory_bytes"], rel=0.1)
 
 
 def test_a_curve_goes_through_its_points_and_on():
@@ -79,7 +79,7 @@ def test_more_history_leaves_room_for_fewer_and_smaller_weights_for_more():
     assert methods["int8"] == methods["fp8"]
 
 
-def test_the_most_is_what_fits_and_one_more_does_not():
+def test_one_session_more_than_the_maximum_does_not_fit():
     question = QuestionLoad(context=4096)
     max_count = plan(question)["most_sessions"]
     assert load_of(question, max_count).busy <= question.busy < load_of(question, max_count + 1).busy or (
@@ -88,7 +88,7 @@ def test_the_most_is_what_fits_and_one_more_does_not():
     assert max_count == min(max_by_memory(question), max_by_time(question))
 
 
-def test_what_does_not_fit_is_said_so():
+def test_a_model_that_does_not_fit_is_reported():
     small = replace(ACCELERATORS["RTX4090"], memory=16e9)
     planned = plan(QuestionLoad(card=small, sessions=10))
     assert planned["most_sessions"] == 0 and planned["cards"] is None and planned["breaks_first"] == "nothing fits"
@@ -128,15 +128,17 @@ def test_littles_law():
         Fleet(calls=60, hours=6, failures_a_year=20_000, machines=1, overflows=False, seed=4),
     ],
 )
-def test_every_call_is_somewhere_and_no_machine_has_too_many(fleet):
+def test_every_call_is_accounted_for_and_no_machine_is_overloaded(fleet):
     simulation = Simulation(fleet)
     look = simulation._autoscale
 
     def checked() -> None:
         look()
         assert all(len(machine.calls) <= fleet.places for machine in simulation.machines.values())
-        seated = Counter(call.machine for call in simulation.calls.values())
-        assert seated == Counter({each.id: len(each.calls) for each in simulation.machines.values() if each.calls})
+        calls_by_machine = Counter(call.machine for call in simulation.calls.values())
+        assert calls_by_machine == Counter(
+            {each.id: len(each.calls) for each in simulation.machines.values() if each.calls}
+        )
         for region in range(len(fleet.regions)):
             in_region = [each for each in simulation.machines.values() if each.region == region and each.is_ready]
             assert simulation._busy[region] == sum(len(each.calls) for each in in_region)
@@ -152,7 +154,7 @@ def test_every_call_is_somewhere_and_no_machine_has_too_many(fleet):
     assert tally.talk_seconds + under_way == pytest.approx(tally.call_integral)
 
 
-def test_with_room_to_spare_failures_drop_nobody_and_without_it_they_do():
+def test_failures_drop_calls_only_without_spare_places():
     often = {"failures_a_year": 20_000, "hours": 6, "is_flat": True, "regions": ONE, "call_seconds": 120}
     roomy = play(Fleet(calls=60, machines=10, **often))
     tight = play(Fleet(calls=60, machines=3, **often))
@@ -160,7 +162,7 @@ def test_with_room_to_spare_failures_drop_nobody_and_without_it_they_do():
     assert tight["dropped"] > 0
 
 
-def test_when_a_region_is_gone_others_take_its_calls():
+def test_other_regions_take_the_calls_of_a_failed_one():
     day = {"calls": 150, "hours": 10, "failures_a_year": 0}
     alone = play(Fleet(outage_hour=4, overflows=False, **day))
     together = play(Fleet(outage_hour=4, overflows=True, **day))
@@ -175,7 +177,7 @@ def test_a_fixed_fleet_costs_its_hours():
     assert result["dollars"]["all"] / result["hours_of_talk"] == pytest.approx(result["dollars_an_hour_of_talk"])
 
 
-def test_cells_side_by_side_are_one_cell_many_times():
+def test_several_cells_are_one_cell_scaled():
     one = play(Fleet(calls=50, hours=4))
     many = play(Fleet(calls=500, hours=4), cell=50)
     assert many["cells"] == 10 and many["offered"] == 10 * one["offered"]
@@ -199,9 +201,9 @@ def test_the_command_plans_a_card_and_a_day(tmp_path):
     ]
     done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["plan"]["card"] == "RTX4090" and told["day"]["offered"] > 0
-    assert json.loads((tmp_path / "plan.json").read_text(encoding="utf8"))["plan"] == told["plan"]
+    measured = json.loads(done.stdout)
+    assert measured["plan"]["card"] == "RTX4090" and measured["day"]["offered"] > 0
+    assert json.loads((tmp_path / "plan.json").read_text(encoding="utf8"))["plan"] == measured["plan"]
     assert (tmp_path / "plan.png").stat().st_size > 1000
 
 

@@ -1,4 +1,4 @@
-"""`viva bench serve` on the untrained miniature: sessions hear all of their replies; gaps and failures are counted."""
+"""`viva bench serve` on the untrained miniature: sessions receive whole replies; gaps and failures are counted."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def measured(tmp_path_factory):
     return result, out
 
 
-def test_every_session_hears_its_whole_reply(measured):
+def test_every_session_receives_its_whole_reply(measured):
     result, _ = measured
     assert [level["sessions"] for level in result["levels"]] == [1, 2]
     for level in result["levels"]:
@@ -43,8 +43,8 @@ def test_the_result_is_written_and_read_again(measured):
     assert read["most_without_a_gap"] in (0, 1, 2)
 
 
-class Told:
-    """A conversation that tells these events at these moments of the loop's clock."""
+class ScriptedConversation:
+    """A conversation that emits these events at these times of the loop's clock."""
 
     output_rate = 1000
 
@@ -62,9 +62,9 @@ def sound(seconds, level=0.5):
     return ReplyAudio("reply", "item", np.full(round(seconds * 1000), level, np.float32), 1.0)
 
 
-async def test_a_gap_is_an_underrun_and_a_failure_is_told():
+async def test_a_gap_is_an_underrun_and_a_failure_is_reported():
     done = ReplyDone("reply", "failed", Usage(0, 0, 0, 0), "no memory")
-    results = await serve._listen(Told([(0.0, sound(0.1)), (0.3, sound(0.1)), (0.32, done)]), 0.0)
+    results = await serve._listen(ScriptedConversation([(0.0, sound(0.1)), (0.3, sound(0.1)), (0.32, done)]), 0.0)
     assert (results.underruns, results.reason) == (1, "failed: no memory")
     assert results.dry_seconds > 0.1
     assert results.sound_seconds == pytest.approx(0.2)
@@ -72,12 +72,14 @@ async def test_a_gap_is_an_underrun_and_a_failure_is_told():
 
 async def test_silence_before_the_first_voice_is_part_of_the_wait_for_it():
     done = ReplyDone("reply", "completed", Usage(0, 0, 0, 0))
-    results = await serve._listen(Told([(0.0, sound(0.1, level=0.0)), (0.0, sound(0.1)), (0.0, done)]), 0.0)
+    results = await serve._listen(
+        ScriptedConversation([(0.0, sound(0.1, level=0.0)), (0.0, sound(0.1)), (0.0, done)]), 0.0
+    )
     assert results.reason == ""
     assert results.v2v - results.ttfa == pytest.approx(0.1)
 
 
-def test_an_engine_has_room_for_all_and_a_few_more():
+def test_the_engine_has_room_for_all_sessions_and_newcomers():
     load = ServeLoad(sessions=128, question_seconds=2.0, reply_seconds=60.0)
     assert load.reply_rows == 750
     assert load.limits().cache_rows >= 128 * (25 + 750)
@@ -92,6 +94,6 @@ def test_heads_of_turns_have_as_many_ids_as_published_ones():
 
 
 @pytest.mark.parametrize(("shape", "sessions"), [("vast", [1]), ("tiny", []), ("tiny", [0])])
-def test_what_cannot_be_measured_is_said(shape, sessions):
+def test_bad_options_are_refused(shape, sessions):
     with pytest.raises(InputError):
         serve.run("cpu", "auto", shape, sessions, seconds=1.0)

@@ -1,4 +1,4 @@
-"""Sessions beside a device that is a table of times: what holds, what does not, and the same every time."""
+"""Sessions on a simulated device, a table of batch times: which loads have no gap, deterministically."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ def slower(factor: float) -> PassTimes:
     return replace(slow_hops(factor), step=scaled(H200.step, factor), encoder=scaled(H200.encoder, factor))
 
 
-def test_sessions_hear_all_without_a_gap_and_a_rehearsal_can_be_repeated():
+def test_replies_have_no_gap_and_a_simulation_is_deterministic():
     (level, busy), (again, _) = simulate(8, SCRIPT), simulate(8, SCRIPT)
     assert level.holds and level.sound_seconds == pytest.approx(8 * SCRIPT.reply)
     assert level.ttfa_ms[50] < 350 and level.ttfa_ms == again.ttfa_ms
@@ -35,17 +35,17 @@ def test_sessions_hear_all_without_a_gap_and_a_rehearsal_can_be_repeated():
     assert sum(level.first_sound_parts_ms.values()) == pytest.approx(level.ttfa_ms[50], rel=0.3)
 
 
-def test_who_is_alone_hears_a_first_sound_as_soon_as_it_is_made():
+def test_a_single_session_gets_its_first_sound_without_delay():
     level, _ = simulate(1, SCRIPT)
     assert level.ttfa_ms[50] < 80 and level.first_sound_parts_ms["out"] == 0
 
 
-def test_a_hundred_and_twenty_eight_whose_replies_outlast_the_rush_hear_no_gap_even_of_slower_hops():
+def test_128_sessions_with_long_replies_have_no_gap_with_slower_hops():
     level, _ = simulate(128, Script(1.0, 12.0, 8.0, 0), slow_hops(1.5))
     assert level.holds
 
 
-def test_without_keeping_first_sounds_back_a_crowd_that_begins_would_hear_gaps(monkeypatch):
+def test_without_delayed_first_sounds_a_burst_of_sessions_has_gaps(monkeypatch):
     sessions = 24, Script(0.4, 2.4, 1.0, 0), slow_hops(1.5)
     level, _ = simulate(*sessions)
     monkeypatch.setattr(moss_speech, "MANY_STARTING", 1000)
@@ -54,21 +54,21 @@ def test_without_keeping_first_sounds_back_a_crowd_that_begins_would_hear_gaps(m
     assert at_once.ttfa_ms[50] < level.ttfa_ms[50] < 2 * at_once.ttfa_ms[50]
 
 
-def test_a_device_that_is_too_slow_is_found_out():
+def test_a_device_that_is_too_slow_has_underruns():
     level, busy = simulate(4, Script(0.4, 2.4, 0.2, 0), slower(20.0))
     assert level.underruns and not level.holds
     assert busy > 0.9
 
 
-def test_the_command_rehearses_and_writes_what_came_of_it(tmp_path):
+def test_the_command_simulates_and_writes_its_figures(tmp_path):
     words = "bench serve --rehearse --sessions 1 --seconds 0.8 --question 0.4 --spread 0 --newcomers 0 --json --out"
-    told = CliRunner().invoke(app, [*words.split(), str(tmp_path)])
-    assert told.exit_code == 0, told.output
+    done = CliRunner().invoke(app, [*words.split(), str(tmp_path)])
+    assert done.exit_code == 0, done.output
     written = json.loads((tmp_path / "rehearsal.json").read_text(encoding="utf8"))
     assert written["most_without_a_gap"] == 1 and written["levels"][0]["ttfa_ms"]["50"] < 100
 
 
-def test_a_pass_of_many_fills_a_device_and_one_of_few_mostly_waits():
+def test_large_batches_occupy_the_device_and_small_ones_do_not():
     curve = H200.hops[20]
     shares = [fills(curve, count) for count, _ in curve.points]
     assert shares == sorted(shares)

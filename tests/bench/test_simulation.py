@@ -1,11 +1,11 @@
-"""Calls at once to a server in this process, on mini-speech, in the processor's time."""
+"""Concurrent simulated calls to a server in this process, with mini-speech, on a CPU-time clock."""
 
 from vivavoce.bench import simulation
 
-FAST = 0.02  # of this processor's time: what is tested is who waits for whom, not how fast it is
+FAST = 0.02  # share of the CPU time: the order of work is tested, not its speed
 
 
-def test_calls_at_once_get_their_own_answers_and_no_player_runs_dry(tmp_path):
+def test_concurrent_calls_get_their_own_answers_without_underruns(tmp_path):
     result = simulation.run(turns=1, sessions=3, slowdown=FAST, out=tmp_path)
     together = result["together"]
     assert together["failures"] == [] and together["response_rate"] == 1.0

@@ -22,20 +22,20 @@ from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt, NanoSampling
 def test_the_plain_path_is_the_model():
     model = tiny_nano(dtype=torch.float32)
     vectors = model.transformer.wte.weight
-    vectors[CONFIG.audio_end_token_id] = vectors[CONFIG.audio_assistant_slot_token_id]  # so that nobody stops
+    vectors[CONFIG.audio_end_token_id] = vectors[CONFIG.audio_assistant_slot_token_id]  # generation does not stop
     rows = MossTTSNanoPrompt(CONFIG, LetterTokenizer()).clone("Good evening.", [[1, 2, 3, 4, 5]] * 6)
     greedy = NanoSampling(audio_top_k=1, audio_repetition_penalty=1.3)
     plain = PlainNano(model, tiny_nano_codec(), rows, 6, greedy)
     past = []
-    hidden, made = plain.read(plain.rows, past), []
+    hidden, generated = plain.read(plain.rows, past), []
     for _ in range(6):
-        made.append(plain.frame(hidden, made))
-        hidden = plain.read(plain.row(made[-1]), past)
+        generated.append(plain.frame(hidden, generated))
+        hidden = plain.read(plain.row(generated[-1]), past)
     reference = NanoReference(CONFIG, published_tensors(model))
-    assert [row[1:] for row in reference.generate(rows, 6, 1.3)] == [tuple(codes.tolist()) for codes in made]
+    assert [row[1:] for row in reference.generate(rows, 6, 1.3)] == [tuple(codes.tolist()) for codes in generated]
 
 
-def test_all_contenders_say_as_much(tmp_path):
+def test_all_backends_generate_the_same_length(tmp_path):
     result = tts.run("cpu", threads=[1], streams=[1, 3], frames=12, shape="tiny", out=tmp_path)
     names = [speed["backend"] for speed in result["speeds"]]
     assert {"plain", "float32"} <= set(names) and set(names) | set(result["absent"]) <= set(CONTENDERS)
@@ -82,6 +82,6 @@ main(["--device", "cpu", "--tiny", "--frames", "5", "--threads", "1", "--streams
 
 
 @pytest.mark.gpu
-def test_a_gpu_speaks_to_many_without_a_pause():
+def test_a_gpu_has_no_underruns_with_eight_streams():
     result = tts.run("cuda", ["bfloat16"], streams=[8], frames=40)
     assert result["streams"][0]["underruns"] == 0

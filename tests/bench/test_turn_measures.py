@@ -1,4 +1,4 @@
-"""The figures of `viva bench turn` on servers whose behaviour is known, in time that jumps."""
+"""The figures of `viva bench turn` on scripted servers, in virtual time."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_a_server_that_says_nothing_has_answered_nothing():
     assert totals["response_rate"] == 0.0 and totals["response_ms"] is None
 
 
-def test_one_that_stops_at_every_sound_yields_and_is_not_selective():
+def test_a_server_that_stops_at_every_sound_yields_and_is_not_selective():
     totals = figures(Behaviour(stops_after=0.06), "barge-in", "mm-hm", "cough", "knock")[0]["totals"]
     assert totals["yield_rate"] == 1.0
     assert 59 < totals["yield_ms"]["p50"] <= 120
@@ -42,14 +42,14 @@ def test_one_that_stops_at_every_sound_yields_and_is_not_selective():
     assert totals["after_interruption_ms"]["p50"] == pytest.approx(350, abs=45)
 
 
-def test_the_server_is_told_what_was_heard():
+def test_truncate_events_carry_the_played_duration():
     _, calls, servers = figures(Behaviour(stops_after=0.06), "barge-in")
     received = [event for server in servers.opened for event in server.received]
-    told = [event for event in received if event["type"] == "conversation.item.truncate"]
+    truncations = [event for event in received if event["type"] == "conversation.item.truncate"]
     played = [each for call in calls for each in call.played]
     heard = [1e3 * (each.over.first + 0.06 - each.reply.spans[0].start) for each in played]
-    assert [event["item_id"] for event in told] == [each.reply.item for each in played]
-    assert [event["audio_end_ms"] for event in told] == pytest.approx(heard, abs=41)
+    assert [event["item_id"] for event in truncations] == [each.reply.item for each in played]
+    assert [event["audio_end_ms"] for event in truncations] == pytest.approx(heard, abs=41)
 
 
 def test_a_caller_keeps_their_voice_and_a_scene_is_all_its_calls():
@@ -59,13 +59,13 @@ def test_a_caller_keeps_their_voice_and_a_scene_is_all_its_calls():
     assert [(scene["name"], scene["questions"]) for scene in result["scenes"]] == [("clean", 3), ("barge-in", 3)]
 
 
-def test_one_that_never_yields_keeps_every_reply():
+def test_a_server_that_never_yields_keeps_every_reply():
     totals = figures(Behaviour(stops_after=None), "barge-in", "mm-hm", "cough", "side talk")[0]["totals"]
     assert totals["yield_rate"] == 0.0 and totals["yield_ms"] is None
     assert totals["backchannel_selectivity"] == totals["cough_selectivity"] == totals["side_talk_selectivity"] == 1.0
 
 
-def test_a_patient_one_tells_interruptions_from_hums():
+def test_a_slow_detector_stops_for_interruptions_and_not_for_backchannels():
     totals = figures(Behaviour(stops_after=0.3), "barge-in", "mm-hm")[0]["totals"]
     assert totals["yield_rate"] == 1.0 and totals["backchannel_selectivity"] == 1.0
     assert 299 < totals["yield_ms"]["p50"] <= 700  # syllables end and begin again
@@ -103,7 +103,7 @@ def test_a_server_that_hears_its_own_echo_interrupts_itself():
     assert figures(Behaviour(stops_after=None), loud)[0]["totals"]["self_interruptions"] == 0
 
 
-def test_a_server_that_stops_for_no_reason_is_told_of():
+def test_a_server_that_stops_without_caller_speech_is_counted():
     totals = figures(Behaviour(stops_by_itself=1.0), "clean")[0]["totals"]
     assert totals["self_interruptions"] == 3 and totals["response_rate"] == 1.0
 

@@ -1,4 +1,4 @@
-"""What `viva bench turn` is made of: its player, its sounds, its questions, its lines, its comparisons."""
+"""Parts of `viva bench turn`: player, microphone, sounds, questions, script, and comparison of answers."""
 
 import json
 
@@ -65,7 +65,7 @@ def test_running_dry_is_a_gap_only_if_sound_follows():
     assert len(reply.gaps) == 1 and not reply.is_audible(9.0)
 
 
-def test_what_is_dropped_is_never_heard_and_what_follows_is():
+def test_dropped_audio_is_not_played_and_later_audio_is():
     reply = PlayedReply("r", 0.0)
     reply.feed(1.0, sound(1.0))
     assert reply.drop(1.4, "speech_started")
@@ -114,7 +114,7 @@ def test_the_microphone_gives_every_sample_once_and_hears_the_loudspeaker():
     assert (utterance.first, utterance.last) == (first / RATE, last / RATE)
 
 
-def test_noise_lies_under_speech_by_what_was_asked():
+def test_noise_has_the_given_snr():
     microphone = Microphone(CallEnvironment(snr_db=10.0), Loudspeaker())
     taken = np.concatenate([microphone.packet() for _ in range(500)])
     assert rms_dbfs(taken) == pytest.approx(SPEECH_DBFS - 10, abs=0.2)
@@ -170,7 +170,7 @@ def test_a_hesitation_is_silence_in_the_middle():
 # The questions
 
 
-def test_questions_are_read_as_their_index_tells(tmp_path):
+def test_questions_are_read_by_their_index(tmp_path):
     write(tmp_path / "a.flac", Sound(0.3 * talk(0.8, seed=1), RATE))
     write(tmp_path / "b.opus", Sound(talk(0.8, seed=2), RATE))
     entries = [
@@ -217,7 +217,7 @@ def test_without_anything_syllables_ask(monkeypatch, tmp_path):
 # The script
 
 
-def test_every_scene_asks_as_often_as_told():
+def test_every_scene_has_the_given_number_of_questions():
     scenes = script(material(), 3)
     assert [scene.name for scene in scenes] == list(SCENES)
     assert all(len(scene.exchanges) == 3 for scene in scenes)
@@ -267,14 +267,14 @@ def test_the_session_asked_for():
 # Whose answer it is
 
 
-def test_answers_are_told_apart_by_their_words():
+def test_answers_are_classified_by_their_words():
     known = {"a": SessionAnswer("a", "We open at nine."), "b": SessionAnswer("b", "Dogs are welcome, of course.")}
     assert classify_answer(SessionAnswer("a", "we open at nine"), known) == "own"
     assert classify_answer(SessionAnswer("a", "Dogs are welcome of course."), known) == "other"
     assert classify_answer(SessionAnswer("b", "Something else entirely"), known) == "unclear"
 
 
-def test_answers_are_told_apart_by_their_sound():
+def test_answers_are_classified_by_their_sound():
     first, second = talk(2.0, seed=1), talk(2.0, seed=2)
     known = {"a": SessionAnswer("a", sound=first), "b": SessionAnswer("b", sound=second)}
     shifted = np.concatenate([np.zeros(RATE // 10, np.float32), 0.5 * first])

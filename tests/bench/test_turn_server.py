@@ -54,8 +54,8 @@ class Slow(ScriptedConversation):
         asyncio.get_running_loop().call_later(seconds, self._tell, event)
 
 
-class Deaf(Slow):
-    """Hears nothing while it is being heard."""
+class NeverYields(Slow):
+    """Ignores input while its reply is playing."""
 
     def hear(self, samples):
         if self._last is None or self._last.played_ms >= self._last.made_ms:
@@ -97,24 +97,24 @@ async def test_a_server_that_thinks_for_300_ms_answers_no_sooner():
         assert outcome["transcript"].startswith("You said: tone")
 
 
-async def test_one_that_stops_at_any_sound_yields_to_all():
+async def test_a_server_that_stops_at_any_sound_yields_to_all():
     result = await figures(Slow, "barge-in", "mm-hm")
     totals = result["totals"]
     assert totals["yield_rate"] == 1.0 and totals["backchannel_selectivity"] == 0.0
     assert result["session"]["audio"]["input"]["turn_detection"]["interrupt_response"] is True
 
 
-async def test_one_that_never_stops_yields_to_none():
-    totals = (await figures(Deaf, "barge-in"))["totals"]
+async def test_a_server_that_never_stops_yields_to_none():
+    totals = (await figures(NeverYields, "barge-in"))["totals"]
     assert totals["interruptions"] == 1 and totals["yield_rate"] == 0.0
 
 
-async def test_one_that_holds_sound_back_runs_dry():
+async def test_late_audio_is_counted_as_underruns():
     totals = (await figures(Stuttering, "clean"))["totals"]
     assert totals["underruns"] >= 1 and totals["dry_ms"] > 500
 
 
-async def test_four_at_once_get_their_own_answers():
+async def test_four_concurrent_sessions_get_their_own_answers():
     questions = tuple(SpokenQuestion(f"tone {n}", tone(400.0 + 200 * n, 0.6, 24_000), f"{n}") for n in range(4))
     together = (await figures(Brief, sessions=4, asked=Material(questions, (), "tones")))["together"]
     assert together["sessions"] == 4 and together["response_rate"] == 1.0
@@ -165,7 +165,7 @@ def test_run_writes_what_it_measured(tmp_path, capsys):
     assert "V2V" in capsys.readouterr().err
 
 
-def test_where_nobody_answers_one_line_says_so():
+def test_an_unreachable_server_is_one_line():
     with pytest.raises(InputError, match=r"cannot connect to ws://127\.0\.0\.1:9/v1/realtime"):
         turn.run("127.0.0.1:9", scenes=["clean"], turns=1)
 

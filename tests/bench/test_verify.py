@@ -1,4 +1,4 @@
-"""`viva verify` passes what is the same everywhere, fails what is not, and counts an absent device as a failure."""
+"""`viva verify` passes equal outputs, fails different ones, and counts an absent device as a failure."""
 
 import json
 from dataclasses import asdict, replace
@@ -24,7 +24,7 @@ from vivavoce.nn.modules import fill_randomly
 from vivavoce.tts import NanoTTS
 
 whisper = test_transcribe.folder
-HERE = {device.kind for device in available()}
+AVAILABLE_KINDS = {device.kind for device in available()}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_model_passes_where_it_is_itself(passed):
 
 
 def test_an_absent_device_fails_unless_it_may_be_absent(folder):  # noqa: F811
-    absent = next(kind for kind in ("npu", "mps", "cuda") if kind not in HERE)
+    absent = next(kind for kind in ("npu", "mps", "cuda") if kind not in AVAILABLE_KINDS)
     command = ["verify", str(folder), "--devices", absent, "--text", "Yes.", "--json"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1
@@ -113,7 +113,7 @@ def test_silence_is_no_sound(folder, monkeypatch):  # noqa: F811
         verify.run(str(folder), ["cpu"])
 
 
-def test_an_error_on_a_device_is_told_and_fails(folder):  # noqa: F811
+def test_an_error_on_a_device_is_reported_and_fails(folder):  # noqa: F811
     result = verify.run(str(folder), ["cpu"], dtype="int3", ask=Question("Yes."))
     assert not result["passed"] and "int3" in result["devices"][0]["why"]
 

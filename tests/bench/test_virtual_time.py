@@ -1,4 +1,4 @@
-"""A machine whose seconds are the processor's: waiting costs nothing, work costs what it needs."""
+"""The virtual clock: waiting is skipped, work takes its CPU time."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ def loop():
     loop.close()
 
 
-def test_an_hour_of_waiting_is_over_at_once_and_takes_an_hour(loop):
+def test_an_hour_of_waiting_is_skipped_and_advances_the_clock_by_an_hour(loop):
     async def wait():
         started = loop.time()
         await asyncio.gather(*(asyncio.sleep(minutes * 60) for minutes in (60, 10, 30)))
@@ -33,7 +33,7 @@ def busy(seconds: float) -> None:
         pass
 
 
-def test_work_takes_as_long_as_the_processor_needs_and_others_go_on_beside_it(loop):
+def test_work_takes_its_cpu_time_while_the_event_loop_continues(loop):
     executor = VirtualExecutor(loop)
     executor.start()
     batcher = DynamicBatcher("viva-test", lambda jobs: [busy(job) for job in jobs], executor, max_batch=1)
@@ -78,7 +78,7 @@ def test_a_slower_machine_takes_longer():
 
 
 def done_on_a_device(works):
-    """When each work, of so many seconds that fill so much, is done where all begin at once; and how long all took."""
+    """End time of each work item (seconds, occupancy) if all start together, and the total device time."""
     loop = VirtualLoop(slowdown=0.0)
     device, callbacks = VirtualDevice(loop), {}
 
@@ -99,7 +99,7 @@ def done_on_a_device(works):
 
 
 @pytest.mark.parametrize(("works", "takes"), [([(0.1, 0.5)], [0.1]), ([(0.1, 1.0)] * 2, [0.2, 0.2])])
-def test_what_fills_a_device_takes_turns(works, takes):
+def test_work_that_fills_the_device_is_serialised(works, takes):
     done, busy = done_on_a_device(works)
     assert done == pytest.approx(takes)
     assert busy == pytest.approx(max(takes))

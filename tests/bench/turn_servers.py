@@ -1,4 +1,4 @@
-"""A server that is a script, and a clock that jumps: a call of a minute takes a second, and every time is exact."""
+"""A scripted server and a virtual clock: a call of a minute takes a second, and every time is exact."""
 
 import asyncio
 import base64
@@ -14,30 +14,30 @@ from vivavoce.bench.turn_sounds import RATE, Material, SpokenQuestion, mm_hm, ta
 LOUD = 0.04
 
 
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """Where nothing is left to do but wait, the wait is over."""
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock skips idle time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._jumped = 0.0
+        self._skipped = 0.0
         real = self._selector.select
 
         def select(timeout=None):
             assert timeout is not None, "nothing will ever happen again"
             events = real(0)
             if not events:
-                self._jumped += timeout
+                self._skipped += timeout
             return events
 
         self._selector.select = select
 
     def time(self) -> float:
-        return self._jumped
+        return self._skipped
 
 
 def played(coroutine):
-    """What a coroutine gives, in time that jumps."""
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+    """The result of a coroutine, run in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(coroutine)
 
 
@@ -51,7 +51,7 @@ def material(count: int = 4) -> Material:
 
 @dataclass
 class Behaviour:
-    """What the scripted server does; seconds."""
+    """Behaviour of the scripted server, in seconds."""
 
     silence: float = 0.2
     thinking: float = 0.15
@@ -67,7 +67,7 @@ class Behaviour:
     stops_by_itself: float | None = None
     transcripts: bool = True
     mixes_up: bool = False
-    """Answers what another session has just asked."""
+    """Answers the question that another session has just asked."""
 
 
 class ScriptedServer:
@@ -88,7 +88,7 @@ class ScriptedServer:
         self._id: str | None = None
         self._sounds_until = 0.0
         self._now = asyncio.get_running_loop().time
-        self._tell("session.created", session={})
+        self._emit("session.created", session={})
 
     async def receive(self) -> dict:
         return await self._out.get()
@@ -96,13 +96,13 @@ class ScriptedServer:
     async def send(self, event: dict) -> None:
         self.received.append(event)
         if event["type"] == "session.update":
-            self._tell("session.updated", session=event["session"])
+            self._emit("session.updated", session=event["session"])
         elif event["type"] == "input_audio_buffer.append":
-            self._hear(pcm16_to_float(base64.b64decode(event["audio"])))
+            self._receive_audio(pcm16_to_float(base64.b64decode(event["audio"])))
         elif event["type"] == "response.cancel":
             self._stop("client_cancelled")
 
-    def _hear(self, samples: np.ndarray) -> None:
+    def _receive_audio(self, samples: np.ndarray) -> None:
         seconds = len(samples) / RATE
         is_loud = np.abs(samples).max() > LOUD
         self._loud = self._loud + seconds if is_loud else 0.0
@@ -112,12 +112,12 @@ class ScriptedServer:
         needed = self.behaviour.stops_after if is_heard else 0.0
         if is_loud and not self._speaking and needed is not None and self._loud >= needed:
             self._speaking = True
-            self._tell("input_audio_buffer.speech_started", audio_start_ms=0, item_id="item")
+            self._emit("input_audio_buffer.speech_started", audio_start_ms=0, item_id="item")
             self._stop("turn_detected")
         elif self._speaking and self._quiet >= self.behaviour.silence - 1e-6:
             self._speaking = False
             self.asked, self._spoken = (self._now(), round(10 * self._spoken)), 0.0
-            self._tell("input_audio_buffer.committed", item_id="item")
+            self._emit("input_audio_buffer.committed", item_id="item")
             self._reply = asyncio.create_task(self._say())
 
     def _stop(self, reason: str) -> None:
@@ -127,16 +127,16 @@ class ScriptedServer:
             if self._id is None:
                 return
             details = {"type": "cancelled", "reason": reason}
-            self._tell("response.done", response={"id": self._id, "status": "cancelled", "status_details": details})
+            self._emit("response.done", response={"id": self._id, "status": "cancelled", "status_details": details})
 
     async def _say(self) -> None:
         does, self._id = self.behaviour, None
         await asyncio.sleep(does.thinking)
         self._id = f"resp_{next(self.ids)}"
-        self._tell("response.created", response={"id": self._id})
+        self._emit("response.created", response={"id": self._id})
         seed = self._answer()
         if does.transcripts:
-            self._tell("response.output_audio_transcript.delta", response_id=self._id, delta=f"{seed} it is, {seed}.")
+            self._emit("response.output_audio_transcript.delta", response_id=self._id, delta=f"{seed} it is, {seed}.")
         sound = np.concatenate([np.zeros(round(does.lead_in * RATE), np.float32), talk(does.reply, seed)])
         step, began = round(does.piece * RATE), self._now()
         self._sounds_until = began + len(sound) / RATE
@@ -144,26 +144,26 @@ class ScriptedServer:
             late = does.gap if index % 10 == 9 else 0.0
             await asyncio.sleep(max(0.0, began + begin / RATE - does.ahead + late - self._now()))
             if does.stops_by_itself is not None and begin / RATE >= does.stops_by_itself:
-                self._tell("input_audio_buffer.speech_started", audio_start_ms=0, item_id="item")
+                self._emit("input_audio_buffer.speech_started", audio_start_ms=0, item_id="item")
                 self._stop("turn_detected")
             pcm = base64.b64encode(float_to_pcm16(sound[begin : begin + step]).tobytes()).decode()
-            self._tell("response.output_audio.delta", response_id=self._id, item_id=f"i{self._id}", delta=pcm)
-        self._tell("response.output_audio.done", response_id=self._id)
-        self._tell("response.done", response={"id": self._id, "status": "completed"})
+            self._emit("response.output_audio.delta", response_id=self._id, item_id=f"i{self._id}", delta=pcm)
+        self._emit("response.output_audio.done", response_id=self._id)
+        self._emit("response.done", response={"id": self._id, "status": "completed"})
 
     def _answer(self) -> int:
-        """What is answered follows from how long was asked."""
+        """The seed of the answer, by the length of the question."""
         now, asked = self._now(), self.asked[1]
         heard = [other.asked[1] for other in self.others if other is not self and now - other.asked[0] < 1.0]
         return heard[0] if self.behaviour.mixes_up and heard else asked
 
-    def _tell(self, type: str, **fields) -> None:
+    def _emit(self, type: str, **fields) -> None:
         self._out.put_nowait({"type": type, **fields})
 
 
 @dataclass
 class Servers:
-    """Opens a scripted server for every call, and keeps them."""
+    """Opens a scripted server for every call, and stores them."""
 
     behaviour: Behaviour = field(default_factory=Behaviour)
     opened: list[ScriptedServer] = field(default_factory=list)

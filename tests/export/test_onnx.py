@@ -1,4 +1,4 @@
-"""ONNX graphs are the models they were made of, at sizes other than those they were traced with."""
+"""ONNX graphs equal their torch models, also at sizes other than those they were traced with."""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ from vivavoce.models.whisper.model import Whisper
 from vivavoce.models.xy_tokenizer.model import XYTokenizer, XYTokenizerConfig
 from vivavoce.nn.modules import fill_randomly
 
-FLOW_AND_EAR = ("speech_encoder", "flow_conditions", "flow_step")
+ENCODER_AND_FLOW = ("speech_encoder", "flow_conditions", "flow_step")
 WHISPER = WhisperConfig(
     d_model=32,
     encoder_layers=1,
@@ -111,7 +111,7 @@ def xy_tokenizer() -> XYTokenizer:
     return tokenizer
 
 
-def test_whisper_listens_and_writes_through_two_graphs(tmp_path: Path) -> None:
+def test_whisper_transcribes_through_two_graphs(tmp_path: Path) -> None:
     whisper = Whisper.random(WHISPER)
     written = of(whisper_graphs(whisper), tmp_path)
     assert all(graph.difference < 1e-5 for graph in written.values())
@@ -170,12 +170,12 @@ def test_the_xy_encoder_is_the_tokenizers(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small codec with a voice."""
-    folder, made = tmp_path_factory.mktemp("codec"), tiny_codec()
-    config = made.flow.config
+    folder, small_codec = tmp_path_factory.mktemp("codec"), tiny_codec()
+    config = small_codec.flow.config
     torch.manual_seed(0)
     frames = torch.randn(10 * config.ratio, config.mel_bands)
-    made.save_voice("someone", VoicePrompt(torch.randint(0, 64, (10,)), frames, torch.randn(config.speaker_dim)))
-    made.save(folder)
+    small_codec.save_voice("someone", VoicePrompt(torch.randint(0, 64, (10,)), frames, torch.randn(config.speaker_dim)))
+    small_codec.save(folder)
     return folder
 
 
@@ -183,11 +183,11 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def graphs(codec: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its graphs."""
     folder = tmp_path_factory.mktemp("onnx") / "deeper"
-    export_onnx(codec, folder, FLOW_AND_EAR)
+    export_onnx(codec, folder, ENCODER_AND_FLOW)
     return folder
 
 
-def test_a_codec_hears_and_makes_mels_through_onnx(codec: Path, graphs: Path) -> None:
+def test_a_codec_encodes_and_makes_mels_through_onnx(codec: Path, graphs: Path) -> None:
     loaded = MossSpeechCodec.load(codec)
     prompt = loaded.named.prompt("someone")
     flow = loaded.flow
@@ -195,8 +195,8 @@ def test_a_codec_hears_and_makes_mels_through_onnx(codec: Path, graphs: Path) ->
     wanted = flow(codes, prompt, streaming=True)
     assert difference(wanted, mel_of(graphs, codes, prompt, flow.config.euler_steps, flow.config.ratio)) < 1e-4
     mel = torch.randn(1, loaded.speech_encoder.encoder.config.num_mel_bins, 230)
-    heard = open_session(graphs / "speech_encoder.onnx").run(None, {"mel": mel.numpy()})[0]
-    assert difference(loaded.speech_encoder.encoder(mel), heard) == 0
+    codes_by_onnx = open_session(graphs / "speech_encoder.onnx").run(None, {"mel": mel.numpy()})[0]
+    assert difference(loaded.speech_encoder.encoder(mel), codes_by_onnx) == 0
 
 
 def mel_of(folder: Path, codes: Tensor, prompt: VoicePrompt, steps: int, ratio: int) -> np.ndarray:
@@ -245,16 +245,16 @@ def test_cosyvoices_parts_are_its_models(version: int, tmp_path: Path) -> None:
     assert difference(wanted, vocoder(mel[None], torch.tensor([4])).numpy()) < 1e-4
 
 
-def test_the_manifest_says_what_was_compared(graphs: Path) -> None:
-    said = json.loads((graphs / MANIFEST).read_text())
-    assert said["kind"] == "moss-speech-codec"
-    assert [graph["name"] for graph in said["graphs"]] == list(FLOW_AND_EAR)
-    assert all(graph["difference"] <= graph["tolerance"] and len(graph["checked"]) >= 3 for graph in said["graphs"])
+def test_the_manifest_lists_the_comparisons(graphs: Path) -> None:
+    manifest = json.loads((graphs / MANIFEST).read_text())
+    assert manifest["kind"] == "moss-speech-codec"
+    assert [graph["name"] for graph in manifest["graphs"]] == list(ENCODER_AND_FLOW)
+    assert all(graph["difference"] <= graph["tolerance"] and len(graph["checked"]) >= 3 for graph in manifest["graphs"])
     assert not list(graphs.glob("*.partial*"))
 
 
 class Doubled(nn.Module):
-    """Claims to be one thing to the tracer and another to the check."""
+    """Computes something else while it is exported."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if torch.compiler.is_exporting() else x

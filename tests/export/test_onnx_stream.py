@@ -1,4 +1,4 @@
-"""Exported graphs with a state give what the model gives on every call of a stream, not on the first alone."""
+"""Exported graphs with a state equal the model on every call of a stream, not only on the first."""
 
 from dataclasses import replace
 from pathlib import Path

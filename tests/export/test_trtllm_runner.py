@@ -1,4 +1,4 @@
-"""Replies through the runner, over a stand-in that answers as TensorRT-LLM's runner does: with our own logits."""
+"""Replies through the runner, over a fake of TensorRT-LLM's runner that computes our own logits."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,11 +17,11 @@ from vivavoce.export.trtllm.options import TrtLlmOptions
 from vivavoce.export.trtllm.runner import CosyVoiceEngine, MossSpeechEngine
 from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech
 
-PIECE = 3  # ids that come at once
+PIECE = 3  # ids per streamed step
 
 
 class Runner:
-    """`ModelRunnerCpp`: takes the likeliest id of `logits` after its processors, and tells several at once."""
+    """`ModelRunnerCpp`: takes the likeliest id of `logits` after its processors, and yields several at a time."""
 
     opened: "Runner"
 
@@ -40,13 +40,13 @@ class Runner:
     def generate(self, **given: Any) -> Iterator[dict[str, Tensor]]:
         assert given["streaming"] and given["return_dict"] and given["batch_input_ids"][0].dtype == torch.int32
         ids = given["batch_input_ids"][0].tolist()
-        for made in range(1, given["max_new_tokens"] + 1):
+        for generated in range(1, given["max_new_tokens"] + 1):
             logits = self.logits(ids, given)[None, None].clone()
             for name in given["logits_processor_names"] or ():
                 self.rules[name](7, logits, [ids], None, None)
             ids = [*ids, int(logits.argmax())]
             ended = ids[-1] == given["end_id"]
-            if made % PIECE == 0 or ended or made == given["max_new_tokens"]:
+            if generated % PIECE == 0 or ended or generated == given["max_new_tokens"]:
                 yield {"output_ids": torch.tensor([[ids]]), "sequence_lengths": torch.tensor([[len(ids)]])}
             if ended:
                 return
@@ -58,20 +58,20 @@ def with_engine(folder: Path) -> Path:
     return folder
 
 
-def greedy(model: MossSpeech, rows: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
+def greedy(model: MossSpeech, rows: list[tuple[int, int]], max_rows: int) -> list[tuple[int, int]]:
     """What our engine would draw at temperature 0, without penalties."""
-    rows, mode, made = list(rows), model.start_mode(rows[-1]), []
-    for _ in range(most):
+    rows, mode, generated = list(rows), model.start_mode(rows[-1]), []
+    for _ in range(max_rows):
         text, audio = (head[0] for head in model.logits(hidden_states(model, torch.tensor(rows))[-1:]))
         audio[MOSS.eosp_token_id + 1 :] = -torch.inf
-        said = MOSS.modality_pad_token_id if mode == AUDIO else int(text.argmax())
-        row = (said, int(audio.argmax()) if mode == AUDIO else MOSS.audio_pad_token_id)
+        text_id = MOSS.modality_pad_token_id if mode == AUDIO else int(text.argmax())
+        row = (text_id, int(audio.argmax()) if mode == AUDIO else MOSS.audio_pad_token_id)
         if row[TEXT] == MOSS.eos_token_id:
             break
-        made.append(row)
+        generated.append(row)
         rows.append(row)
         mode = model.next_mode(mode, row)
-    return made
+    return generated
 
 
 def test_moss_speech_replies_row_for_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

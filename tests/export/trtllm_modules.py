@@ -1,7 +1,7 @@
-"""Stand-ins for the parts of TensorRT-LLM that our two definitions of MOSS-Speech are written against.
+"""Fakes of the parts of TensorRT-LLM that our two definitions of MOSS-Speech are written against.
 
 TensorRT-LLM itself cannot be installed on a test machine. These have the documented names and arguments, and compute in
-torch, so that a definition that misnames a weight, takes a layer twice or mixes up the tails is found out.
+torch, so that a definition that misnames a weight, takes a layer twice or mixes up the tails fails a test.
 """
 
 import sys
@@ -21,10 +21,10 @@ from vivavoce.nn.linear import Embedding, Linear, RMSNorm
 def install(monkeypatch: pytest.MonkeyPatch, modules: dict[str, dict[str, Any]]) -> None:
     """Modules of these names with these contents, for the length of a test."""
     for name, content in modules.items():
-        made = ModuleType(name)
-        vars(made).update(content)
-        made.__path__ = []
-        monkeypatch.setitem(sys.modules, name, made)
+        module = ModuleType(name)
+        vars(module).update(content)
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, name, module)
         parts = name.split(".")
         for depth in range(1, len(parts)):
             parent = ".".join(parts[:depth])
@@ -74,9 +74,9 @@ class TheirAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.qkv(x).unflatten(-1, (-1, self.size)).split(self.heads, dim=1)
-        places = slice(0, len(x))
-        query = rotate(self.q_layernorm(query), self.rotary.cos[places], self.rotary.sin[places])
-        key = rotate(self.k_layernorm(key), self.rotary.cos[places], self.rotary.sin[places])
+        positions = slice(0, len(x))
+        query = rotate(self.q_layernorm(query), self.rotary.cos[positions], self.rotary.sin[positions])
+        key = rotate(self.k_layernorm(key), self.rotary.cos[positions], self.rotary.sin[positions])
         sides = (side.transpose(0, 1)[None] for side in (query, key, value))
         mixed = functional.scaled_dot_product_attention(*sides, is_causal=True, enable_gqa=True)
         return self.dense(mixed[0].transpose(0, 1).flatten(1))
@@ -96,7 +96,7 @@ class QWenDecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, use_cache: bool, kv_cache_params: Any, attention_params: Any) -> Any:
         assert attention_params == "filled"
-        assert kv_cache_params.past_key_value == [f"place {self.layer_idx}"]  # every layer its own place in the cache
+        assert kv_cache_params.past_key_value == [f"place {self.layer_idx}"]  # every layer has its own cache entry
         x = x + self.attention(self.input_layernorm(x))
         normed = self.post_layernorm(x)
         x = x + self.mlp["proj"](functional.silu(self.mlp["fc"](normed)) * self.mlp["gate"](normed))

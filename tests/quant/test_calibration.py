@@ -1,4 +1,4 @@
-"""Ranges come from real inputs, clip what they should, and make static int8 as good as they promise."""
+"""Input ranges from calibration, and the accuracy of static int8 with them."""
 
 import json
 
@@ -65,7 +65,7 @@ def test_a_range_does_not_depend_on_how_inputs_were_cut():
 
 
 @needs_int8
-def test_a_ranged_layer_does_not_look_at_its_neighbours():
+def test_a_static_layer_rounds_each_row_independently():
     weight = quantise(torch.randn(32, 64), "int8", activations="static", input_range=input_range(-4, 4))
     layer = quantised_linear(weight, torch.ones(32), torch.float32)
     assert isinstance(layer, RangedInt8Linear)
@@ -105,12 +105,12 @@ class LikeAndUnlike:
         return model["like"](example.rows) + model["unlike"](example.rows * sizes)
 
 
-def test_a_layer_whose_rows_differ_in_size_is_given_no_range(tmp_path):
+def test_a_layer_whose_rows_differ_in_size_has_no_static_range(tmp_path):
     examples = [CalibrationBatch(torch.randn(200, 64, generator=torch.Generator().manual_seed(1)), 1)]
     assert list(calibrate(LikeAndUnlike(), tmp_path, examples)) == ["lm:like.weight"]
 
 
-def test_a_set_of_ones_own_is_read_and_hashed(tmp_path):
+def test_a_users_set_is_read_and_hashed(tmp_path):
     tone = Sound(0.1 * np.sin(np.arange(8000) / 20).astype(np.float32), 16_000)
     write_sound(tmp_path / "a.wav", tone)
     (tmp_path / "a.txt").write_text("a tone")
@@ -142,7 +142,7 @@ def test_a_set_that_cannot_be_used_says_why(content, complaint, tmp_path):
         read_set(source)
 
 
-def test_inputs_that_are_not_numbers_and_no_lessons_are_refused(tmp_path):
+def test_nan_inputs_and_missing_examples_are_refused(tmp_path):
     with pytest.raises(InputError, match="NaN"):
         input_range(float("nan"), 1.0)
     with pytest.raises(InputError, match="nothing to calibrate"):

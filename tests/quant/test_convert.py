@@ -1,4 +1,4 @@
-"""Every method on every kind of model: written, read in a fresh process, run; and what must never happen."""
+"""Every method on every kind of model: written, read in a fresh process, run; and what must be refused."""
 
 import json
 import os
@@ -29,51 +29,51 @@ from vivavoce.quant.policy import METHODS, QuantMethod, method_of, policy_for
 from vivavoce.quant.qat import NOT_TRAINED, FineTuning, fine_tune
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, project_set
 
-# Loads each folder, runs the same lesson through it, and prints how far it is from the float model.
+# Loads each folder, runs the same example through it, and prints how far it is from the float model.
 RUN = """
 import json, sys
 from pathlib import Path
 import torch
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 torch.set_num_threads(1)
-told = {}
+errors = {}
 for kind, (source, folders) in json.loads(sys.argv[1]).items():
     subject = SUBJECTS[kind]
     with torch.no_grad():
-        lesson = CalibrationBatch(**torch.load(Path(folders[0]).with_name("lesson.pt")))
-        exact = subject.logits(subject.load(Path(source)), lesson)
-        said = {Path(folder).name: subject.logits(subject.load(Path(folder)), lesson) for folder in folders}
-    told[kind] = {name: float((logits - exact).norm() / exact.norm()) for name, logits in said.items()}
-print(json.dumps(told))
+        example = CalibrationBatch(**torch.load(Path(folders[0]).with_name("example.pt")))
+        exact = subject.logits(subject.load(Path(source)), example)
+        logits_of = {Path(folder).name: subject.logits(subject.load(Path(folder)), example) for folder in folders}
+    errors[kind] = {name: float((logits - exact).norm() / exact.norm()) for name, logits in logits_of.items()}
+print(json.dumps(errors))
 """
 LAYERS_ADD_UP = 3.0  # a model's error against one layer's, for the depths met here
 
 
-def found_for(method: QuantMethod, kind: str, source: Path, example: CalibrationBatch) -> Findings | None:
-    """What a method must know of a model: its ranges, or its weights after the shortest of courses."""
+def findings_for(method: QuantMethod, kind: str, source: Path, example: CalibrationBatch) -> Findings | None:
+    """What a method needs of a model: its ranges, or its weights after one training step."""
     if method.trains:
         tuned = fine_tune(kind, source, policy_for(source).parts[0], [example], [example], FineTuning(steps=1))
         return Findings(tuned=tuned.weights, training=tuned.training)
     return Findings(ranges=calibrate(SUBJECTS[kind], source, [example])) if method.calibrates else None
 
 
-def made_of(kind: str, folder: Path) -> tuple[str, list[str]]:
-    """A model of a kind, and what each method that is able to made of it, all under `folder`."""
+def quantised_by_every_method(kind: str, folder: Path) -> tuple[str, list[str]]:
+    """A model of a kind, and its quantised folders by every supported method, all under `folder`."""
     source, subject = write(kind, folder / "source"), SUBJECTS[kind]
     policy, example = policy_for(source), subject.examples(source, project_set().items[:1])[0]
     folder.mkdir(exist_ok=True)
-    torch.save(vars(example), folder / "lesson.pt")
+    torch.save(vars(example), folder / "example.pt")
     supported_schemes = [method for method in METHODS.values() if not (method.trains and kind in NOT_TRAINED)]
     for method in supported_schemes:
-        quantise_folder(source, folder / method.name, method, policy, found_for(method, kind, source, example))
+        quantise_folder(source, folder / method.name, method, policy, findings_for(method, kind, source, example))
     return str(source), [str(folder / method.name) for method in supported_schemes]
 
 
 @pytest.fixture(scope="module")
 def errors_elsewhere(tmp_path_factory) -> dict[str, dict[str, float]]:
-    """How far every method is from float on every kind of model, as a fresh process finds it."""
+    """Relative error of every method on every kind of model, measured in another process."""
     root = tmp_path_factory.mktemp("every")
-    made = {kind: made_of(kind, root / kind) for kind in KINDS}
+    made = {kind: quantised_by_every_method(kind, root / kind) for kind in KINDS}
     done = subprocess.run([sys.executable, "-c", RUN, json.dumps(made)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -97,7 +97,7 @@ def test_every_method_is_written_read_elsewhere_and_runs_within_its_error(kind, 
         (6, "fp8", False),
     ],
 )
-def test_a_matrix_that_was_shipped_in_few_bits_is_not_rounded_again(bits, method, is_exact, tmp_path):
+def test_a_matrix_stored_in_few_bits_is_not_rounded_again(bits, method, is_exact, tmp_path):
     whole, source, out = write("whisper", tmp_path / "whole"), tmp_path / "source", tmp_path / "out"
     shutil.copytree(whole, source)
     pack_file(whole / "model.safetensors", source / "model.safetensors", low_bits={"weight$": bits})
@@ -176,8 +176,8 @@ look = lambda name: seen.append(anonymous() - before)
 quantise_folder(source, out, METHODS["int8-weight"], policy, shard_bytes=8_000_000, progress=look)
 print(max(seen))
 """
-# What is freed goes back at once, so that what is seen is what is held.
-GIVES_BACK = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+# Freed memory is returned to the system immediately, so that the measured size is what is held.
+RETURNS_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 def test_the_source_is_never_held_whole(tmp_path):
@@ -189,12 +189,12 @@ def test_the_source_is_never_held_whole(tmp_path):
     )
     (source / "config.json").write_text('{"model_type": "moss_speech"}')
     run = [sys.executable, "-c", MEASURED, str(source), str(tmp_path / "out")]
-    environment = os.environ | GIVES_BACK | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | RETURNS_MEMORY | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
     assert int(done.stdout) < (source / "model.safetensors").stat().st_size / 8
 
 
-def test_a_manifest_tells_what_was_done_and_finds_a_changed_file(tmp_path):
+def test_the_manifest_records_the_method_and_detects_a_changed_file(tmp_path):
     source, out = write("whisper", tmp_path / "source"), tmp_path / "out"
     quantise_folder(source, out, METHODS["int8-weight"], policy_for(source))
     manifest = verify(out)

@@ -1,4 +1,4 @@
-"""Layers that hurt are found, budgets are kept, fine-tuning helps where rounding hurt."""
+"""Layer sensitivity, mixed precision within a budget, and fine-tuning."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def whisper(tmp_path_factory):
     return folder, subject, subject.load(folder), subject.examples(folder, project_set().items[:2])
 
 
-def test_the_layer_that_was_made_delicate_is_found_dearest(whisper, tmp_path):
+def test_the_most_sensitive_layer_is_first(whisper, tmp_path):
     folder, subject, _, examples = whisper
     model = subject.load(folder)
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_a_larger_budget_is_kept_and_brings_the_model_nearer(whisper):
         mixture(subject, model, layers, examples, 0)
 
 
-def test_the_most_that_may_be_lost_is_not_exceeded(whisper, tmp_path):
+def test_the_maximum_drop_is_not_exceeded(whisper, tmp_path):
     folder, subject, model, examples = whisper
     layers = roundable(model, policy_for(folder).parts[0])
     found = mixture(subject, model, layers, examples, 0, max_drop=0.03)

@@ -1,4 +1,4 @@
-"""The report holds what was measured, and its verdict follows from its thresholds."""
+"""The report holds the measurements, and its verdict follows from its thresholds."""
 
 import contextlib
 import io
@@ -24,12 +24,12 @@ from vivavoce.quant.voices import TextSpan, code_agreement, voice_of
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory):
-    """A model, what two methods came to, the folder of their reports, and what was printed."""
-    root, said = tmp_path_factory.mktemp("every"), io.StringIO()
+    """A model, the figures of two methods, the folder of their reports, and the printed text."""
+    root, printed = tmp_path_factory.mktemp("every"), io.StringIO()
     source = write("cosyvoice", root / "source")
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(printed):
         found = tabulate(str(source), root / "out", ["int8-static", "qat"], QuantizeOptions(items=2))
-    return source, found, root / "out", said.getvalue()
+    return source, found, root / "out", printed.getvalue()
 
 
 def test_a_report_is_written_whole(every, tmp_path):
@@ -70,14 +70,14 @@ def test_the_layer_with_outliers_is_found_and_each_observer_judged_there():
     assert found.worst["minmax"] < found.worst["percentile"]  # whose range cuts the outlier off
 
 
-def test_fine_tuning_says_whether_it_won_back_half():
-    told = {"steps": 9, "lessons": 4, "held_out": 2, "agreement_before": 0.9, "agreement_after": 0.95}
-    half = " ".join(training_lines(told | {"divergence_before": 0.02, "divergence_after": 0.01}))
-    less = " ".join(training_lines(told | {"divergence_before": 0.02, "divergence_after": 0.015}))
+def test_fine_tuning_reports_whether_it_recovered_half():
+    training = {"steps": 9, "lessons": 4, "held_out": 2, "agreement_before": 0.9, "agreement_after": 0.95}
+    half = " ".join(training_lines(training | {"divergence_before": 0.02, "divergence_after": 0.01}))
+    less = " ".join(training_lines(training | {"divergence_before": 0.02, "divergence_after": 0.015}))
     assert "50 %" in half and "at least half" in half and "25 %" in less and "less than half" in less
 
 
-def test_sounds_of_both_versions_are_of_the_same_places(tmp_path):
+def test_aligned_sounds_of_both_versions_have_the_same_positions(tmp_path):
     source, out = write("moss_speech", tmp_path), tmp_path / "out"
     quantise_folder(source, out, METHODS["fp16"], policy_for(source))
     subject = SUBJECTS["moss_speech"]
@@ -109,8 +109,13 @@ def test_the_verdict_names_every_threshold_that_fails():
         logits={"agreement": 0.9},
         alone={"float": {"wer": 0.1, "right": 0.8}, "quantised": {"wer": 0.2, "right": 0.7}},
     )
-    said = verdict(worse)
-    assert said.startswith("not as good") and "likeliest id" in said and "word errors" in said and "right" in said
+    printed = verdict(worse)
+    assert (
+        printed.startswith("not as good")
+        and "likeliest id" in printed
+        and "word errors" in printed
+        and "right" in printed
+    )
 
 
 def test_the_plan_counts_the_published_model_as_it_is():
@@ -148,13 +153,13 @@ def test_the_command_converts_verifies_and_plans(tmp_path):
 
 
 def test_every_method_has_a_row_in_one_table(every):
-    _, found, out, said = every
+    _, found, out, printed = every
     table = (out / "table.md").read_text()
     assert list(found) == ["int8-static"] and found["int8-static"]["verdict"].partition(";")[0] in table
-    assert "| qat | refused: qat is not for cosyvoice models" in table and table.strip() in said
+    assert "| qat | refused: qat is not for cosyvoice models" in table and table.strip() in printed
 
 
-def test_what_a_person_would_notice_is_told_beside_float(tmp_path):
+def test_losses_are_reported_beside_float(tmp_path):
     (loss,) = losses("mini-asr", ["fp16"], effort=Effort(items=1))
     assert loss.of == len(project_set().items[0].text.split())
     assert (loss.lost, loss.alone, loss.visqol, loss.verdict) == (TextSpan(0.0, 0.0, 0.0), None, None, "yes")
