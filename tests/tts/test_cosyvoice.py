@@ -219,7 +219,7 @@ class TestConversion:
         assert len(heard(tts.convert(a_recording(31.0), "bob"))) == pytest.approx(31 * RATE, abs=RATE // 10)
 
     def test_conversion_takes_no_instructions(self, tts):
-        with pytest.raises(InputError, match="keeps its own way"):
+        with pytest.raises(InputError, match="keeps its speaking style"):
             tts.convert(a_recording(2.0), "ann", DirectedStyle(style="happy"))
 
 
@@ -266,10 +266,10 @@ class TestVoices:
             raise AssertionError("the recording was heard again")
 
         again = References(tts.voices, deaf, "cosyvoice3").by_name("ann")
-        assert (again.mark, again.transcript) == (derived.mark, "hello world hello there.")
+        assert (again.digest, again.transcript) == (derived.digest, "hello world hello there.")
         for name in ("codes", "mel", "speaker"):
             assert torch.equal(getattr(again.prompt, name), getattr(derived.prompt, name))
-        assert tts.references.from_recording(a_recording()).prompt is tts.references.heard(a_recording()).prompt
+        assert tts.references.from_recording(a_recording()).prompt is tts.references.from_recording(a_recording()).prompt
 
     @pytest.mark.parametrize("damage", [b"", b"\x00" * 40])
     def test_a_damaged_file_is_made_anew(self, folders, tmp_path, damage):
@@ -287,7 +287,7 @@ class TestVoices:
         first = tts.references.by_name("ann")
         tts.add_voice("ann", a_recording(pitch=300))
         second = tts.references.by_name("ann")
-        assert first.mark != second.mark
+        assert first.digest != second.digest
         assert not torch.equal(first.prompt.mel, second.prompt.mel)
 
     @pytest.mark.parametrize(("codes", "kept"), [(100, 85), (60, 60), (40, 35), (30, 30), (25, 25)])
@@ -300,7 +300,7 @@ class TestVoices:
     def test_the_voice_store_may_be_replaced(self, folders, tts, tmp_path):
         other = CosyVoiceTTS.load(str(folders[3]), "cpu", "float32", tmp_path, SETTINGS)
         other.voices = VoiceStore(None, tts.voices.folder)
-        assert other.references.by_name("ann").mark == tts.references.by_name("ann").mark
+        assert other.references.by_name("ann").digest == tts.references.by_name("ann").digest
 
     def test_a_voice_is_computed_once_and_shared(self, tts):
         reference = tts.references.by_name("ann")
