@@ -269,7 +269,8 @@ class TestVoices:
         assert (again.digest, again.transcript) == (derived.digest, "hello world hello there.")
         for name in ("codes", "mel", "speaker"):
             assert torch.equal(getattr(again.prompt, name), getattr(derived.prompt, name))
-        assert tts.references.from_recording(a_recording()).prompt is tts.references.from_recording(a_recording()).prompt
+        first, second = (tts.references.from_recording(a_recording()) for _ in range(2))
+        assert first.prompt is second.prompt
 
     @pytest.mark.parametrize("damage", [b"", b"\x00" * 40])
     def test_a_damaged_file_is_made_anew(self, folders, tmp_path, damage):
