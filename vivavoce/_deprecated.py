@@ -72,7 +72,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "server.options": ("server.config", {}),
     "serving": ("server.hosting", {"ServingChoices": "ServingOptions"}),
     "serving.choices": ("server.hosting.config", {"ServingChoices": "ServingOptions"}),
-    "serving.hosts": ("server.hosting.conversations", {}),
+    "serving.hosts": ("server.hosting.hosts", {}),
     "speech": ("tts", {"Manner": "SpeakingStyle", "Speaker": "NanoTTS", "KeptVoice": "StoredVoice"}),
     "speech.cleaning": ("tts.text", {}),
     "speech.cosyvoice_speaker": ("tts.cosyvoice", {"CosyVoiceSpeaker": "CosyVoiceTTS"}),

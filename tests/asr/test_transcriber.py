@@ -20,7 +20,7 @@ from vivavoce.models.whisper.transcriber import TranscriptionOptions
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting.config import ServingOptions
-from vivavoce.server.hosting.conversations import load_models
+from vivavoce.server.hosting.hosts import load_models
 
 RATE = 16_000
 

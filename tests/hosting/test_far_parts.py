@@ -82,7 +82,7 @@ async def test_a_cascade_hears_and_speaks_through_servers_that_do_nothing_else(p
 
 
 async def told(transcriber, samples):
-    from vivavoce.server.rest.audio import TranscriptionRequest
+    from vivavoce.server.host import TranscriptionRequest
 
     async for segment in transcriber.transcribe(samples, TranscriptionRequest()):
         yield segment.text

@@ -13,7 +13,7 @@ from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting import load_host
 from vivavoce.server.hosting.config import ModerationOptions, ServingOptions
-from vivavoce.server.hosting.conversations import load_models
+from vivavoce.server.hosting.hosts import load_models
 
 IDLE = dict.fromkeys(("queue_depth", "kv_used_ratio", "audio_requests", "audio_requests_begun"), 0.0)
 

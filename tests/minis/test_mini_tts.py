@@ -14,7 +14,7 @@ from vivavoce.quant.policy import METHODS
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting.config import ServingOptions
-from vivavoce.server.hosting.conversations import load_models
+from vivavoce.server.hosting.hosts import load_models
 from vivavoce.tts import SpeakingStyle
 from vivavoce.tts.interface import open_speech_model
 

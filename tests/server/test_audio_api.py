@@ -14,7 +14,7 @@ from vivavoce.audio.io import Sound, read, write
 from vivavoce.errors import InputError
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.rest.audio import TranscriptionRequest
+from vivavoce.server.host import TranscriptionRequest
 from vivavoce.server.rest.transcripts import WireSegment, WireWord
 
 RATE = 16_000

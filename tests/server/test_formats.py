@@ -23,9 +23,9 @@ from vivavoce.server.realtime.audio_formats import (
     encode,
     wire_format,
 )
-from vivavoce.server.realtime.audio_sinks import CallOutput
 from vivavoce.server.realtime.client_events import decode_client_event, session_params
 from vivavoce.server.realtime.output import OutputPiece
+from vivavoce.server.realtime.webrtc import CallOutput
 from vivavoce.server.wire_error import WireError
 
 LAWS = [(MU_LAW, "pcm_mulaw"), (A_LAW, "pcm_alaw")]

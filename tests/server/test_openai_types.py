@@ -11,11 +11,11 @@ from tests.server.harness import DEADLINE, connected
 from tests.server.openai_types import CLIENT_EVENTS, SERVER_EVENTS, accepted, refused, required
 from tests.server.scripted import tone
 from vivavoce.dialogue import events as dialogue
-from vivavoce.server.realtime.audio_sinks import CallOutput
 from vivavoce.server.realtime.client_events import CLIENT_EVENTS as OURS
 from vivavoce.server.realtime.client_events import decode_client_event
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session import Opening
+from vivavoce.server.realtime.webrtc import CallOutput
 from vivavoce.server.wire_error import WireError
 
 WE_REFUSE = {  # where in an event, and why, although the type accepts it

@@ -9,8 +9,7 @@ import pytest
 
 from tests.server.scripted import ScriptedHost, tone
 from vivavoce.server.metrics import Metrics
-from vivavoce.server.realtime.jitter import Arrivals, Lead
-from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule, Volume
+from vivavoce.server.realtime.output import Arrivals, Lead, OutputPiece, PacedOutput, Schedule, Volume
 
 RATE = 1000
 NEVER = 1e9

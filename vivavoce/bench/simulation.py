@@ -27,7 +27,7 @@ from vivavoce.nn.process_settings import torch_threads
 from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, Task, earliest_deadline
 from vivavoce.s2s.moss_speech import MossSpeechBackend, load_moss_speech
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.hosting.conversations import SpeechHost
+from vivavoce.server.hosting.hosts import SpeechHost
 from vivavoce.server.metrics import Metrics
 from vivavoce.server.realtime.event_log import Cursor
 from vivavoce.server.realtime.session import Opening, RealtimeSession

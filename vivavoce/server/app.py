@@ -17,11 +17,11 @@ from starlette.websockets import WebSocket
 
 from vivavoce.server.auth import Identity, Keys, check_origin, request_key
 from vivavoce.server.config import ServerOptions, is_loopback
-from vivavoce.server.host import Host, ModelCard
+from vivavoce.server.host import FileTranscriber, Host, ModelCard, SpeechMaker
 from vivavoce.server.metrics import Metrics
 from vivavoce.server.realtime.sessions import Sessions
 from vivavoce.server.realtime.websocket import serve_socket
-from vivavoce.server.rest.audio import FileTranscriber, SpeechApi, SpeechMaker, TranscriptionApi, VoicesApi
+from vivavoce.server.rest.audio import SpeechApi, TranscriptionApi, VoicesApi
 from vivavoce.server.rest.calls import CallsApi
 from vivavoce.server.rest.http import (
     BodyTimeout,

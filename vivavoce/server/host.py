@@ -1,10 +1,12 @@
 """The interface between the server and the models it serves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from vivavoce.dialogue.events import Conversation, ConversationSettings
+from vivavoce.audio.io import Sound
+from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
+from vivavoce.server.rest.transcripts import WireSegment
 
 STOCK_VOICES = ("alloy", "ash", "ballad", "coral", "echo", "sage", "shimmer", "verse", "marin", "cedar")
 """Names that stock clients send; they stand for the default voice where we have none of that name."""
@@ -48,4 +50,73 @@ class Host(Protocol):
 
     def gauges(self) -> Mapping[str, float]:
         """Current values for /metrics, such as queue_depth and kv_used_ratio."""
+        ...
+
+
+class SpeechMaker(Protocol):
+    """A text-to-speech model behind `/v1/audio/speech`."""
+
+    @property
+    def model(self) -> str:
+        """Its name in `/v1/models`."""
+        ...
+
+    @property
+    def rate(self) -> int:
+        """Sample rate of its audio."""
+        ...
+
+    @property
+    def voices(self) -> Sequence[str]:
+        """Names of its voices, the default first."""
+        ...
+
+    def speak(self, words: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
+        """The audio, chunk by chunk as it is generated; closing the iterator cancels the generation."""
+        ...
+
+
+@runtime_checkable
+class VoiceRegistry(Protocol):
+    """Stores voices made of recordings."""
+
+    def add_voice(self, name: str, sound: Sound, consent: str, text: str) -> None:
+        """Store a voice; `text` is the transcript of the recording, where it is known."""
+        ...
+
+    def remove_voice(self, name: str) -> None:
+        """Remove a stored voice."""
+        ...
+
+
+@dataclass(frozen=True)
+class TranscriptionRequest:
+    """How a recording is to be transcribed."""
+
+    language: str | None = None
+    """None: detected by the model."""
+    prompt: str = ""
+    keywords: tuple[str, ...] = ()
+    temperature: float = 0.0
+    with_words: bool = False
+    """Whether words get timestamps."""
+    translates: bool = False
+    """Into English."""
+
+
+class FileTranscriber(Protocol):
+    """A recogniser behind `/v1/audio/transcriptions`."""
+
+    @property
+    def model(self) -> str:
+        """Its name in `/v1/models`."""
+        ...
+
+    @property
+    def rate(self) -> int:
+        """Sample rate of the audio it takes."""
+        ...
+
+    def transcribe(self, samples: Samples, request: TranscriptionRequest) -> AsyncIterator[WireSegment]:
+        """The transcript, segment by segment; times in seconds."""
         ...

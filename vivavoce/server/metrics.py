@@ -13,8 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from prometheus_client.core import GaugeMetricFamily
 
 from vivavoce.server.host import Host
-from vivavoce.server.realtime.jitter import Arrivals
-from vivavoce.server.realtime.output import Schedule
+from vivavoce.server.realtime.output import Arrivals, Schedule
 
 try:  # tracing is optional and belongs to no extra
     from opentelemetry import trace

@@ -16,9 +16,8 @@ from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.s2s.remote_codec import RemoteCodec
 from vivavoce.server.app import build_app, uvicorn_config
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.hosting.audio import AudioHost
 from vivavoce.server.hosting.config import ServingOptions, read_serving_options
-from vivavoce.server.hosting.conversations import SpeechHost, load_models
+from vivavoce.server.hosting.hosts import AudioHost, SpeechHost, load_models
 
 __all__ = [
     "ServingOptions",

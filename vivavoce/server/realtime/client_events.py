@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import UNSET, Meta, Struct, inspect
 
-from vivavoce.server.realtime.item_types import ConversationItem, ItemId, Milliseconds, ResponseParams
+from vivavoce.server.realtime.items import ConversationItem, ItemId, Milliseconds, ResponseParams
 from vivavoce.server.realtime.session_types import Maybe, SessionParams
 from vivavoce.server.wire_error import WireError
 

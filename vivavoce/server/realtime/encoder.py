@@ -12,10 +12,9 @@ from vivavoce.errors import InputError, VivaError
 from vivavoce.log import log_failure
 from vivavoce.server.metrics import Metrics, TraceSpan, TurnClock, new_span
 from vivavoce.server.realtime import server_events as events
-from vivavoce.server.realtime.audio_sinks import AudioSink
 from vivavoce.server.realtime.items import wire_item
 from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule
-from vivavoce.server.realtime.response import ResponseEncoder
+from vivavoce.server.realtime.response import AudioSink, ResponseEncoder
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session_types import RealtimeSessionObject, ServerVad, SessionObject
 

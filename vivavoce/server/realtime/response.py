@@ -1,6 +1,8 @@
 """One response as the protocol sends it: every event from `response.created` to the one `response.done`."""
 
+import struct
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from msgspec import UNSET
@@ -8,7 +10,9 @@ from msgspec import UNSET
 from vivavoce.dialogue import events as dialogue
 from vivavoce.dialogue.events import EndReason, Item, ReplyItemStarted
 from vivavoce.server.realtime import server_events as events
-from vivavoce.server.realtime.item_types import (
+from vivavoce.server.realtime.audio_formats import FormatWriter, OpusWriter, SoundWriter
+from vivavoce.server.realtime.event_log import EventLog
+from vivavoce.server.realtime.items import (
     CachedTokenDetails,
     ConversationItem,
     ErrorDetail,
@@ -19,11 +23,16 @@ from vivavoce.server.realtime.item_types import (
     ResponseUsage,
     StatusDetails,
     TokenDetails,
+    wire_item,
 )
-from vivavoce.server.realtime.items import wire_item
+from vivavoce.server.realtime.output import OutputPiece
 from vivavoce.server.realtime.server_events import ServerEvent
-from vivavoce.server.realtime.session_config import voice_name
-from vivavoce.server.realtime.session_types import Modality, RealtimeSessionObject
+from vivavoce.server.realtime.session_config import output_format, voice_name
+from vivavoce.server.realtime.session_types import Binary, Modality, RealtimeSessionObject
+
+AUDIO_FRAME = 1
+FRAME_HEADER = struct.Struct("<BBHI")
+"""Kind (1: audio), version (0), output index, milliseconds into the item; then a u32 event number, and the audio."""
 
 STATUS: dict[EndReason, str] = {
     "completed": "completed",
@@ -217,3 +226,68 @@ def _words(item: Item) -> str:
         return ""
     parts = item.content.parts
     return "".join((part.transcript or "") if isinstance(part, dialogue.AudioPart) else part.text for part in parts)
+
+
+# Audio
+
+
+class AudioSink(Protocol):
+    """Takes the audio of responses when it is to go out."""
+
+    def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
+        """Send a piece now."""
+        ...
+
+    def clear(self) -> None:
+        """Drop what was not played."""
+        ...
+
+
+@dataclass
+class ItemAudioStream:
+    """The encoder of one item's audio."""
+
+    writer: SoundWriter
+    seconds: float = 0.0
+
+
+@dataclass
+class WebSocketOutput:
+    """Audio into the event log. Binary frames are only for replies of the conversation, one at a time."""
+
+    log: EventLog
+    rate: int
+    binary: Binary | None = None
+    _streams: dict[str, ItemAudioStream] = field(default_factory=dict)
+
+    def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
+        """Encode a piece and log it."""
+        stream = self._streams.get(piece.item)
+        if stream is None:
+            stream = self._streams[piece.item] = ItemAudioStream(self._writer(reply))
+        packets = stream.writer.write(piece.samples) if len(piece.samples) else []
+        if piece.is_end:
+            packets += stream.writer.flush()
+            del self._streams[piece.item]
+        for packet in packets:
+            self._send(reply, piece, packet, round(stream.seconds * 1000))
+        stream.seconds += len(piece.samples) / self.rate
+
+    def clear(self) -> None:
+        """What waits in the writers is dropped."""
+        self._streams.clear()
+
+    def _writer(self, reply: ResponseEncoder) -> SoundWriter:
+        if self._is_binary(reply) and self.binary == "opus":
+            return OpusWriter(self.rate)
+        return FormatWriter(self.rate, output_format(reply.session))
+
+    def _is_binary(self, reply: ResponseEncoder) -> bool:
+        return self.binary is not None and not reply.is_out_of_band
+
+    def _send(self, reply: ResponseEncoder, piece: OutputPiece, data: bytes, start_ms: int) -> None:
+        if not self._is_binary(reply):
+            self.log.append(reply.audio(piece.item, data), is_sound=True)
+            return
+        header = FRAME_HEADER.pack(AUDIO_FRAME, 0, reply.open[piece.item].output_index, start_ms)
+        self.log.append_frame(header, data)

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from vivavoce.server.realtime.item_types import ConversationItem, ErrorDetail, Response
+from vivavoce.server.realtime.items import ConversationItem, ErrorDetail, Response
 from vivavoce.server.realtime.session_types import SessionObject
 from vivavoce.server.wire_error import WireError
 

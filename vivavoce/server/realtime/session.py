@@ -17,13 +17,12 @@ from vivavoce.server.config import ServerOptions
 from vivavoce.server.host import Host
 from vivavoce.server.metrics import Metrics, TurnClock
 from vivavoce.server.realtime import server_events as events
-from vivavoce.server.realtime.audio_input import AudioInputStream
-from vivavoce.server.realtime.audio_sinks import AudioSink, WebSocketOutput
 from vivavoce.server.realtime.client_events import AnyClientEvent, InputAudioBufferAppend, decode_client_event
 from vivavoce.server.realtime.encoder import EventEncoder
 from vivavoce.server.realtime.event_log import Cursor, EventLog
-from vivavoce.server.realtime.handlers import ClientEventHandlers
-from vivavoce.server.realtime.jitter import Lead
+from vivavoce.server.realtime.handlers import AudioInputStream, ClientEventHandlers
+from vivavoce.server.realtime.output import Lead
+from vivavoce.server.realtime.response import AudioSink, WebSocketOutput
 from vivavoce.server.realtime.session_config import Configuration, given
 from vivavoce.server.realtime.session_types import Binary, SessionObject, SessionParams, SessionType, VivaSession
 from vivavoce.server.wire_error import WireError

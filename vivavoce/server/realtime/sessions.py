@@ -14,7 +14,7 @@ from vivavoce.errors import CapacityError
 from vivavoce.server.config import OpenRate, ServerOptions
 from vivavoce.server.host import Host
 from vivavoce.server.metrics import Metrics
-from vivavoce.server.realtime.audio_sinks import AudioSink
+from vivavoce.server.realtime.response import AudioSink
 from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.wire_error import WireError
 

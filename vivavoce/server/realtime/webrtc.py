@@ -3,16 +3,21 @@
 import asyncio
 import contextlib
 import logging
+from fractions import Fraction
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from vivavoce.audio.io import float_to_pcm16
+from vivavoce.dialogue.events import Samples
 from vivavoce.errors import MissingDependencyError
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime.audio_formats import mono, resampler
-from vivavoce.server.realtime.audio_sinks import CallOutput, new_track
 from vivavoce.server.realtime.event_log import Cursor
-from vivavoce.server.realtime.item_types import InputAudio, MessageItem, OutputAudio
+from vivavoce.server.realtime.items import InputAudio, MessageItem, OutputAudio
+from vivavoce.server.realtime.output import OutputPiece
+from vivavoce.server.realtime.response import ResponseEncoder
 from vivavoce.server.realtime.server_events import ConversationItemRetrieved, encode
 from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.realtime.sessions import Sessions
@@ -24,6 +29,85 @@ MAX_MESSAGE = 200_000  # what every browser takes on a data channel
 MAX_BUFFERED = 1 << 20
 LOST_SECONDS = 5.0
 OFFER_SECONDS = 10.0
+CALL_RATE = 48_000
+PACKET = CALL_RATE // 50
+FADE = CALL_RATE // 200  # 5 ms at the edges of a gap
+
+
+class CallOutput:
+    """Audio of responses as packets of 20 ms, silence where there is none."""
+
+    def __init__(self) -> None:
+        self._waiting: Samples = np.zeros(0, np.float32)
+        self._is_sounding = False
+        self._is_ending = False
+        self._resampler = resampler(CALL_RATE, CALL_RATE)
+        self._state = self._resampler.initial_state()
+
+    def start(self, rate: int) -> None:
+        """Set the rate of the pieces to come."""
+        self._resampler = resampler(rate, CALL_RATE)
+        self._state = self._resampler.initial_state()
+
+    def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
+        """Queue a piece."""
+        output, self._state = self._resampler.step(self._state, piece.samples[None])
+        pieces = [self._waiting, output[0]]
+        if piece.is_end:
+            pieces.append(self._resampler.flush(self._state)[0])
+            self._state = self._resampler.initial_state()
+        self._waiting = np.concatenate(pieces)
+        self._is_ending = piece.is_end
+
+    def clear(self) -> None:
+        """Drop what waits, but for a short fade."""
+        self._waiting = self._waiting[:FADE]
+        self._is_ending = True
+        self._state = self._resampler.initial_state()
+
+    def packet(self) -> Samples:
+        """The next 20 ms. A piece that is not whole waits for its rest, unless none comes."""
+        if len(self._waiting) < PACKET and not (self._is_ending and len(self._waiting)):
+            self._is_sounding = False
+            return np.zeros(PACKET, np.float32)
+        samples, self._waiting = self._waiting[:PACKET].copy(), self._waiting[PACKET:]
+        ramp = np.linspace(0, 1, min(FADE, len(samples)), dtype=np.float32)
+        if not self._is_sounding:
+            samples[: len(ramp)] *= ramp
+        if self._is_ending and not len(self._waiting):
+            samples[len(samples) - len(ramp) :] *= ramp[::-1]
+        self._is_sounding = True
+        return np.pad(samples, (0, PACKET - len(samples)))
+
+
+def new_track(output: CallOutput) -> Any:
+    """An aiortc track that plays this output."""
+    import av
+    from aiortc.mediastreams import MediaStreamTrack
+
+    class CallTrack(MediaStreamTrack):
+        kind = "audio"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._began: float | None = None
+            self._sent = 0
+
+        async def recv(self) -> Any:
+            """The next packet, at its time; slots missed in a stall are skipped, not sent in a burst."""
+            loop = asyncio.get_running_loop()
+            self._began = loop.time() if self._began is None else self._began
+            wait = self._began + self._sent * PACKET / CALL_RATE - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            else:
+                self._sent += int(-wait * CALL_RATE / PACKET)
+            frame = av.AudioFrame.from_ndarray(float_to_pcm16(output.packet())[None], format="s16", layout="mono")
+            frame.sample_rate, frame.time_base, frame.pts = CALL_RATE, Fraction(1, CALL_RATE), self._sent * PACKET
+            self._sent += 1
+            return frame
+
+    return CallTrack()
 
 
 class WebRtcCall:

@@ -4,12 +4,13 @@ import asyncio
 import io
 import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import av
+import msgspec
 import numpy as np
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
@@ -17,19 +18,10 @@ from vivavoce.audio.io import Sound, float_to_pcm16, read, write
 from vivavoce.dialogue.events import Samples
 from vivavoce.server.auth import Identity
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.host import STOCK_VOICES, Host
+from vivavoce.server.host import STOCK_VOICES, FileTranscriber, Host, SpeechMaker, TranscriptionRequest, VoiceRegistry
 from vivavoce.server.realtime.audio_formats import FormatWriter, SoundWriter, WireFormat, resampler
 from vivavoce.server.realtime.server_events import DurationUsage
 from vivavoce.server.rest.http import json_body, json_response, one_of, read_upload, text, within
-from vivavoce.server.rest.stream_events import (
-    SpeechAudioDelta,
-    SpeechAudioDone,
-    SpeechUsage,
-    TranscriptTextDelta,
-    TranscriptTextDone,
-    TranscriptTextSegment,
-    sse,
-)
 from vivavoce.server.rest.transcripts import FORMATS, WireSegment, render, whole_text
 from vivavoce.server.wire_error import WireError
 
@@ -51,75 +43,6 @@ ENCODED = {  # FFmpeg's container and codec, and the sample rate it is given
     "aac": ("adts", "aac", 24_000),
 }
 UNKNOWN_SIZE = 0xFFFF_FFFF  # the size field of a WAV whose length is not known yet
-
-
-class SpeechMaker(Protocol):
-    """A text-to-speech model behind `/v1/audio/speech`."""
-
-    @property
-    def model(self) -> str:
-        """Its name in `/v1/models`."""
-        ...
-
-    @property
-    def rate(self) -> int:
-        """Sample rate of its audio."""
-        ...
-
-    @property
-    def voices(self) -> Sequence[str]:
-        """Names of its voices, the default first."""
-        ...
-
-    def speak(self, words: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
-        """The audio, chunk by chunk as it is generated; closing the iterator cancels the generation."""
-        ...
-
-
-@runtime_checkable
-class VoiceRegistry(Protocol):
-    """Stores voices made of recordings."""
-
-    def add_voice(self, name: str, sound: Sound, consent: str, text: str) -> None:
-        """Store a voice; `text` is the transcript of the recording, where it is known."""
-        ...
-
-    def remove_voice(self, name: str) -> None:
-        """Remove a stored voice."""
-        ...
-
-
-@dataclass(frozen=True)
-class TranscriptionRequest:
-    """How a recording is to be transcribed."""
-
-    language: str | None = None
-    """None: detected by the model."""
-    prompt: str = ""
-    keywords: tuple[str, ...] = ()
-    temperature: float = 0.0
-    with_words: bool = False
-    """Whether words get timestamps."""
-    translates: bool = False
-    """Into English."""
-
-
-class FileTranscriber(Protocol):
-    """A recogniser behind `/v1/audio/transcriptions`."""
-
-    @property
-    def model(self) -> str:
-        """Its name in `/v1/models`."""
-        ...
-
-    @property
-    def rate(self) -> int:
-        """Sample rate of the audio it takes."""
-        ...
-
-    def transcribe(self, samples: Samples, request: TranscriptionRequest) -> AsyncIterator[WireSegment]:
-        """The transcript, segment by segment; times in seconds."""
-        ...
 
 
 class SpeechApi:
@@ -269,6 +192,45 @@ def _transcription_request(
 
 
 # Server-sent events
+
+
+class StreamEvent(Struct, tag_field="type"):
+    pass
+
+
+class SpeechUsage(Struct):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class SpeechAudioDelta(StreamEvent, tag="speech.audio.delta"):
+    audio: bytes
+
+
+class SpeechAudioDone(StreamEvent, tag="speech.audio.done"):
+    usage: SpeechUsage
+
+
+class TranscriptTextDelta(StreamEvent, tag="transcript.text.delta"):
+    delta: str
+
+
+class TranscriptTextSegment(StreamEvent, tag="transcript.text.segment"):
+    id: str
+    start: float
+    end: float
+    speaker: str
+    text: str
+
+
+class TranscriptTextDone(StreamEvent, tag="transcript.text.done"):
+    text: str
+    usage: DurationUsage
+
+
+def sse(event: StreamEvent) -> bytes:
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"
 
 
 async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
