@@ -6,7 +6,7 @@ import pytest
 
 from tests.server.harness import connected
 from vivavoce.server.realtime.client_events import MAX_EVENT_ID, decode_client_event
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 
 def refusal(message: str) -> WireError:

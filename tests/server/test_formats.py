@@ -23,10 +23,11 @@ from vivavoce.server.realtime.audio_formats import (
     encode,
     wire_format,
 )
-from vivavoce.server.realtime.client_events import decode_client_event, session_params
+from vivavoce.server.realtime.client_events import decode_client_event, decode_object
 from vivavoce.server.realtime.output import OutputPiece
+from vivavoce.server.realtime.session_types import SessionParams
 from vivavoce.server.realtime.webrtc import CallOutput
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 LAWS = [(MU_LAW, "pcm_mulaw"), (A_LAW, "pcm_alaw")]
 EVERY_CODE = bytes(range(256))
@@ -101,7 +102,7 @@ def test_half_a_sample_is_refused():
 @pytest.mark.parametrize("value", [{"type": "audio/pcm", "rate": 12345}, {"type": "mp3"}, "pcm99", 7, []])
 def test_unknown_formats_are_refused(value):
     with pytest.raises(WireError):
-        session_params({"audio": {"output": {"format": value}}})
+        decode_object(json.dumps({"audio": {"output": {"format": value}}}), SessionParams)
 
 
 def test_formats_in_the_words_of_the_beta_protocol():

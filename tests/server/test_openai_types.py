@@ -16,7 +16,7 @@ from vivavoce.server.realtime.client_events import decode_client_event
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session import Opening
 from vivavoce.server.realtime.webrtc import CallOutput
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 WE_REFUSE = {  # where in an event, and why, although the type accepts it
     r"tools\[\]<(Mcp|RealtimeResponseCreateMcpTool)>": "MCP tools are not run yet",

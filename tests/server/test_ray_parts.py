@@ -6,14 +6,17 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from vivavoce.dialogue.events import ConversationSettings
 from vivavoce.errors import CapacityError, InputError, MissingDependencyError
 from vivavoce.server.cluster.options import FleetOptions, SessionPolicy
 from vivavoce.server.cluster.registry import PENDING_SECONDS, STALE_SECONDS, Placement, ReplicaRegistry, ReplicaReport
 from vivavoce.server.cluster.replica import ReplicaMetrics, import_object
 from vivavoce.server.cluster.session_mirror import SessionMirror
 from vivavoce.server.hosting import ServingOptions, serve_fleet
+from vivavoce.server.realtime.session_config import default_session
 
 CONFIG = Path(__file__).parents[2] / "docs" / "ray.yaml"
 
@@ -173,11 +176,9 @@ def test_the_config_of_the_docs_is_a_fleet():
     assert fleet.pools["speech"].max_replicas >= fleet.pools["speech"].min_replicas
 
 
-FORMAT = {"type": "audio/pcm", "rate": 24000}
-SESSION = {
+SESSION = msgspec.to_builtins(default_session(ConversationSettings(), "mini-speech")) | {
     "id": "sess_" + "a" * 24,
     "viva": {"resume_token": "token"},
-    "audio": {"input": {"format": FORMAT}, "output": {"format": FORMAT}},
 }
 
 
@@ -233,10 +234,12 @@ def test_what_a_client_asked_for_is_not_swallowed(mirror):
 def test_an_item_that_went_before_its_sound_came_is_not_waited_for(mirror):
     done = tell(mirror, "conversation.item.done", item=spoken("item_0", None, None), previous_item_id=None)
     assert not mirror.is_quiet
-    error = {"type": "invalid_request_error", "event_id": json.loads(done.to_replica[0])["event_id"]}
+    error = {"type": "invalid_request_error", "message": "gone", "event_id": json.loads(done.to_replica[0])["event_id"]}
     assert tell(mirror, "error", error=error).to_client is None
     assert mirror.is_quiet
-    assert tell(mirror, "error", error={"event_id": None}).to_client is not None
+    assert (
+        tell(mirror, "error", error={"type": "server_error", "message": "late", "event_id": None}).to_client is not None
+    )
 
 
 def test_only_sound_since_the_last_turn_is_said_again(mirror):

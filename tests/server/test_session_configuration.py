@@ -1,16 +1,22 @@
 """The session object: defaults told in full, changes merged, old words understood, wrong ones refused."""
 
+import json
+
 import msgspec
 import pytest
 
 from vivavoce.dialogue.events import ConversationSettings, TurnSettings
-from vivavoce.server.realtime.client_events import session_params
+from vivavoce.server.realtime.client_events import decode_object
 from vivavoce.server.realtime.session_config import conversation_settings, default_session, merged, turn_settings
-from vivavoce.server.realtime.session_types import SemanticVad, TranscriptionSessionObject
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.realtime.session_types import SemanticVad, SessionParams, TranscriptionSessionObject
+from vivavoce.server.wire import WireError
 
 BASE = ConversationSettings(instructions="Be kind.", voice="ada")
 VOICES = ("ada", "ben")
+
+
+def session_params(change: dict) -> SessionParams:
+    return decode_object(json.dumps(change), SessionParams, "session")
 
 
 def changed(*changes, kind="realtime"):
@@ -118,7 +124,6 @@ def test_a_transcription_session_never_replies():
         ({"max_output_tokens": 0}, "session.max_output_tokens"),
         ({"max_output_tokens": True}, "session.max_output_tokens"),
         ({"audio": {"output": {"speed": 9}}}, "session.audio.output.speed"),
-        ({"audio": {"output": {"speed": float("nan")}}}, "session.audio.output.speed"),
         ({"audio": {"output": {"voice": "nobody"}}}, "session.audio.output.voice"),
         ({"audio": {"input": {"format": {"type": "audio/pcm", "rate": 11025}}}}, "session.audio.input.format.rate"),
         ({"audio": {"input": {"turn_detection": {"type": "magic"}}}}, "session.audio.input.turn_detection.type"),
@@ -134,3 +139,9 @@ def test_what_is_wrong_is_named(change, param):
     with pytest.raises(WireError) as refused:
         changed(change)
     assert refused.value.param == param
+
+
+def test_a_number_that_json_does_not_have_is_refused():
+    with pytest.raises(WireError) as refused:
+        changed({"audio": {"output": {"speed": float("nan")}}})
+    assert refused.value.code == "invalid_json"

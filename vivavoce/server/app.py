@@ -27,13 +27,17 @@ from vivavoce.server.rest.http import (
     BodyTimeout,
     Endpoint,
     Handler,
+    StatusBody,
     authenticated,
     error_response,
     http_exception_response,
     json_response,
+    model_object,
+    models_response,
     page_routes,
+    readiness_response,
 )
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
@@ -152,8 +156,8 @@ class RealtimeServer:
             WebSocketRoute("/v1/realtime", self.realtime),
             *(Route(path, self._endpoint(handler), methods=["POST"]) for path, handler in posts.items()),
             Route("/v1/realtime/calls/{call_id}", self._endpoint(calls.hang_up), methods=["DELETE"]),
-            Route("/v1/models", self._endpoint(self.list_models)),
-            Route("/v1/models/{id:path}", self._endpoint(self.get_model)),
+            Route("/v1/models", self._endpoint(self.models)),
+            Route("/v1/models/{id:path}", self._endpoint(self.models)),
             Route("/v1/audio/voices", self._endpoint(voices.list)),
             Route("/v1/audio/voices/{id}", self._endpoint(voices.delete), methods=["DELETE"]),
             Route("/healthz", self.healthy),
@@ -172,26 +176,23 @@ class RealtimeServer:
             return
         await serve_socket(websocket, caller, self.sessions)
 
-    async def list_models(self, request: Request, caller: Identity) -> Response:
-        """`/v1/models`."""
-        return json_response({"object": "list", "data": self._cards()})
-
-    async def get_model(self, request: Request, caller: Identity) -> Response:
-        """`/v1/models/{id}`."""
-        id = request.path_params["id"]
-        found = [card for card in self._cards() if card["id"] == id]
-        if not found:
-            raise WireError(f"there is no model {id!r} here", "model_not_found", "model", 404)
-        return json_response(found[0])
+    async def models(self, request: Request, caller: Identity) -> Response:
+        """`/v1/models` and `/v1/models/{id}`."""
+        others = {"speech": self.speech, "transcription": self.transcriber}
+        models = [
+            *(model_object(card, "realtime") for card in self.host.models),
+            *(model_object(ModelCard(model.model), kind) for kind, model in others.items() if model is not None),
+        ]
+        return models_response(models, request.path_params.get("id"))
 
     async def healthy(self, request: Request) -> Response:
         """Whether the process is alive."""
-        return json_response({"status": "ok"})
+        return json_response(StatusBody("ok"))
 
     async def ready(self, request: Request) -> Response:
         """Whether clients can connect."""
         is_ready = self.host.is_ready and not self.sessions.is_stopping
-        return json_response({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+        return readiness_response(is_ready)
 
     async def metrics_page(self, request: Request, caller: Identity) -> Response:
         """`/metrics`, for Prometheus."""
@@ -204,17 +205,3 @@ class RealtimeServer:
     async def _admit(self, request: Request) -> Identity:
         check_origin(request.headers, self.options)
         return self.keys.admit(request_key(request.headers))
-
-    def _cards(self) -> list[dict[str, Any]]:
-        """The models of `/v1/models`; `viva.kind` is an extension. A model with several uses is listed once."""
-        others = {"speech": self.speech, "transcription": self.transcriber}
-        cards = [
-            *(_wire_card(card, "realtime") for card in self.host.models),
-            *(_wire_card(ModelCard(maker.model), kind) for kind, maker in others.items() if maker is not None),
-        ]
-        return list({card["id"]: card for card in cards}.values())
-
-
-def _wire_card(card: ModelCard, kind: str) -> dict[str, Any]:
-    fields = {"id": card.id, "object": "model", "created": card.created, "owned_by": card.owned_by}
-    return fields | {"viva": {"kind": kind}}

@@ -6,13 +6,12 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 from vivavoce.server.config import ServerOptions, is_loopback
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.realtime.session_types import SessionParams
+from vivavoce.server.wire import WireError
 
-Wire = dict[str, Any]
 BROWSER_KEY = "ek_"
 PROTOCOL_KEY = "openai-insecure-api-key."  # a browser cannot set headers on a socket and sends its key like this
 MAX_BROWSER_KEYS = 10_000
@@ -22,7 +21,7 @@ MAX_BROWSER_KEYS = 10_000
 class Identity:
     """An authenticated caller."""
 
-    session: Wire | None = None
+    session: SessionParams | None = None
     """The session a browser key is bound to."""
     is_browser: bool = False
 
@@ -31,7 +30,7 @@ class Identity:
 class BrowserKey:
     """A short-lived key for a browser."""
 
-    session: Wire
+    session: SessionParams
     expires_at: float
 
 
@@ -59,7 +58,7 @@ class Keys:
             raise WireError(f"{problem}; send it as Authorization: Bearer", "invalid_api_key", status=401)
         return Identity()
 
-    def mint(self, session: Wire, seconds: float | None) -> tuple[str, int]:
+    def mint(self, session: SessionParams, seconds: float | None) -> tuple[str, int]:
         """A new browser key for a session, and when it expires."""
         now = time.time()
         self._browser_keys = {digest: key for digest, key in self._browser_keys.items() if key.expires_at > now}

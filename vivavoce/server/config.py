@@ -64,9 +64,9 @@ def accept_former_names(options: type[Table]) -> type[Table]:
     return options
 
 
-def with_present_names(options: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def with_present_names(options: type, given: Mapping[str, object], where: str) -> dict[str, object]:
     """A table with former option names replaced by the present ones; each is logged as deprecated."""
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for name, value in given.items():
         present = _present_name(options, name)
         if present != name:
@@ -170,7 +170,7 @@ def is_loopback(host: str) -> bool:
 # Tables of options
 
 
-def read_options(kind: type[Table], given: Mapping[str, Any], where: str) -> Table:
+def read_options(kind: type[Table], given: Mapping[str, object], where: str) -> Table:
     """A dataclass of options with these values; InputError names the first one that it does not take."""
     hints, known = get_type_hints(kind), [each.name for each in fields(kind)]  # type: ignore[arg-type]
     given = with_present_names(kind, given, where)
@@ -180,7 +180,7 @@ def read_options(kind: type[Table], given: Mapping[str, Any], where: str) -> Tab
     return kind(**{name: _value(hints[name], value, f"{where}: {name}") for name, value in given.items()})
 
 
-def _value(kind: Any, value: Any, where: str) -> Any:
+def _value(kind: Any, value: object, where: str) -> object:
     if is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, Mapping):
             raise InputError(f"{where} is a table of names and values, not {value!r}")
@@ -199,7 +199,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     return _scalar(origin or kind, value, where)
 
 
-def _scalar(kind: type, value: Any, where: str) -> Any:
+def _scalar(kind: type, value: object, where: str) -> object:
     """A text, number, flag, path or plain mapping; an integer is accepted for a float."""
     if kind is Path and isinstance(value, str | Path):
         return Path(value)

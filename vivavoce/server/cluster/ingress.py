@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import hmac
-import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +23,13 @@ from vivavoce.server.cluster.router import RESUME_LATER, HeldPlacement, ReplicaR
 from vivavoce.server.cluster.session_mirror import MirroredEvents, SessionMirror
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.metrics import ExceptionCounter
+from vivavoce.server.realtime.server_events import ServerEvent, encode, error_event
 from vivavoce.server.realtime.websocket import BINARY_PROTOCOLS, DELIBERATE, chosen_protocol, close_code, refuse
 from vivavoce.server.rest.http import Handler, error_response, page_routes
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 logger = logging.getLogger(__name__)
 
-Wire = dict[str, Any]
 POLL_SECONDS = 0.25  # how often the ingress looks for draining replicas
 SPARE_SECONDS = 5.0
 RETRY_SECONDS = 0.25
@@ -118,7 +117,7 @@ class Ingress:
         protocols = tuple(
             name for name in offered_protocols(websocket.headers) if name in (*BINARY_PROTOCOLS, "realtime")
         )
-        kind = (caller.session or {}).get("type") or query.get("intent")
+        kind = (caller.session and caller.session.type) or query.get("intent")
         role = "asr" if kind == "transcription" and "asr" in self.options.pools else "speech"
         request = SessionRequest(role, query, protocols, caller.session)
         if "resume_token" in query:
@@ -130,7 +129,9 @@ class Ingress:
         self._held[held.mirror.id] = held
         return held, upstream, [greeting]
 
-    async def _resume(self, query: Wire, request: SessionRequest) -> tuple[HeldPlacement, Upstream, list[str]]:
+    async def _resume(
+        self, query: Mapping[str, str], request: SessionRequest
+    ) -> tuple[HeldPlacement, Upstream, list[str]]:
         """The session of a client that reconnects: at its replica, or restored elsewhere where that is lost."""
         id = query.get("session_id", "")
         held = self._held.get(id) or await self._hold_from_registry(id, request)
@@ -166,7 +167,7 @@ class Ingress:
         return HeldPlacement(original, mirror, replica)
 
     async def _join_call(
-        self, query: Wire, request: SessionRequest, caller: Identity
+        self, query: Mapping[str, str], request: SessionRequest, caller: Identity
     ) -> tuple[HeldPlacement, Upstream, list[str]]:
         found = await self.registry.locate(query["call_id"])
         if found is None or caller.is_browser:
@@ -331,8 +332,7 @@ class SessionProxy:
         logger.warning("session %s: replica %s is lost", self.held.mirror.id, gone.replica)
         await self._router.mark_lost(gone)
         message = "the replica that held this session is lost; the session goes on at another, the reply under way ends"
-        error = WireError(message, "replica_lost", kind="server_error").as_error()
-        await self._send_event({"type": "error", "error": error})
+        await self._send_event(error_event(WireError(message, "replica_lost", kind="server_error")))
         for event in self.held.mirror.fail_active_replies():
             await self._send_event(event)
         self._upstream = await self._restore(gone.replica)
@@ -350,10 +350,10 @@ class SessionProxy:
                     raise WireError(message, "session_lost", None, 503, "server_error") from error
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _send_event(self, event: Wire) -> None:
+    async def _send_event(self, event: ServerEvent) -> None:
         self._own_events += 1
-        numbered = {"type": event["type"], "event_id": f"event_ingress_{self._own_events}"} | event
-        await self._send_to_client(json.dumps(numbered, ensure_ascii=False))
+        event.event_id = f"event_ingress_{self._own_events}"
+        await self._send_to_client(encode(event).decode())
 
     async def _send_to_client(self, message: str | bytes) -> None:
         """Send to the client; where it is gone, the task that reads from it returns the close code."""

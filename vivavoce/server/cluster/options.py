@@ -144,7 +144,7 @@ class SessionPolicy:
     def __init__(self, target: float, late_share: float, min_slack: float) -> None:
         self.target, self.late_share, self.min_slack = target, late_share, min_slack
 
-    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+    def __call__(self, context: Any) -> tuple[int, dict[str, object]]:
         """The number of replicas for the metrics that they report."""
         metrics = context.aggregated_metrics or {}
         sessions = sum((metrics.get("sessions") or {}).values())

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from vivavoce.server.realtime.session_types import SessionParams
+
 STALE_SECONDS = 3.0  # a replica that reported nothing for so long gets no sessions
 PENDING_SECONDS = 5.0  # a reservation that is not used is released
 FORGET_SECONDS = 60.0
@@ -74,7 +76,7 @@ class ReplicaRegistry:
         self._clock, self._requests = clock, 0
         self._members: dict[str, Member] = {}
         self._placements: OrderedDict[str, Placement] = OrderedDict()
-        self._keys: OrderedDict[str, tuple[dict[str, Any], float]] = OrderedDict()
+        self._keys: OrderedDict[str, tuple[SessionParams, float]] = OrderedDict()
 
     def report(self, report: ReplicaReport) -> None:
         """Update a replica; sessions it opened use up its reservations."""
@@ -129,13 +131,13 @@ class ReplicaRegistry:
             return None
         return placement, member.report
 
-    def store_key(self, digest: str, session: dict[str, Any], expires_at: float) -> None:
+    def store_key(self, digest: str, session: SessionParams, expires_at: float) -> None:
         """Bind a browser key, of which only the hash is known, to a session."""
         self._keys[digest] = (session, expires_at)
         if len(self._keys) > MAX_KEYS:
             self._keys.popitem(last=False)
 
-    def session_of_key(self, digest: str) -> dict[str, Any] | None:
+    def session_of_key(self, digest: str) -> SessionParams | None:
         """The session that a browser key is bound to, until the key expires."""
         session, expires_at = self._keys.get(digest, (None, 0.0))
         return session if expires_at > time.time() else None
@@ -195,9 +197,9 @@ class RemoteRegistry:
         found: tuple[Placement, ReplicaReport] | None = await self.handle.call.remote("locate", session)
         return found
 
-    async def store_key(self, digest: str, session: dict[str, Any], expires_at: float) -> None:
+    async def store_key(self, digest: str, session: SessionParams, expires_at: float) -> None:
         await self.handle.call.remote("store_key", digest, session, expires_at)
 
-    async def session_of_key(self, digest: str) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = await self.handle.call.remote("session_of_key", digest)
+    async def session_of_key(self, digest: str) -> SessionParams | None:
+        found: SessionParams | None = await self.handle.call.remote("session_of_key", digest)
         return found

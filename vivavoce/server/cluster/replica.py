@@ -59,10 +59,10 @@ class PoolResolver:
 
 
 async def resolve_pools(
-    model: Mapping[str, Any], registry: RemoteRegistry, http: aiohttp.ClientSession
-) -> dict[str, Any]:
+    model: Mapping[str, object], registry: RemoteRegistry, http: aiohttp.ClientSession
+) -> dict[str, object]:
     """A model's options in which parts of other pools are resolvers, once those pools are ready."""
-    options = dict(model)
+    options: dict[str, object] = dict(model)
     for name in PARTS:
         if options.get(name) == POOL:
             resolver = options[name] = PoolResolver(registry, name)

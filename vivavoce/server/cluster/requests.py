@@ -2,10 +2,12 @@
 
 import hashlib
 from collections.abc import AsyncIterator, Collection, Mapping
-from typing import Any
 
 import aiohttp
+import msgspec
+from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from starlette.datastructures import Address
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -14,11 +16,24 @@ from vivavoce.server.cluster.registry import Placement, RemoteRegistry, ReplicaR
 from vivavoce.server.cluster.router import ReplicaRouter, capacity_error
 from vivavoce.server.config import OpenRate, ServerOptions
 from vivavoce.server.metrics import ExceptionCounter
+from vivavoce.server.realtime.session_types import SessionParams, SessionType
 from vivavoce.server.realtime.sessions import RETRY_AFTER_SECONDS
-from vivavoce.server.rest.http import Endpoint, Handler, authenticated, json_object, json_response, read_body
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.rest.calls import ClientSecret, ClientSecretRequest
+from vivavoce.server.rest.http import (
+    Endpoint,
+    Handler,
+    ModelList,
+    ModelObject,
+    StatusBody,
+    authenticated,
+    decode_body,
+    json_response,
+    models_response,
+    read_body,
+    readiness_response,
+)
+from vivavoce.server.wire import WireError
 
-Wire = dict[str, Any]
 HOP_BY_HOP = {"connection", "content-length", "date", "host", "keep-alive", "server", "transfer-encoding", "upgrade"}
 POOL_OF_PATH = {
     "/v1/audio/transcriptions": "asr",
@@ -42,7 +57,7 @@ class AdmissionGate:
         self._options, self._registry = options, registry
         self._keys, self._rate = Keys(options), OpenRate(options.opens_per_minute)
 
-    async def admit(self, headers: Any) -> Identity:
+    async def admit(self, headers: Mapping[str, str]) -> Identity:
         """The caller with these headers; WireError 401 or 403 where it is not admitted."""
         check_origin(headers, self._options)
         key = request_key(headers)
@@ -53,7 +68,7 @@ class AdmissionGate:
             raise WireError("this browser key is unknown or has expired", "invalid_api_key", status=401)
         return Identity(session, is_browser=True)
 
-    def check_rate(self, client: Any) -> None:
+    def check_rate(self, client: Address | None) -> None:
         """WireError 429 for an address that opens too many sessions."""
         address = client.host if client else "unknown"
         if not self._rate.admits(address):
@@ -113,14 +128,12 @@ class RequestForwarder:
         if caller.is_browser:
             raise WireError("a browser key cannot make others; use an API key", "invalid_api_key", status=403)
         data = await read_body(request)
-        params = json_object(data.decode("utf8", "replace")) if data.strip() else {}
         response = await self._forward(request, await self._pick(self._main_pool), data=data)
         if response.status_code == 200:
-            body = json_object(bytes(response.body).decode())
-            secret, session = body.get("client_secret") or body, body.get("session") or body
-            wanted = params.get("session") or {name: each for name, each in params.items() if name != "client_secret"}
-            bound = wanted | {"type": session["type"], "model": session.get("model")}
-            await self._registry.store_key(digest(secret["value"]), bound, float(secret["expires_at"]))
+            is_legacy = not request.url.path.endswith("/client_secrets")
+            secret, params, session = _minted_key(data, bytes(response.body), is_legacy)
+            bound = msgspec.structs.replace(params, type=session.type, model=session.model)
+            await self._registry.store_key(digest(secret.value), bound, float(secret.expires_at))
         return response
 
     async def forward_to_one(self, request: Request, caller: Identity) -> Response:
@@ -148,27 +161,21 @@ class RequestForwarder:
 
     async def models(self, request: Request, caller: Identity) -> Response:
         """`/v1/models` of all pools."""
-        cards: dict[str, Wire] = {}
+        models: list[ModelObject] = []
         for role in (role for role in self._pools if role != "codec"):
             replica = await self._pick(role)
             headers = {"Authorization": f"Bearer {replica.key}"}
             async with self._router.http.get(f"{replica.url}/v1/models", headers=headers) as response:
-                cards |= {card["id"]: card for card in (await response.json())["data"]}
-        id = request.path_params.get("id")
-        if id is None:
-            return json_response({"object": "list", "data": list(cards.values())})
-        if id not in cards:
-            raise WireError(f"there is no model {id!r} here", "model_not_found", "model", 404)
-        return json_response(cards[id])
+                models += msgspec.json.decode(await response.read(), type=ModelList).data
+        return models_response(models, request.path_params.get("id"))
 
     async def healthy(self, request: Request) -> Response:
         """Whether this ingress is alive."""
-        return json_response({"status": "ok"})
+        return json_response(StatusBody("ok"))
 
     async def ready(self, request: Request) -> Response:
         """Whether there is a replica for clients."""
-        is_ready = await self._registry.pick(self._main_pool) is not None
-        return json_response({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+        return readiness_response(await self._registry.pick(self._main_pool) is not None)
 
     async def metrics(self, request: Request, caller: Identity) -> Response:
         """The fleet for Prometheus; each replica has metrics of its own at its private port."""
@@ -186,7 +193,11 @@ class RequestForwarder:
         return replica
 
     async def _forward(
-        self, request: Request, replica: ReplicaReport, bound_session: Wire | None = None, data: bytes | None = None
+        self,
+        request: Request,
+        replica: ReplicaReport,
+        bound_session: SessionParams | None = None,
+        data: bytes | None = None,
     ) -> Response:
         """The response of a replica to the request; a stream is streamed."""
         router = self._router
@@ -210,6 +221,35 @@ class RequestForwarder:
         if response.content_length is not None:
             return Response(await response.read(), response.status, passed)
         return StreamingResponse(_chunks(response), response.status, passed)
+
+
+class MintedSession(Struct):
+    """The fields of a minted session that the key is bound to."""
+
+    type: SessionType
+    model: str
+
+
+class MintedResponse(Struct):
+    """A replica's response to a request for a browser key."""
+
+    session: MintedSession
+
+
+class LegacyMintedResponse(Struct):
+    """The same by the beta protocol, where the key is a field of the session."""
+
+    client_secret: ClientSecret
+
+
+def _minted_key(request: bytes, response: bytes, is_legacy: bool) -> tuple[ClientSecret, SessionParams, MintedSession]:
+    """The key that a replica minted, the session parameters of the request, and the session of the response."""
+    if is_legacy:
+        secret = msgspec.json.decode(response, type=LegacyMintedResponse).client_secret
+        return secret, decode_body(request, SessionParams), msgspec.json.decode(response, type=MintedSession)
+    secret = msgspec.json.decode(response, type=ClientSecret)
+    params = decode_body(request, ClientSecretRequest).session or SessionParams()
+    return secret, params, msgspec.json.decode(response, type=MintedResponse).session
 
 
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -1,22 +1,29 @@
 """From an ingress to the replicas: picks a replica for a session, opens its socket, and restores sessions elsewhere."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import aiohttp
+import msgspec
 
 from vivavoce.server.cluster.registry import Placement, RemoteRegistry, ReplicaReport
-from vivavoce.server.cluster.session_mirror import SessionMirror
+from vivavoce.server.cluster.session_mirror import SessionMirror, decode_replica_event
+from vivavoce.server.realtime.server_events import (
+    Error,
+    InputAudioBufferCleared,
+    ServerEvent,
+    SessionCreated,
+    encode,
+)
+from vivavoce.server.realtime.session_types import SessionParams
 from vivavoce.server.realtime.sessions import RETRY_AFTER_SECONDS
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.rest.calls import ClientSecret, ClientSecretRequest
+from vivavoce.server.wire import ErrorBody, ErrorDetail, WireError
 
 logger = logging.getLogger(__name__)
 
-Wire = dict[str, Any]
 HEARTBEAT_SECONDS = 6.0  # a replica whose machine is gone is noticed after one and a half
 ANSWER_SECONDS = 10.0
 TRIES = 3
@@ -30,14 +37,14 @@ class Upstream:
     replica: ReplicaReport
     socket: aiohttp.ClientWebSocketResponse
 
-    async def next_event(self) -> Wire:
-        """The next event, while the session is being opened; ConnectionError where the replica is gone."""
+    async def next_event(self) -> ServerEvent | None:
+        """The next event, None if of no interest here, while the session is opened; ConnectionError if the replica is
+        gone."""
         async with asyncio.timeout(ANSWER_SECONDS):
             while True:
                 message = await self.socket.receive()
                 if message.type.name == "TEXT":
-                    event: Wire = json.loads(message.data)
-                    return event
+                    return decode_replica_event(message.data)
                 if message.type.name != "BINARY":
                     raise ConnectionResetError(f"replica {self.replica.replica} closed")
 
@@ -55,7 +62,7 @@ class SessionRequest:
     role: str
     query: Mapping[str, str]
     protocols: tuple[str, ...] = ()
-    bound_session: Wire | None = None
+    bound_session: SessionParams | None = None
     """The session that the client's browser key is bound to."""
 
 
@@ -86,7 +93,7 @@ class ReplicaRouter:
         """A new session, its socket, and its first event; WireError 503 where all replicas are full."""
         upstream, created = await self._open_at_replica(request, set())
         held = HeldPlacement(request, SessionMirror(self.kept_sound_seconds), upstream.replica)
-        text = json.dumps(created, separators=(",", ":"), ensure_ascii=False)
+        text = encode(created).decode()
         held.mirror.replica_sent(text)
         await self._record(held)
         return held, upstream, text
@@ -99,11 +106,11 @@ class ReplicaRouter:
             await upstream.send(message)
         await upstream.send('{"type":"input_audio_buffer.clear"}')  # its answer says that the history is complete
         event = await upstream.next_event()
-        while event["type"] != "input_audio_buffer.cleared":
+        while not isinstance(event, InputAudioBufferCleared):
             event = await upstream.next_event()
         mirror.attach(created)
         mirror.reset_after_move()
-        mirror.restore_event = event["event_id"]
+        mirror.restore_event = event.event_id
         for pending in mirror.tail:
             await upstream.send(pending)
         held.replica = upstream.replica
@@ -125,7 +132,7 @@ class ReplicaRouter:
         replica: ReplicaReport,
         query: Mapping[str, str],
         protocols: tuple[str, ...] = (),
-        bound_session: Wire | None = None,
+        bound_session: SessionParams | None = None,
     ) -> Upstream:
         """A socket to one replica."""
         key = replica.key if bound_session is None else await self.mint_bound_key(replica, bound_session)
@@ -148,18 +155,18 @@ class ReplicaRouter:
         self.counters["lost"] += 1
         await self.registry.mark_lost(replica.replica)
 
-    async def mint_bound_key(self, replica: ReplicaReport, session: Wire) -> str:
+    async def mint_bound_key(self, replica: ReplicaReport, session: SessionParams) -> str:
         """A browser key of this replica, bound to the same session as the client's key."""
         headers = {"Authorization": f"Bearer {replica.key}"}
         url = f"{replica.url}/v1/realtime/client_secrets"
-        async with self.http.post(url, json={"session": session}, headers=headers) as response:
-            body = await response.json()
+        data = msgspec.json.encode(ClientSecretRequest(session))
+        async with self.http.post(url, data=data, headers=headers) as response:
+            body = await response.read()
         if response.status != 200:
-            error = body["error"]
-            raise WireError(error["message"], error["code"], error.get("param"), response.status)
-        return str(body["value"])
+            raise _wire_error(msgspec.json.decode(body, type=ErrorBody).error, response.status)
+        return msgspec.json.decode(body, type=ClientSecret).value
 
-    async def _open_at_replica(self, request: SessionRequest, avoid: set[str]) -> tuple[Upstream, Wire]:
+    async def _open_at_replica(self, request: SessionRequest, avoid: set[str]) -> tuple[Upstream, SessionCreated]:
         """A session at the least occupied replica, and its first event; full and lost replicas are skipped."""
         refusal: WireError | None = None
         for _ in range(TRIES):
@@ -173,10 +180,11 @@ class ReplicaRouter:
                 logger.warning("replica %s takes no session: %s", replica.replica, type(error).__name__)
                 avoid = avoid | {replica.replica}
                 continue
-            if event["type"] == "session.created":
+            if isinstance(event, SessionCreated):
                 return upstream, event
             await upstream.socket.close()
-            refusal = _wire_error(event)
+            if isinstance(event, Error):
+                refusal = _wire_error(event.error, 503 if event.error.type == "server_error" else 400)
             avoid = avoid | {replica.replica}
         self.counters["refused"] += 1
         raise refusal or capacity_error(await self.registry.replicas(), request.role)
@@ -204,8 +212,5 @@ def capacity_error(replicas: list[ReplicaReport], role: str) -> WireError:
     return WireError(f"{message}; try again in {RETRY_AFTER_SECONDS} s", code, status=503, kind="server_error")
 
 
-def _wire_error(event: Wire) -> WireError:
-    error = event.get("error") or {}
-    is_full = error.get("type") == "server_error"
-    message, code = error.get("message", "the session was refused"), error.get("code", "refused")
-    return WireError(message, code, error.get("param"), 503 if is_full else 400, error.get("type", "server_error"))
+def _wire_error(error: ErrorDetail, status: int) -> WireError:
+    return WireError(error.message, error.code or "refused", error.param or None, status, error.type)

@@ -4,41 +4,93 @@ The ingress passes it every event of both directions. Items with audio are retri
 are complete; a reply in progress is stored as far as it was sent, the user's audio since the last turn as received.
 """
 
-import base64
-import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
+from vivavoce.server.realtime import client_events as client
+from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
-from vivavoce.server.realtime.session_types import AudioFormat
+from vivavoce.server.realtime.items import (
+    ContentPart,
+    ConversationItem,
+    InputAudio,
+    InputText,
+    MessageItem,
+    OutputAudio,
+    OutputText,
+    Response,
+    StatusDetails,
+)
+from vivavoce.server.realtime.server_events import ServerEvent
+from vivavoce.server.realtime.session_config import output_format
+from vivavoce.server.realtime.session_types import SessionObject
+from vivavoce.server.wire import ErrorDetail, WireError
 
-Wire = dict[str, Any]
 EVENT_PREFIX = '{"type":"'  # of every event of our server
 MAX_UPDATES = 256
 TAIL_SECONDS = 20.0
+OPUS_PACKET_MS = 20.0
 AUDIO_DELTA = "response.output_audio.delta"
-RESUMED = "viva.session.resumed"
 OWN_PREFIX = "viva_mirror_"  # of the ids of events that the mirror sends
-ANSWERS = {  # events of the client, and the event that confirms each
-    "conversation.item.create": "conversation.item.added",
-    "conversation.item.truncate": "conversation.item.truncated",
-    "conversation.item.delete": "conversation.item.deleted",
-    "input_audio_buffer.commit": "input_audio_buffer.committed",
-    "response.create": "response.created",
+ANSWERS: dict[type[client.ClientEvent], type[ServerEvent]] = {  # events of the client, and what confirms each
+    client.ConversationItemCreate: events.ConversationItemAdded,
+    client.ConversationItemTruncate: events.ConversationItemTruncated,
+    client.ConversationItemDelete: events.ConversationItemDeleted,
+    client.InputAudioBufferCommit: events.InputAudioBufferCommitted,
+    client.ResponseCreate: events.ResponseCreated,
 }
-AUDIO_TIMES = {"audio_start_ms", "audio_end_ms"}
+ReplicaEvent = (  # the events of a replica that the ingress reads; all others are forwarded unread
+    events.Error
+    | events.SessionCreated
+    | events.SessionUpdated
+    | events.SessionResumed
+    | events.ConversationItemAdded
+    | events.ConversationItemDone
+    | events.ConversationItemRetrieved
+    | events.ConversationItemTruncated
+    | events.ConversationItemDeleted
+    | events.TranscriptionCompleted
+    | events.InputAudioBufferSpeechStarted
+    | events.InputAudioBufferSpeechStopped
+    | events.InputAudioBufferTimeoutTriggered
+    | events.InputAudioBufferCommitted
+    | events.InputAudioBufferCleared
+    | events.ResponseCreated
+    | events.ResponseDone
+    | events.OutputItemAdded
+    | events.OutputItemDone
+    | events.OutputTextDelta
+    | events.OutputAudioTranscriptDelta
+)
+REPLICA_EVENTS = {str(event.__struct_config__.tag) for event in get_args(ReplicaEvent)}
+Requests = tuple[str, ...]
+"""Events for the replica."""
+
+_replica_events = msgspec.json.Decoder(ReplicaEvent)
+_audio_deltas = msgspec.json.Decoder(events.OutputAudioDelta)
+
+
+def decode_replica_event(text: str) -> ServerEvent | None:
+    """An event of a replica; None for those that the ingress does not read."""
+    return _replica_events.decode(text) if _type_of(text) in REPLICA_EVENTS else None
+
+
+def _type_of(text: str) -> str:
+    return text[len(EVENT_PREFIX) : text.find('"', len(EVENT_PREFIX))] if text.startswith(EVENT_PREFIX) else ""
 
 
 @dataclass
 class MirroredReply:
     """A reply in progress."""
 
-    response: Wire
-    items: dict[str, Wire] = field(default_factory=dict)
+    response: Response
+    items: dict[str, ConversationItem] = field(default_factory=dict)
     text: dict[str, str] = field(default_factory=dict)
     audio: dict[str, list[str]] = field(default_factory=dict)
     """The audio events of each item, as they were sent."""
@@ -46,10 +98,10 @@ class MirroredReply:
 
 @dataclass(frozen=True)
 class MirroredEvents:
-    """What to do about an event of the replica."""
+    """What to send because of an event of the replica."""
 
     to_client: str | None
-    to_replica: tuple[str, ...] = ()
+    to_replica: Requests = ()
 
 
 @dataclass
@@ -63,19 +115,19 @@ class SessionMirror:
     replica_token: str = ""
     restore_event: str = ""
     """The last event of the replica that was not forwarded, because it only restored the session."""
-    session: Wire = field(default_factory=dict)
+    session: SessionObject | None = None
     updates: list[str] = field(default_factory=list)
     last_client_event: str | None = None
     is_user_speaking: bool = False
-    _items: dict[str, Wire] = field(default_factory=dict)
+    _items: dict[str, ConversationItem] = field(default_factory=dict)
     _order: list[str] = field(default_factory=list)
     _replies: dict[str, MirroredReply] = field(default_factory=dict)
     _tail: deque[tuple[str | bytes, float]] = field(default_factory=deque)
     _tail_ms: float = 0.0
     _received_ms: float = 0.0
     _offset_ms: int = 0
-    _unanswered: list[tuple[str, str]] = field(default_factory=list)
-    """Kind and text of the client's events that the replica has not confirmed."""
+    _unanswered: list[tuple[type[ServerEvent], str]] = field(default_factory=list)
+    """The client's events that the replica has not confirmed: what would confirm each, and its text."""
     _client_retrievals: Counter[str] = field(default_factory=Counter)
     _own_retrievals: Counter[str] = field(default_factory=Counter)
     """Items that the client, and the mirror, have requested from the replica."""
@@ -94,55 +146,55 @@ class SessionMirror:
             self._record_audio(message, self._binary_ms(message))
             return
         try:
-            event = json.loads(message)
-        except (ValueError, RecursionError):
+            event = client.decode_client_event(message)
+        except WireError:  # the replica answers with the error
             return
-        if not isinstance(event, dict):
-            return
-        kind = event.get("type")
-        self.last_client_event = event.get("event_id") or self.last_client_event
-        if kind == "input_audio_buffer.append" and isinstance(event.get("audio"), str):
-            self._record_audio(message, len(event["audio"]) * 0.75 / _bytes_per_ms(self.input_format))
-        elif kind == "input_audio_buffer.clear":
+        self.last_client_event = event.event_id or self.last_client_event
+        if isinstance(event, client.InputAudioBufferAppend):
+            self._record_audio(message, len(event.audio) / _bytes_per_ms(self.input_format))
+        elif isinstance(event, client.InputAudioBufferClear):
             self._clear_tail()
-        elif kind == "session.update" and len(self.updates) < MAX_UPDATES:
-            self.updates.append(message)
-        elif kind == "conversation.item.retrieve" and isinstance(event.get("item_id"), str):
-            self._client_retrievals[event["item_id"]] += 1
-        elif kind in ANSWERS:
-            self._unanswered.append((kind, message))
+        elif isinstance(event, client.SessionUpdate):
+            if len(self.updates) < MAX_UPDATES:
+                self.updates.append(message)
+        elif isinstance(event, client.ConversationItemRetrieve):
+            self._client_retrievals[event.item_id] += 1
+        elif type(event) in ANSWERS:
+            self._unanswered.append((ANSWERS[type(event)], message))
 
     # Events of the replica
 
     def replica_sent(self, text: str) -> MirroredEvents:
         """Record an event of the replica; what to send to the client, and what to the replica."""
-        kind = text[len(EVENT_PREFIX) : text.find('"', len(EVENT_PREFIX))] if text.startswith(EVENT_PREFIX) else ""
-        if kind == AUDIO_DELTA:
+        if _type_of(text) == AUDIO_DELTA:
             self._record_reply_audio(text)
             return MirroredEvents(text)
-        event = json.loads(text)
-        self._confirm(kind, event)
-        requests = _HANDLERS[kind](self, event) if kind in _HANDLERS else ()
+        event = decode_replica_event(text)
+        if event is None:
+            return MirroredEvents(self._with_client_ids(text))
+        self._confirm(event)
+        requests = _HANDLERS[type(event)](self, event) if type(event) in _HANDLERS else ()
         return MirroredEvents(None) if requests is None else MirroredEvents(self._translate(text, event), requests)
 
-    def _confirm(self, kind: str, event: Wire) -> None:
+    def _confirm(self, event: ServerEvent) -> None:
         """Remove what the event confirms. An error may belong to any event: better none is repeated than one twice."""
-        if kind == "error":
+        if isinstance(event, events.Error):
             self._unanswered.clear()
-        is_reply = kind == "conversation.item.added" and event["item"].get("status") == "in_progress"
-        for index, (sent, _) in enumerate(self._unanswered):
-            if ANSWERS[sent] == kind and not is_reply:
+        if isinstance(event, events.ConversationItemAdded) and event.item.status == "in_progress":
+            return  # an item of a reply
+        for index, (answer, _) in enumerate(self._unanswered):
+            if type(event) is answer:
                 del self._unanswered[index]
                 return
 
-    def _session_created(self, event: Wire) -> tuple[str, ...]:
+    def _session_created(self, event: events.SessionCreated) -> Requests:
         self.attach(event)
         self.id, self.token = self.replica_session, self.replica_token
         return ()
 
-    def _session_updated(self, event: Wire) -> tuple[str, ...]:
-        before, self.session = self.session, event["session"]
-        if before and _formats(before) == _formats(self.session):
+    def _session_updated(self, event: events.SessionUpdated) -> Requests:
+        previous, self.session = self.session, event.session
+        if previous is not None and _formats(previous) == _formats(event.session):
             return ()
         return tuple(request for id in self._drop_audio() for request in self._retrieve(id))
 
@@ -150,99 +202,100 @@ class SessionMirror:
         """Drop stored audio, which is in a format no longer configured; the ids of its items."""
         dropped = []
         for id, item in self._items.items():
-            audio = [part.pop("audio", None) for part in item.get("content", ())]
-            if any(audio):
+            stored = [part for part in _audio_parts(item) if part.audio]
+            for part in stored:
+                part.audio = UNSET
+            if stored:
                 dropped.append(id)
         return dropped
 
-    def _item_added(self, event: Wire) -> tuple[str, ...]:
-        item, previous = event["item"], event.get("previous_item_id")
-        if item["id"] not in self._items:
+    def _item_added(self, event: events.ConversationItemAdded | events.ConversationItemDone) -> Requests:
+        item, previous = event.item, event.previous_item_id
+        id = _id_of(item)
+        if id not in self._items:
             index = 0 if previous is None else len(self._order)
             if previous in self._items:
                 index = self._order.index(previous) + 1
-            self._order.insert(index, item["id"])
-        self._items[item["id"]] = item
+            self._order.insert(index, id)
+        self._items[id] = item
         return ()
 
-    def _item_done(self, event: Wire) -> tuple[str, ...]:
+    def _item_done(self, event: events.ConversationItemDone) -> Requests:
         self._item_added(event)
-        has_audio = any(part["type"].endswith("_audio") for part in event["item"].get("content", ()))
-        return self._retrieve(event["item"]["id"]) if has_audio else ()
+        return self._retrieve(_id_of(event.item)) if _audio_parts(event.item) else ()
 
-    def _item_retrieved(self, event: Wire) -> tuple[str, ...] | None:
+    def _item_retrieved(self, event: events.ConversationItemRetrieved) -> Requests | None:
         """None, so that it is not forwarded, for an item that only the mirror requested."""
-        id = event["item"]["id"]
+        id = _id_of(event.item)
         if id in self._items:
-            self._items[id] = event["item"]
+            self._items[id] = event.item
             self._limit_audio()
         is_own = self._own_retrievals[id] > 0
         _decrement(self._own_retrievals if is_own else self._client_retrievals, id)
         return None if is_own else ()
 
-    def _error(self, event: Wire) -> tuple[str, ...] | None:
+    def _error(self, event: events.Error) -> Requests | None:
         """None, so that it is not forwarded, where an item that the mirror requested was deleted."""
-        request = event["error"].get("event_id") or ""
+        request = event.error.event_id or ""
         if not request.startswith(OWN_PREFIX):
             return ()
         _decrement(self._own_retrievals, request.removeprefix(OWN_PREFIX))
         return None
 
-    def _item_truncated(self, event: Wire) -> tuple[str, ...]:
-        return self._retrieve(event["item_id"]) if event["item_id"] in self._items else ()
+    def _item_truncated(self, event: events.ConversationItemTruncated) -> Requests:
+        return self._retrieve(event.item_id) if event.item_id in self._items else ()
 
-    def _item_deleted(self, event: Wire) -> tuple[str, ...]:
-        if self._items.pop(event["item_id"], None) is not None:
-            self._order.remove(event["item_id"])
+    def _item_deleted(self, event: events.ConversationItemDeleted) -> Requests:
+        if self._items.pop(event.item_id, None) is not None:
+            self._order.remove(event.item_id)
         return ()
 
-    def _transcribed(self, event: Wire) -> tuple[str, ...]:
-        for part in self._items.get(event["item_id"], {}).get("content", ()):
-            if part["type"] == "input_audio":
-                part["transcript"] = event["transcript"]
+    def _transcribed(self, event: events.TranscriptionCompleted) -> Requests:
+        item = self._items.get(event.item_id)
+        for part in [] if item is None else _audio_parts(item):
+            if isinstance(part, InputAudio):
+                part.transcript = event.transcript
         return ()
 
-    def _speech_started(self, event: Wire) -> tuple[str, ...]:
+    def _speech_started(self, event: events.InputAudioBufferSpeechStarted) -> Requests:
         self.is_user_speaking = True
         return ()
 
-    def _committed(self, event: Wire) -> tuple[str, ...]:
+    def _committed(self, event: events.InputAudioBufferCommitted) -> Requests:
         self.is_user_speaking = False
         self._clear_tail()
         return ()
 
-    def _response_created(self, event: Wire) -> tuple[str, ...]:
-        self._replies[event["response"]["id"]] = MirroredReply(event["response"])
+    def _response_created(self, event: events.ResponseCreated) -> Requests:
+        self._replies[event.response.id] = MirroredReply(event.response)
         return ()
 
-    def _output_item_added(self, event: Wire) -> tuple[str, ...]:
-        reply = self._replies.get(event["response_id"])
-        if reply is not None:
-            reply.items[event["item"]["id"]] = event["item"]
+    def _output_item_added(self, event: events.OutputItemAdded) -> Requests:
+        if (reply := self._replies.get(event.response_id)) is not None:
+            reply.items[_id_of(event.item)] = event.item
         return ()
 
-    def _output_item_done(self, event: Wire) -> tuple[str, ...]:
-        reply = self._replies.get(event["response_id"])
-        if reply is not None:
-            reply.items.pop(event["item"]["id"], None)
+    def _output_item_done(self, event: events.OutputItemDone) -> Requests:
+        if (reply := self._replies.get(event.response_id)) is not None:
+            reply.items.pop(_id_of(event.item), None)
         return ()
 
-    def _text_delta(self, event: Wire) -> tuple[str, ...]:
-        reply, item = self._replies.get(event["response_id"]), event["item_id"]
-        if reply is not None:
-            reply.text[item] = reply.text.get(item, "") + event["delta"]
+    def _text_delta(self, event: events.OutputTextDelta | events.OutputAudioTranscriptDelta) -> Requests:
+        if (reply := self._replies.get(event.response_id)) is not None:
+            reply.text[event.item_id] = reply.text.get(event.item_id, "") + event.delta
         return ()
 
-    def _response_done(self, event: Wire) -> tuple[str, ...]:
-        self._replies.pop(event["response"]["id"], None)
+    def _response_done(self, event: events.ResponseDone) -> Requests:
+        self._replies.pop(event.response.id, None)
         return ()
 
     # Restoring the session elsewhere
 
-    def attach(self, created: Wire) -> None:
+    def attach(self, created: events.SessionCreated) -> None:
         """Take over the ids of the replica that sent this `session.created`."""
-        self.session = created["session"]
-        self.replica_session, self.replica_token = self.session["id"], self.session["viva"]["resume_token"]
+        self.session = created.session
+        self.replica_session = created.session.id or ""
+        self.replica_token = (created.session.viva.resume_token if created.session.viva else UNSET) or ""
 
     def reset_after_move(self) -> None:
         """Forget the requests to the last replica, and offset the audio clock, which starts anew at this one."""
@@ -257,7 +310,7 @@ class SessionMirror:
         for id in self._order:
             item = self._creatable(self._items[id])
             if item is not None:
-                yield json.dumps({"type": "conversation.item.create", "item": item})
+                yield msgspec.json.encode(client.ConversationItemCreate(item)).decode()
 
     @property
     def tail(self) -> list[str | bytes]:
@@ -266,69 +319,67 @@ class SessionMirror:
 
     def resumed_event(self) -> str:
         """The first event for a client that reconnects to a session that was restored meanwhile."""
-        event: Wire = {"type": RESUMED, "event_id": self.restore_event, "session": self.session | {"id": self.id}}
-        event |= {"lost_events": 0, "received_audio_ms": round(self._received_ms)}
-        return json.dumps(event | {"last_client_event_id": self.last_client_event})
+        assert self.session is not None
+        event = events.SessionResumed(
+            replace(self.session, id=self.id),
+            lost_events=0,
+            received_audio_ms=round(self._received_ms),
+            last_client_event_id=self.last_client_event,
+            event_id=self.restore_event,
+        )
+        return events.encode(event).decode()
 
-    def fail_active_replies(self) -> list[Wire]:
+    def fail_active_replies(self) -> list[ServerEvent]:
         """End the replies in progress: the events for the client. What was sent of them becomes history."""
-        events: list[Wire] = []
+        ends: list[ServerEvent] = []
         for reply in self._replies.values():
             for id, item in reply.items.items():
-                whole = self._as_sent(reply, id, item)
+                whole = _as_sent(reply, id, item)
                 if id in self._items:
                     self._items[id] = whole
-                shown = whole | {"content": [_without_audio(part) for part in whole.get("content", [])]}
-                events.append({"type": "response.output_item.done", "response_id": reply.response["id"]})
-                events[-1] |= {"output_index": 0, "item": shown}
-            error = {"type": "server_error", "code": "replica_lost", "message": "the reply was lost with its replica"}
-            details = {"type": "failed", "error": error}
-            response = reply.response | {"status": "failed", "status_details": details}
-            events.append({"type": "response.done", "response": response})
+                ends.append(events.OutputItemDone(reply.response.id, 0, _without_audio(whole)))
+            error = ErrorDetail(type="server_error", code="replica_lost", message="the reply was lost with its replica")
+            details = StatusDetails(type="failed", error=error)
+            ends.append(events.ResponseDone(replace(reply.response, status="failed", status_details=details)))
         self._replies.clear()
-        return events
+        return ends
 
     @property
     def input_format(self) -> WireFormat:
         """The format of the client's audio."""
-        return _format(self.session, "input") if self.session else WireFormat()
+        return WireFormat() if self.session is None else wire_format(self.session.audio.input.format)
 
-    def _as_sent(self, reply: MirroredReply, id: str, item: Wire) -> Wire:
-        text, audio = reply.text.get(id, ""), reply.audio.get(id)
-        if item.get("type") != "message":
-            return item | {"status": "incomplete"}
-        if audio is None:
-            return item | {"status": "incomplete", "content": [{"type": "output_text", "text": text}]}
-        data = b"".join(base64.b64decode(json.loads(event)["delta"]) for event in audio)
-        part = {"type": "output_audio", "transcript": text or None, "audio": base64.b64encode(data).decode("ascii")}
-        return item | {"status": "incomplete", "content": [part]}
+    @property
+    def output_format(self) -> WireFormat:
+        """The format of the audio of replies."""
+        return WireFormat() if self.session is None else output_format(self.session)
 
-    def _creatable(self, item: Wire) -> Wire | None:
+    def _creatable(self, item: ConversationItem) -> ConversationItem | None:
         """An item as a client would create it; None where neither its audio nor its text is known."""
-        if item["type"] != "message":
-            return {name: value for name, value in item.items() if name not in ("object", "status")}
-        parts = [part for part in map(self._creatable_part, item["content"]) if part is not None]
-        return {"id": item["id"], "type": "message", "role": item["role"], "content": parts} if parts else None
+        if not isinstance(item, MessageItem):
+            return replace(item, object=UNSET, status=UNSET)
+        parts = [part for part in map(self._creatable_part, item.content) if part is not None]
+        return MessageItem(id=item.id, role=item.role, content=parts) if parts else None
 
-    def _creatable_part(self, part: Wire) -> Wire | None:
-        is_output = part["type"].startswith("output_")
-        if part["type"].endswith("_text"):
-            return part if part["text"] else None
-        is_readable = not is_output or self.input_format == _format(self.session, "output")
-        if part.get("audio") and is_readable:
+    def _creatable_part(self, part: ContentPart) -> ContentPart | None:
+        if isinstance(part, InputText | OutputText):
+            return part if part.text else None
+        is_output = isinstance(part, OutputAudio)
+        if part.audio and (not is_output or self.input_format == self.output_format):
             return part
-        text = part.get("transcript")
-        return {"type": "output_text" if is_output else "input_text", "text": text} if text else None
+        if not part.transcript:
+            return None
+        return OutputText(part.transcript) if is_output else InputText(part.transcript)
 
-    def _retrieve(self, id: str) -> tuple[str, ...]:
+    def _retrieve(self, id: str) -> Requests:
         self._own_retrievals[id] += 1
-        return (json.dumps({"type": "conversation.item.retrieve", "item_id": id, "event_id": OWN_PREFIX + id}),)
+        return (msgspec.json.encode(client.ConversationItemRetrieve(id, event_id=OWN_PREFIX + id)).decode(),)
 
     def _record_reply_audio(self, text: str) -> None:
-        event = json.loads(text)
-        reply = self._replies.get(event["response_id"])
+        event = _audio_deltas.decode(text)
+        reply = self._replies.get(event.response_id)
         if reply is not None:
-            reply.audio.setdefault(event["item_id"], []).append(text)
+            reply.audio.setdefault(event.item_id, []).append(text)
 
     def _record_audio(self, message: str | bytes, milliseconds: float) -> None:
         self._received_ms += milliseconds
@@ -342,46 +393,61 @@ class SessionMirror:
         self._tail_ms = 0.0
 
     def _binary_ms(self, message: bytes) -> float:
-        is_opus = (self.session.get("viva") or {}).get("binary") == "opus"
-        return 20.0 if is_opus else len(message) / _bytes_per_ms(self.input_format)
+        viva = None if self.session is None else self.session.viva or None
+        is_opus = viva is not None and viva.binary == "opus"
+        return OPUS_PACKET_MS if is_opus else len(message) / _bytes_per_ms(self.input_format)
 
     def _limit_audio(self) -> None:
         """Drop audio beyond `kept_sound_seconds`, the oldest first; its text stays."""
-        left = self.kept_sound_seconds * 1000
+        left_ms = self.kept_sound_seconds * 1000
         for id in reversed(self._order):
-            for part in self._items[id].get("content", ()):
-                format = _format(self.session, "output") if part["type"] == "output_audio" else self.input_format
-                left -= len(part.get("audio") or "") * 0.75 / _bytes_per_ms(format)
-                if left < 0:
-                    part.pop("audio", None)
+            for part in _audio_parts(self._items[id]):
+                format = self.output_format if isinstance(part, OutputAudio) else self.input_format
+                left_ms -= len(part.audio or b"") / _bytes_per_ms(format)
+                if left_ms < 0:
+                    part.audio = UNSET
 
-    def _translate(self, text: str, event: Wire) -> str:
+    def _translate(self, text: str, event: ServerEvent) -> str:
         """The event with the ids and the audio clock of the client."""
-        if self._offset_ms and AUDIO_TIMES & event.keys() and event["type"].startswith("input_audio_buffer."):
-            text = json.dumps(event | {name: event[name] + self._offset_ms for name in AUDIO_TIMES & event.keys()})
-        if event["type"] == RESUMED and str(event["last_client_event_id"]).startswith(OWN_PREFIX):
-            text = json.dumps(event | {"last_client_event_id": self.last_client_event})
+        if self._offset_ms:
+            if isinstance(event, events.InputAudioBufferSpeechStarted | events.InputAudioBufferTimeoutTriggered):
+                event.audio_start_ms += self._offset_ms
+            if isinstance(event, events.InputAudioBufferSpeechStopped | events.InputAudioBufferTimeoutTriggered):
+                event.audio_end_ms += self._offset_ms
+            if isinstance(event, _TIMED):
+                text = events.encode(event).decode()
+        if isinstance(event, events.SessionResumed) and str(event.last_client_event_id).startswith(OWN_PREFIX):
+            event.last_client_event_id = self.last_client_event
+            text = events.encode(event).decode()
+        return self._with_client_ids(text)
+
+    def _with_client_ids(self, text: str) -> str:
         return text if self.replica_session == self.id else text.replace(self.replica_session[5:], self.id[5:])
 
 
-_HANDLERS: dict[str, Callable[[SessionMirror, Wire], tuple[str, ...] | None]] = {
-    "session.created": SessionMirror._session_created,
-    "session.updated": SessionMirror._session_updated,
-    "conversation.item.added": SessionMirror._item_added,
-    "conversation.item.done": SessionMirror._item_done,
-    "conversation.item.retrieved": SessionMirror._item_retrieved,
-    "conversation.item.truncated": SessionMirror._item_truncated,
-    "conversation.item.deleted": SessionMirror._item_deleted,
-    "conversation.item.input_audio_transcription.completed": SessionMirror._transcribed,
-    "input_audio_buffer.speech_started": SessionMirror._speech_started,
-    "input_audio_buffer.committed": SessionMirror._committed,
-    "response.created": SessionMirror._response_created,
-    "response.output_item.added": SessionMirror._output_item_added,
-    "response.output_item.done": SessionMirror._output_item_done,
-    "response.output_audio_transcript.delta": SessionMirror._text_delta,
-    "response.output_text.delta": SessionMirror._text_delta,
-    "response.done": SessionMirror._response_done,
-    "error": SessionMirror._error,
+_TIMED = (
+    events.InputAudioBufferSpeechStarted,
+    events.InputAudioBufferSpeechStopped,
+    events.InputAudioBufferTimeoutTriggered,
+)
+_HANDLERS: dict[type[ServerEvent], Callable[[SessionMirror, Any], Requests | None]] = {
+    events.SessionCreated: SessionMirror._session_created,
+    events.SessionUpdated: SessionMirror._session_updated,
+    events.ConversationItemAdded: SessionMirror._item_added,
+    events.ConversationItemDone: SessionMirror._item_done,
+    events.ConversationItemRetrieved: SessionMirror._item_retrieved,
+    events.ConversationItemTruncated: SessionMirror._item_truncated,
+    events.ConversationItemDeleted: SessionMirror._item_deleted,
+    events.TranscriptionCompleted: SessionMirror._transcribed,
+    events.InputAudioBufferSpeechStarted: SessionMirror._speech_started,
+    events.InputAudioBufferCommitted: SessionMirror._committed,
+    events.ResponseCreated: SessionMirror._response_created,
+    events.OutputItemAdded: SessionMirror._output_item_added,
+    events.OutputItemDone: SessionMirror._output_item_done,
+    events.OutputAudioTranscriptDelta: SessionMirror._text_delta,
+    events.OutputTextDelta: SessionMirror._text_delta,
+    events.ResponseDone: SessionMirror._response_done,
+    events.Error: SessionMirror._error,
 }
 
 
@@ -392,18 +458,37 @@ def _decrement(counter: Counter[str], id: str) -> None:
         del counter[id]
 
 
-def _formats(session: Wire) -> tuple[WireFormat, WireFormat]:
-    return _format(session, "input"), _format(session, "output")
-
-
-def _format(session: Wire, side: str) -> WireFormat:
-    audio = session["audio"].get(side)
-    return WireFormat() if audio is None else wire_format(msgspec.convert(audio["format"], AudioFormat))
+def _formats(session: SessionObject) -> tuple[WireFormat, WireFormat]:
+    return wire_format(session.audio.input.format), output_format(session)
 
 
 def _bytes_per_ms(format: WireFormat) -> float:
     return format.rate * format.bytes_per_sample / 1000
 
 
-def _without_audio(part: Wire) -> Wire:
-    return {name: value for name, value in part.items() if name != "audio"}
+def _id_of(item: ConversationItem) -> str:
+    """The id, which every item of a server has."""
+    return item.id or ""
+
+
+def _audio_parts(item: ConversationItem) -> list[InputAudio | OutputAudio]:
+    parts = item.content if isinstance(item, MessageItem) else []
+    return [part for part in parts if isinstance(part, InputAudio | OutputAudio)]
+
+
+def _as_sent(reply: MirroredReply, id: str, item: ConversationItem) -> ConversationItem:
+    """An item of a reply in progress, with the text and audio that were sent."""
+    text, deltas = reply.text.get(id, ""), reply.audio.get(id)
+    if not isinstance(item, MessageItem):
+        return replace(item, status="incomplete")
+    if deltas is None:
+        return replace(item, status="incomplete", content=[OutputText(text)])
+    audio = b"".join(_audio_deltas.decode(delta).delta for delta in deltas)
+    return replace(item, status="incomplete", content=[OutputAudio(text or None, audio)])
+
+
+def _without_audio(item: ConversationItem) -> ConversationItem:
+    if not isinstance(item, MessageItem):
+        return item
+    parts = [replace(part, audio=UNSET) if isinstance(part, OutputAudio) else part for part in item.content]
+    return replace(item, content=parts)

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 
@@ -16,6 +15,7 @@ from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.s2s.remote_codec import RemoteCodec
 from vivavoce.server.app import build_app, uvicorn_config
 from vivavoce.server.config import ServerOptions
+from vivavoce.server.hosting.codec import CodecDescription
 from vivavoce.server.hosting.config import ServingOptions, read_serving_options
 from vivavoce.server.hosting.hosts import AudioHost, SpeechHost, load_models
 
@@ -33,20 +33,21 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 Served = SpeechHost | AudioHost
-FORMER_NAMES: dict[str, Any] = {"ServingChoices": ServingOptions, "read_choices": read_serving_options}
+FORMER_NAMES = {"ServingChoices": "ServingOptions", "read_choices": "read_serving_options"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Former names, for one release."""
     if name not in FORMER_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    logger.warning("%s.%s is deprecated, it is now called %s", __name__, name, FORMER_NAMES[name].__name__)
-    return FORMER_NAMES[name]
+    logger.warning("%s.%s is deprecated, it is now called %s", __name__, name, FORMER_NAMES[name])
+    present: object = globals()[FORMER_NAMES[name]]
+    return present
 
 
 def load_host(
     model: str | None = None,
-    codec: str | tuple[Resolver, dict[str, Any]] | None = None,
+    codec: str | tuple[Resolver, CodecDescription] | None = None,
     voice: Path | None = None,
     device: str = "auto",
     asr: str | Resolver | None = None,
@@ -62,7 +63,7 @@ def load_host(
     return load(
         ServingOptions(
             model=model,
-            codec=RemoteCodec.from_description(*codec) if isinstance(codec, tuple) else codec,
+            codec=RemoteCodec.from_description(codec[0], dict(codec[1])) if isinstance(codec, tuple) else codec,
             voice=voice,
             device=device,
             asr=asr,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -32,11 +32,22 @@ from vivavoce.server.app import uvicorn_config
 from vivavoce.server.auth import Keys, request_key
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.metrics import ExceptionCounter
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 logger = logging.getLogger(__name__)
 
 STATE_SECONDS = 600.0  # a state that was not used for so long has lost its client
+
+
+class CodecDescription(TypedDict):
+    chunk: int
+    lookahead: int
+    samples_per_code: int
+    ear_samples_per_code: int
+    voices: list[str]
+
+
+"""What the client of a remote codec must know of it."""
 
 
 @dataclass
@@ -49,15 +60,16 @@ class CodecHost:
     started: int = 0
     """Turns and replies started."""
 
-    def description(self) -> dict[str, Any]:
-        """What a remote pipeline must know of the codec."""
+    def description(self) -> CodecDescription:
+        """What the client of this codec must know of it."""
         codec = self.local.codec
-        chunks = {"chunk": codec.flow.config.chunk, "lookahead": codec.flow.config.lookahead}
-        sizes = {
+        return {
+            "chunk": codec.flow.config.chunk,
+            "lookahead": codec.flow.config.lookahead,
             "samples_per_code": codec.samples_per_code,
             "ear_samples_per_code": codec.speech_encoder.samples_per_code,
+            "voices": list(self.voices),
         }
-        return {**chunks, **sizes, "voices": list(self.voices)}
 
     @property
     def states(self) -> int:

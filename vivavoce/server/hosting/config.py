@@ -158,13 +158,13 @@ class ServingOptions:
         return self.conversation.options(self.moderation.moderation(), turn_model)
 
 
-def read_serving_options(file: Path | None, flags: Mapping[str, Any]) -> ServingOptions:
+def read_serving_options(file: Path | None, flags: Mapping[str, object]) -> ServingOptions:
     """Options of a TOML or YAML file, overridden by flags; a flag that is None is not set."""
     given = {} if file is None else read_table(file)
     return read_options(ServingOptions, merge_tables(given, flags), "the flags" if file is None else str(file))
 
 
-def read_table(file: Path) -> dict[str, Any]:
+def read_table(file: Path) -> dict[str, object]:
     """The content of a `.yaml` or `.yml` file, or of a TOML file under any other name."""
     text = read_text(file, "configuration")
     try:
@@ -193,7 +193,7 @@ def _yaml() -> Any:  # imported here because TOML files, the documented format, 
         raise MissingDependencyError("a YAML file needs pip install pyyaml; or write it as TOML") from error
 
 
-def merge_tables(given: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(given: Mapping[str, object], override: Mapping[str, object]) -> dict[str, object]:
     """One table over another, recursively; None in the override leaves a value as it is."""
     result = dict(given)
     for name, value in override.items():

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vivavoce.audio.io import Sound
 from vivavoce.cascade.backend import CascadeBackend, ChatPiece, WholeTurns
@@ -19,6 +19,7 @@ from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_
 from vivavoce.server.host import ModelCard, TranscriptionRequest
 from vivavoce.server.hosting.config import DEFAULT_MODEL, ServingOptions
 from vivavoce.server.rest.transcripts import WireSegment, WireWord
+from vivavoce.server.wire import JsonObject
 from vivavoce.tts.interface import open_speech_model
 
 Item = TypeVar("Item")
@@ -158,7 +159,7 @@ class NoConversationBackend:
 
     rate = 24_000
 
-    def reply(self, messages: Sequence[dict[str, Any]], settings: ConversationSettings) -> AsyncIterator[ChatPiece]:
+    def reply(self, messages: Sequence[JsonObject], settings: ConversationSettings) -> AsyncIterator[ChatPiece]:
         """Raise InputError."""
         raise InputError("this server only transcribes and gives no replies; ask for a transcription session")
 

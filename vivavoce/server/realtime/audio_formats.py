@@ -13,7 +13,7 @@ from vivavoce.audio.resample import LiveResampler
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import MissingDependencyError
 from vivavoce.server.realtime.session_types import AudioFormat, BetaFormat
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 PCM, MU_LAW, A_LAW = "audio/pcm", "audio/pcmu", "audio/pcma"
 BETA_FORMATS: dict[BetaFormat, str] = {"pcm16": PCM, "g711_ulaw": MU_LAW, "g711_alaw": A_LAW}

@@ -3,14 +3,16 @@
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, inspect
 
 from vivavoce.server.realtime.items import ConversationItem, ItemId, Milliseconds, ResponseParams
 from vivavoce.server.realtime.session_types import Maybe, SessionParams
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
+
+Body = TypeVar("Body")
 
 MAX_EVENT_ID = 512
 
@@ -119,20 +121,14 @@ def decode_client_event(message: str | bytes) -> AnyClientEvent:
         raise _no_json(error) from None
 
 
-def decode_json(text: str) -> Any:
-    """Any JSON value; WireError where it is none."""
+def decode_object(text: str | bytes, kind: type[Body], param: str = "") -> Body:
+    """A JSON object of this class; WireError names the field at fault, below `param`."""
     try:
-        return msgspec.json.decode(text)
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(error, kind, param) from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _no_json(error) from None
-
-
-def session_params(value: Any, param: str = "session") -> SessionParams:
-    """A session object that came in the body of a request."""
-    try:
-        return msgspec.convert(value, SessionParams)
-    except msgspec.ValidationError as error:
-        raise _refusal(error, SessionParams, param) from None
 
 
 def _no_json(error: Exception) -> WireError:
@@ -168,7 +164,8 @@ def _refusal(error: msgspec.ValidationError, kind: type, within: str = "") -> Wi
         param = f"{param}.{missing[1]}" if param else missing[1]
         return WireError(f"Missing required parameter: '{param}'.", "missing_required_parameter", param)
     if wrong := _WRONG_TYPE.fullmatch(problem):
-        return WireError(f"Invalid type for '{param}': expected {wrong[1]}, got {wrong[2]}.", "invalid_type", param)
+        subject = f"'{param}'" if param else "the JSON value"
+        return WireError(f"Invalid type for {subject}: expected {wrong[1]}, got {wrong[2]}.", "invalid_type", param)
     if wrong := _WRONG_VALUE.fullmatch(problem):
         known = ", ".join(f"{value!r}" for value in _supported(kind, place))
         return WireError(f"Invalid value: {wrong[1]}. Supported values are: {known}.", param=param)

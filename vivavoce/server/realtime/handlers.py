@@ -15,7 +15,7 @@ from vivavoce.server.realtime.audio_formats import FormatReader, OpusReader, Sou
 from vivavoce.server.realtime.encoder import EventEncoder, Requested
 from vivavoce.server.realtime.items import ResponseParams, audio_ms, content_of, contents_of, wire_item
 from vivavoce.server.realtime.session_config import Configuration, given
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 SLICE_SECONDS = 0.2  # given to the conversation at once; between slices other sessions run
 

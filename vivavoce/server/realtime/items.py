@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from vivavoce.dialogue import events as dialogue
 from vivavoce.server.realtime.audio_formats import WireFormat, converted, decode, encode
 from vivavoce.server.realtime.session_types import AudioFormat, Maybe, Modality, ResponseOptions
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import ErrorDetail, WireError
 
 Milliseconds = Annotated[int, Meta(ge=0, lt=1 << 40)]
 ItemId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -104,14 +104,6 @@ class ResponseParams(ResponseOptions, kw_only=True):
     conversation: Maybe[Literal["auto", "none"]] = UNSET
     input: Maybe[list[ConversationItem | ItemReference]] = UNSET
     metadata: Maybe[Metadata] = UNSET
-
-
-class ErrorDetail(Struct, kw_only=True):
-    type: str
-    code: str | None = None
-    message: str
-    param: Maybe[str] = UNSET
-    event_id: Maybe[str] = UNSET
 
 
 class StatusDetails(Struct, kw_only=True):

@@ -15,7 +15,6 @@ from vivavoce.server.realtime.event_log import EventLog
 from vivavoce.server.realtime.items import (
     CachedTokenDetails,
     ConversationItem,
-    ErrorDetail,
     InputTokenDetails,
     Response,
     ResponseAudio,
@@ -29,6 +28,7 @@ from vivavoce.server.realtime.output import OutputPiece
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session_config import output_format, voice_name
 from vivavoce.server.realtime.session_types import Binary, Modality, RealtimeSessionObject
+from vivavoce.server.wire import ErrorDetail
 
 AUDIO_FRAME = 1
 FRAME_HEADER = struct.Struct("<BBHI")

@@ -5,9 +5,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from vivavoce.server.realtime.items import ConversationItem, ErrorDetail, Response
+from vivavoce.server.realtime.items import ConversationItem, Response
 from vivavoce.server.realtime.session_types import SessionObject
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import ErrorDetail, WireError
 
 
 class ServerEvent(Struct, kw_only=True, tag_field="type"):
@@ -241,8 +241,7 @@ def check_depth(value: object) -> None:
 
 def error_event(error: WireError, event_id: str | None = None) -> Error:
     """An error event; `event_id` is that of the client event at fault."""
-    fields = error.as_error(event_id or error.event_id)
-    return Error(error=ErrorDetail(**fields))
+    return Error(error.detail(event_id or error.event_id))
 
 
 def server_error(code: str, message: str) -> ErrorDetail:

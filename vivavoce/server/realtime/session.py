@@ -25,7 +25,7 @@ from vivavoce.server.realtime.output import Lead
 from vivavoce.server.realtime.response import AudioSink, WebSocketOutput
 from vivavoce.server.realtime.session_config import Configuration, given
 from vivavoce.server.realtime.session_types import Binary, SessionObject, SessionParams, SessionType, VivaSession
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from vivavoce.server.realtime.session_types import (
     VivaSession,
     Voice,
 )
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 T = TypeVar("T")
 Options = TypeVar("Options", bound=ResponseOptions)
@@ -103,6 +103,12 @@ class Configuration:
     def ends_turns(self) -> bool:
         """Whether the server finds the end of a turn; else the client commits it."""
         return self.session.audio.input.turn_detection is not None
+
+
+def overridden(session: SessionParams, change: SessionParams) -> SessionParams:
+    """The session parameters with the fields that a change sets."""
+    fields = {name: value for name, value in asdict(change).items() if value is not UNSET}
+    return replace(session, **fields)
 
 
 def given(value: Maybe[T], default: T) -> T:

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from vivavoce.server.wire import JsonObject
+
 T = TypeVar("T")
 Maybe: TypeAlias = T | UnsetType | None
 
@@ -132,7 +134,7 @@ class FunctionTool(Struct, frozen=True):
     name: Annotated[str, Meta(min_length=1)]
     type: Literal["function"] | None = "function"
     description: Maybe[str] = UNSET
-    parameters: Maybe[dict[str, Any]] = UNSET
+    parameters: Maybe[JsonObject] = UNSET
     """A JSON schema."""
 
 

@@ -16,7 +16,7 @@ from vivavoce.server.host import Host
 from vivavoce.server.metrics import Metrics
 from vivavoce.server.realtime.response import AudioSink
 from vivavoce.server.realtime.session import Opening, RealtimeSession
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 TOGETHER_SECONDS = 5.0  # those that end at about the same time are tidied up after together: whoever speaks feels it
 SHARE = 0.01  # of the time, at most, nobody is heard because of it

@@ -21,7 +21,7 @@ from vivavoce.server.realtime.response import ResponseEncoder
 from vivavoce.server.realtime.server_events import ConversationItemRetrieved, encode
 from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.realtime.sessions import Sessions
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,11 @@ from vivavoce.log import log_failure
 from vivavoce.server.auth import Identity, offered_protocols
 from vivavoce.server.config import Bucket
 from vivavoce.server.realtime import server_events as events
-from vivavoce.server.realtime.client_events import session_params
 from vivavoce.server.realtime.event_log import Cursor
 from vivavoce.server.realtime.session import Opening, RealtimeSession
-from vivavoce.server.realtime.session_types import Binary, SessionType
+from vivavoce.server.realtime.session_types import Binary, SessionParams, SessionType
 from vivavoce.server.realtime.sessions import Sessions, served_model
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
 if TYPE_CHECKING:
     from starlette.websockets import WebSocket
@@ -143,7 +142,7 @@ def _session_for(
         event_id = session.log.event_id(session.log.last)
         return session, session.log.last, [events.SessionCreated(session.session_object(), event_id=event_id)]
     kind: SessionType = "transcription" if asked.get("intent") == "transcription" else "realtime"
-    bound = session_params(caller.session or {})
+    bound = caller.session or SessionParams()
     opening = Opening(
         model=served_model(sessions, asked.get("model") or bound.model or None),
         kind=bound.type or kind,

@@ -5,12 +5,12 @@ import io
 import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import av
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
@@ -21,11 +21,12 @@ from vivavoce.server.config import ServerOptions
 from vivavoce.server.host import STOCK_VOICES, FileTranscriber, Host, SpeechMaker, TranscriptionRequest, VoiceRegistry
 from vivavoce.server.realtime.audio_formats import FormatWriter, SoundWriter, WireFormat, resampler
 from vivavoce.server.realtime.server_events import DurationUsage
-from vivavoce.server.rest.http import json_body, json_response, one_of, read_upload, text, within
+from vivavoce.server.realtime.session_config import voice_name
+from vivavoce.server.realtime.session_types import Voice
+from vivavoce.server.rest.http import json_body, json_response, one_of, read_upload, within
 from vivavoce.server.rest.transcripts import FORMATS, WireSegment, render, whole_text
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.wire import WireError
 
-Wire = dict[str, Any]
 MAX_INPUT = 4096
 GRANULARITIES = ("word", "segment")
 STREAM_FORMATS = ("audio", "sse")
@@ -45,6 +46,43 @@ ENCODED = {  # FFmpeg's container and codec, and the sample rate it is given
 UNKNOWN_SIZE = 0xFFFF_FFFF  # the size field of a WAV whose length is not known yet
 
 
+class SpeechRequest(Struct):
+    """The body of `/v1/audio/speech`."""
+
+    input: str
+    voice: Voice | None = None
+    response_format: str | None = None
+    stream_format: str | None = None
+    speed: float | None = None
+    instructions: str | None = None
+
+
+class VoiceObject(Struct):
+    """A voice in responses."""
+
+    id: str
+    object: Literal["audio.voice"]
+    name: str
+    model: str | UnsetType = UNSET
+    """The model that has it."""
+
+
+class VoiceList(Struct):
+    """The response of GET `/v1/audio/voices`; `voices` are the names of the voices of conversations."""
+
+    object: Literal["list"]
+    data: list[VoiceObject]
+    voices: list[str]
+
+
+class VoiceDeleted(Struct):
+    """The response of DELETE `/v1/audio/voices/{id}`."""
+
+    id: str
+    object: Literal["audio.voice.deleted"]
+    deleted: bool
+
+
 class SpeechApi:
     """`/v1/audio/speech`."""
 
@@ -53,23 +91,22 @@ class SpeechApi:
 
     async def speak(self, request: Request, caller: Identity) -> Response:
         """An audio file, or events with its chunks, streamed while the audio is generated."""
-        body = await json_body(request)
-        words = _words(body)
-        format = one_of(body.get("response_format") or "mp3", CONTENT_TYPES, "response_format")
-        stream_format = one_of(body.get("stream_format") or "audio", STREAM_FORMATS, "stream_format")
-        speed = 1.0 if body.get("speed") is None else within(0.25, 4.0)(body["speed"], "speed")
-        instructions = text(body.get("instructions") or "", "instructions")
-        chunks = self.maker.speak(words, self._voice(body.get("voice")), speed, instructions)
+        body = await json_body(request, SpeechRequest)
+        words = _checked_input(body.input)
+        format = one_of(body.response_format or "mp3", CONTENT_TYPES, "response_format")
+        stream_format = one_of(body.stream_format or "audio", STREAM_FORMATS, "stream_format")
+        speed = 1.0 if body.speed is None else within(0.25, 4.0, body.speed, "speed")
+        chunks = self.maker.speak(words, self._voice(body.voice), speed, body.instructions or "")
         sound = encode(chunks, self.maker.rate, format)
         first = await anext(sound, b"")  # a failure before the first chunk is still an error response
         if stream_format == "sse":
             return StreamingResponse(_speech_events(first, sound, len(words)), media_type="text/event-stream")
         return StreamingResponse(_with_first(first, sound), media_type=CONTENT_TYPES[format])
 
-    def _voice(self, voice: Any) -> str | None:
-        name = voice.get("id") if isinstance(voice, dict) else voice
+    def _voice(self, voice: Voice | None) -> str | None:
+        name = None if voice is None else voice_name(voice)
         if name in self.maker.voices:
-            return str(name)
+            return name
         if name in (None, "default", *STOCK_VOICES):
             return None
         known = ", ".join(self.maker.voices) or "only the default one"
@@ -119,8 +156,8 @@ class VoicesApi:
         named = [(card.id, name) for card in self.host.models[:1] for name in self.host.voices]
         if self.speech is not None:
             named += [(self.speech.model, name) for name in self.speech.voices]
-        data = [_wire_voice(name) | {"model": model} for model, name in named]
-        return json_response({"object": "list", "data": data, "voices": [*self.host.voices]})
+        data = [VoiceObject(name, "audio.voice", name, model) for model, name in named]
+        return json_response(VoiceList("list", data, [*self.host.voices]))
 
     async def create(self, request: Request, caller: Identity) -> Response:
         """A new voice of a recording whose speaker has consented."""
@@ -139,13 +176,13 @@ class VoicesApi:
             )
         sound = await asyncio.to_thread(read, data)
         await asyncio.to_thread(registry.add_voice, name, sound, consent, fields.get("text", ""))
-        return json_response(_wire_voice(name))
+        return json_response(VoiceObject(name, "audio.voice", name))
 
     async def delete(self, request: Request, caller: Identity) -> Response:
         """Remove a voice that was added."""
         registry, name = self._registry(caller), request.path_params["id"]
         await asyncio.to_thread(registry.remove_voice, name)
-        return json_response({"id": name, "object": "audio.voice.deleted", "deleted": True})
+        return json_response(VoiceDeleted(name, "audio.voice.deleted", True))
 
     def _registry(self, caller: Identity) -> VoiceRegistry:
         if caller.is_browser:
@@ -156,12 +193,7 @@ class VoicesApi:
         return registry
 
 
-def _wire_voice(name: str) -> Wire:
-    return {"id": name, "object": "audio.voice", "name": name}
-
-
-def _words(body: Mapping[str, Any]) -> str:
-    words = text(body.get("input"), "input")
+def _checked_input(words: str) -> str:
     if not words.strip() or len(words) > MAX_INPUT:
         raise WireError(f"input must have 1 to {MAX_INPUT} characters, not {len(words)}", param="input")
     return words
@@ -185,7 +217,7 @@ def _transcription_request(
         language=values.get("language") or next(iter(lists["languages"]), None),
         prompt=values.get("prompt", ""),
         keywords=lists["keywords"],
-        temperature=within(0.0, 1.0)(temperature, "temperature"),
+        temperature=within(0.0, 1.0, temperature, "temperature"),
         with_words="word" in lists["timestamp_granularities"],
         translates=translates,
     )

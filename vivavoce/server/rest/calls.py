@@ -1,22 +1,59 @@
 """HTTP of the Realtime API: WebRTC calls and browser keys."""
 
-from typing import Any
+from typing import Annotated
 
 import msgspec
+from msgspec import UNSET, Meta, Struct
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 
 from vivavoce.server.auth import Identity, Keys
-from vivavoce.server.realtime.client_events import session_params
+from vivavoce.server.realtime.client_events import decode_object
 from vivavoce.server.realtime.session import Opening
-from vivavoce.server.realtime.session_config import Configuration
+from vivavoce.server.realtime.session_config import Configuration, overridden
+from vivavoce.server.realtime.session_types import SessionObject, SessionParams
 from vivavoce.server.realtime.sessions import Sessions, served_model
 from vivavoce.server.realtime.webrtc import open_call
-from vivavoce.server.rest.http import MAX_BODY, json_body, json_object, json_response, read_body
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.rest.http import MAX_BODY, decode_body, json_body, json_response, read_body
+from vivavoce.server.wire import JsonObject, WireError
 
-Wire = dict[str, Any]
-MIN_KEY_SECONDS, MAX_KEY_SECONDS = 10, 7200
+
+class ExpiresAfter(Struct):
+    """How long a browser key is valid."""
+
+    seconds: Annotated[int, Meta(ge=10, le=7200)] | None = None
+
+
+class ClientSecretRequest(Struct):
+    """The body of a request for a browser key."""
+
+    session: SessionParams | None = None
+    expires_after: ExpiresAfter | None = None
+
+    @property
+    def seconds(self) -> int | None:
+        """Seconds for which the key is requested."""
+        return None if self.expires_after is None else self.expires_after.seconds
+
+
+class LegacySecretRequest(Struct):
+    """The beta protocol's field beside the fields of the session."""
+
+    client_secret: ClientSecretRequest | None = None
+
+
+class ClientSecret(Struct):
+    """A browser key."""
+
+    value: str
+    expires_at: int
+
+
+class ClientSecretResponse(ClientSecret):
+    """A browser key and the session it is bound to."""
+
+    session: SessionObject
 
 
 class CallsApi:
@@ -28,7 +65,7 @@ class CallsApi:
     async def create(self, request: Request, caller: Identity) -> Response:
         """Open a call: takes an SDP offer, returns the SDP answer and the location of the call."""
         offer, params = await _offer(request)
-        session = session_params((caller.session or {}) | params)
+        session = overridden(caller.session or SessionParams(), params)
         model = served_model(self.sessions, request.query_params.get("model") or session.model or None)
         opening = Opening(model, session.type or "realtime", session)
         address = request.client.host if request.client else "unknown"
@@ -48,34 +85,34 @@ class CallsApi:
 
     async def client_secret(self, request: Request, caller: Identity) -> Response:
         """A browser key bound to a session."""
-        body = await json_body(request)
-        key, expires_at, session = self._mint(caller, body.get("session") or {}, _seconds(body.get("expires_after")))
-        return json_response({"value": key, "expires_at": expires_at, "session": session})
+        body = await json_body(request, ClientSecretRequest)
+        secret, session = self._mint(caller, body.session or SessionParams(), body.seconds)
+        return json_response(ClientSecretResponse(secret.value, secret.expires_at, session))
 
     async def legacy_session(self, request: Request, caller: Identity) -> Response:
-        """A browser key as the beta protocol had it."""
-        body = await json_body(request)
-        secret = body.pop("client_secret", None)
-        seconds = _seconds(secret.get("expires_after") if isinstance(secret, dict) else None)
-        if request.url.path.endswith("/transcription_sessions"):
-            body = {"type": "transcription", **body}
-        key, expires_at, session = self._mint(caller, body, seconds)
-        return json_response(session | {"client_secret": {"value": key, "expires_at": expires_at}})
+        """A browser key by the beta protocol, whose body is the session itself."""
+        data = await read_body(request)
+        params = decode_body(data, SessionParams, "session")
+        if params.type is UNSET and request.url.path.endswith("/transcription_sessions"):
+            params.type = "transcription"
+        requested = decode_body(data, LegacySecretRequest).client_secret or ClientSecretRequest()
+        secret, session = self._mint(caller, params, requested.seconds)
+        body: JsonObject = msgspec.to_builtins(session)
+        return json_response(body | {"client_secret": secret})
 
-    def _mint(self, caller: Identity, given: Any, seconds: float | None) -> tuple[str, int, Wire]:
+    def _mint(self, caller: Identity, params: SessionParams, seconds: int | None) -> tuple[ClientSecret, SessionObject]:
         if caller.is_browser:
             raise WireError("a browser key cannot make others; use an API key", "invalid_api_key", status=403)
-        params = session_params(given)
         kind = params.type or "realtime"
         model = served_model(self.sessions, params.model or None)
         session = Configuration(self.sessions.host, model, kind, params).session
-        key, expires_at = self.keys.mint(given | {"type": kind, "model": model}, seconds)
+        key, expires_at = self.keys.mint(msgspec.structs.replace(params, type=kind, model=model), seconds)
         session = msgspec.structs.replace(session, id=f"sess_{key[3:15]}", expires_at=0)
-        return key, expires_at, msgspec.to_builtins(session)
+        return ClientSecret(key, expires_at), session
 
 
-async def _offer(request: Request) -> tuple[str, Wire]:
-    """The SDP and the session parameters of a request: a raw SDP, or a form with both."""
+async def _offer(request: Request) -> tuple[str, SessionParams]:
+    """The SDP and the session parameters of a request: the SDP alone, or a form with both."""
     if request.headers.get("content-type", "").startswith("multipart/form-data"):
         async with request.form(max_files=2, max_fields=4, max_part_size=MAX_BODY) as form:
             sdp, session = [await _part(form.get(name)) for name in ("sdp", "session")]
@@ -83,20 +120,10 @@ async def _offer(request: Request) -> tuple[str, Wire]:
         sdp, session = (await read_body(request)).decode("utf8", "replace"), ""
     if not sdp.strip():
         raise WireError("there is no SDP offer", "invalid_sdp", "sdp")
-    return sdp, json_object(session) if session.strip() else {}
+    return sdp, decode_object(session, SessionParams, "session") if session.strip() else SessionParams()
 
 
-async def _part(value: Any) -> str:
+async def _part(value: UploadFile | str | None) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else (await value.read()).decode("utf8", "replace")
-
-
-def _seconds(expires_after: Any) -> float | None:
-    if expires_after is None:
-        return None
-    seconds = expires_after.get("seconds") if isinstance(expires_after, dict) else None
-    if not isinstance(seconds, int) or not MIN_KEY_SECONDS <= seconds <= MAX_KEY_SECONDS:
-        limits = f"{MIN_KEY_SECONDS} to {MAX_KEY_SECONDS}"
-        raise WireError(f"expires_after.seconds must be {limits}, not {seconds!r}", param="expires_after.seconds")
-    return float(seconds)

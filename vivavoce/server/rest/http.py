@@ -6,23 +6,26 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+import msgspec
+from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 from vivavoce.server.auth import Identity
-from vivavoce.server.realtime.client_events import decode_json
-from vivavoce.server.wire_error import WireError
+from vivavoce.server.host import ModelCard
+from vivavoce.server.realtime.client_events import decode_object
+from vivavoce.server.wire import ErrorBody, WireError
 
 logger = logging.getLogger(__name__)
 
-Wire = dict[str, Any]
+Body = TypeVar("Body")
 Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, Identity], Awaitable[Response]]
 MAX_BODY = 1 << 20
@@ -92,9 +95,9 @@ def http_exception_response(request: Request, error: Exception) -> Response:
     return error_response(WireError(f"{request.method} {request.url.path}: {detail}", code, status=status))
 
 
-def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON body."""
-    return JSONResponse(body, status, headers)
+def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON body, of a struct or of plain values."""
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
 
 
 def error_response(error: WireError) -> Response:
@@ -104,7 +107,56 @@ def error_response(error: WireError) -> Response:
         headers = {"WWW-Authenticate": "Bearer"}
     if error.status == 408:  # the rest of the body would be read as the next request
         headers = {"Connection": "close"}
-    return json_response({"error": error.as_error()}, error.status, headers)
+    return json_response(ErrorBody(error.detail()), error.status, headers)
+
+
+class StatusBody(Struct):
+    """`/healthz` and `/readyz`."""
+
+    status: str
+
+
+def readiness_response(is_ready: bool) -> Response:
+    """`/readyz`: 503 until clients can connect."""
+    return json_response(StatusBody("ready" if is_ready else "not ready"), 200 if is_ready else 503)
+
+
+class ModelExtension(Struct):
+    """Our extension of a model object."""
+
+    kind: str
+
+
+class ModelObject(Struct):
+    """A model of `/v1/models`."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    viva: ModelExtension
+
+
+class ModelList(Struct):
+    """`/v1/models`."""
+
+    object: Literal["list"]
+    data: list[ModelObject]
+
+
+def model_object(card: ModelCard, kind: str) -> ModelObject:
+    """The model object of a card; `kind` is realtime, speech or transcription."""
+    return ModelObject(card.id, "model", card.created, card.owned_by, ModelExtension(kind))
+
+
+def models_response(models: Iterable[ModelObject], id: str | None) -> Response:
+    """`/v1/models`, or the model of this id; a model with several uses is listed once."""
+    known = {model.id: model for model in models}
+    if id is None:
+        return json_response(ModelList("list", list(known.values())))
+    if id not in known:
+        raise WireError(f"there is no model {id!r} here", "model_not_found", "model", 404)
+    return json_response(known[id])
 
 
 # Bodies
@@ -135,10 +187,14 @@ class BodyTimeout:
         await self.app(scope, receive_in_time, send)
 
 
-async def json_body(request: Request) -> Wire:
-    """The JSON object in a body; an empty body is an empty object."""
-    data = await read_body(request)
-    return json_object(data.decode("utf8", "replace")) if data.strip() else {}
+async def json_body(request: Request, kind: type[Body], param: str = "") -> Body:
+    """The JSON object of a request's body; an empty body is an empty object."""
+    return decode_body(await read_body(request), kind, param)
+
+
+def decode_body(data: bytes, kind: type[Body], param: str = "") -> Body:
+    """The JSON object in these bytes; without any it is an empty object."""
+    return decode_object(data.decode("utf8", "replace") if data.strip() else "{}", kind, param)
 
 
 async def read_body(request: Request, max_bytes: int = MAX_BODY) -> bytes:
@@ -152,38 +208,18 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY) -> bytes:
     return b"".join(chunks)
 
 
-def json_object(written: str) -> Wire:
-    """The JSON object in a text."""
-    value = decode_json(written)
-    if not isinstance(value, dict):
-        raise WireError("the body must be a JSON object", "invalid_type")
-    return value
-
-
-def text(value: Any, param: str) -> str:
-    """A text, or an error that says it is none."""
-    if not isinstance(value, str):
-        raise WireError(f"{param} must be text, not {type(value).__name__}", "invalid_type", param)
-    return value
-
-
-def one_of(value: Any, known: Iterable[str], param: str) -> str:
-    """A value of these, or an error that names them."""
-    if value not in (names := tuple(known)):  # which also takes what cannot be hashed
+def one_of(value: str, known: Iterable[str], param: str) -> str:
+    """The value; WireError where it is not one of the known ones."""
+    if value not in (names := tuple(known)):
         raise WireError(f"{value!r} is not one of {', '.join(names)}", param=param)
-    return str(value)
+    return value
 
 
-def within(low: float, high: float) -> Callable[[Any, str], float]:
-    """A check that a number lies between two."""
-
-    def check(value: Any, param: str) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not low <= value <= high:
-            raise WireError(f"{param} must be {low:g} to {high:g}, not {value!r}", param=param)
-        return float(value)
-
-    return check
+def within(low: float, high: float, value: float, param: str) -> float:
+    """The value; WireError where it is not between the limits."""
+    if not low <= value <= high:
+        raise WireError(f"{param} must be {low:g} to {high:g}, not {value!r}", param=param)
+    return value
 
 
 async def read_upload(form: Mapping[str, Any], name: str, max_bytes: int) -> bytes:

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, NotRequired, TypedDict
 
-Wire = dict[str, Any]
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt", "diarized_json")
 
 
@@ -29,53 +28,140 @@ class WireSegment:
     speaker: str | None = None
 
 
+class Usage(TypedDict):
+    """What a transcription is billed by."""
+
+    type: Literal["duration"]
+    seconds: int
+
+
+class Transcript(TypedDict):
+    """`json`."""
+
+    text: str
+    usage: Usage
+
+
+class TimedWord(TypedDict):
+    """A word of `verbose_json`."""
+
+    word: str
+    start: float
+    end: float
+
+
+class TimedSegment(TypedDict):
+    """A segment of `verbose_json`; the statistics after the text are placeholders."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class VerboseTranscript(TypedDict):
+    """`verbose_json`."""
+
+    task: str
+    language: str
+    duration: float
+    text: str
+    words: NotRequired[list[TimedWord]]
+    segments: list[TimedSegment]
+    usage: Usage
+
+
+class DiarizedSegment(TypedDict):
+    """A segment of `diarized_json`."""
+
+    type: Literal["transcript.text.segment"]
+    id: str
+    start: float
+    end: float
+    speaker: str
+    text: str
+
+
+class DiarizedTranscript(TypedDict):
+    """`diarized_json`."""
+
+    task: str
+    duration: float
+    text: str
+    segments: list[DiarizedSegment]
+    usage: Usage
+
+
+JsonTranscript = Transcript | VerboseTranscript | DiarizedTranscript
+
+
 def whole_text(segments: Sequence[WireSegment]) -> str:
     """The text of all segments."""
     return "".join(segment.text for segment in segments).strip()
 
 
-def render(segments: Sequence[WireSegment], format: str, seconds: float, with_words: bool) -> str | Wire:
+def render(segments: Sequence[WireSegment], format: str, seconds: float, with_words: bool) -> str | JsonTranscript:
     """The transcript in one of FORMATS: text, or an object to be sent as JSON."""
-    usage = {"type": "duration", "seconds": round(seconds)}
+    text, usage = whole_text(segments), Usage(type="duration", seconds=round(seconds))
     if format == "text":
-        return whole_text(segments) + "\n"
+        return text + "\n"
     if format == "srt":
         return _subtitles(segments, ",", numbered=True)
     if format == "vtt":
         return "WEBVTT\n\n" + _subtitles(segments, ".", numbered=False)
     if format == "verbose_json":
-        return _verbose(segments, seconds, with_words) | {"usage": usage}
+        return _verbose(segments, seconds, with_words, usage)
     if format == "diarized_json":
-        parts = [diarized(segment, index) for index, segment in enumerate(segments)]
-        return {
-            "task": "transcribe",
-            "duration": seconds,
-            "text": whole_text(segments),
-            "segments": parts,
-            "usage": usage,
-        }
-    return {"text": whole_text(segments), "usage": usage}
+        parts = [_diarized(segment, index) for index, segment in enumerate(segments)]
+        return DiarizedTranscript(task="transcribe", duration=seconds, text=text, segments=parts, usage=usage)
+    return Transcript(text=text, usage=usage)
 
 
-def diarized(segment: WireSegment, index: int) -> Wire:
-    """A segment with its speaker."""
-    times = {"start": segment.start, "end": segment.end}
-    kind = {"type": "transcript.text.segment", "id": f"seg_{index}"}
-    return kind | times | {"speaker": segment.speaker or "A", "text": segment.text.strip()}
+def _diarized(segment: WireSegment, index: int) -> DiarizedSegment:
+    return DiarizedSegment(
+        type="transcript.text.segment",
+        id=f"seg_{index}",
+        start=segment.start,
+        end=segment.end,
+        speaker=segment.speaker or "A",
+        text=segment.text.strip(),
+    )
 
 
-def _verbose(segments: Sequence[WireSegment], seconds: float, with_words: bool) -> Wire:
-    language = next((segment.language for segment in segments if segment.language), "")
-    result: Wire = {"task": "transcribe", "language": language, "duration": seconds, "text": whole_text(segments)}
-    if with_words:
-        words = [word for segment in segments for word in segment.words]
-        result["words"] = [{"word": word.text, "start": word.start, "end": word.end} for word in words]
-    unknown = {"tokens": [], "temperature": 0.0, "avg_logprob": 0.0, "compression_ratio": 1.0, "no_speech_prob": 0.0}
-    result["segments"] = [
-        {"id": index, "seek": 0, "start": segment.start, "end": segment.end, "text": segment.text} | unknown
+def _verbose(segments: Sequence[WireSegment], seconds: float, with_words: bool, usage: Usage) -> VerboseTranscript:
+    timed = [
+        TimedSegment(
+            id=index,
+            seek=0,
+            start=segment.start,
+            end=segment.end,
+            text=segment.text,
+            tokens=[],
+            temperature=0.0,
+            avg_logprob=0.0,
+            compression_ratio=1.0,
+            no_speech_prob=0.0,
+        )
         for index, segment in enumerate(segments)
     ]
-    return result
+    language = next((segment.language for segment in segments if segment.language), "")
+    text = whole_text(segments)
+    if not with_words:
+        return VerboseTranscript(
+            task="transcribe", language=language, duration=seconds, text=text, segments=timed, usage=usage
+        )
+    words = [
+        TimedWord(word=word.text, start=word.start, end=word.end) for segment in segments for word in segment.words
+    ]
+    return VerboseTranscript(
+        task="transcribe", language=language, duration=seconds, text=text, words=words, segments=timed, usage=usage
+    )
 
 
 def _subtitles(segments: Sequence[WireSegment], point: str, numbered: bool) -> str:
