@@ -49,7 +49,7 @@ async def test_ids_of_others_are_not_known():
 
 
 async def test_what_was_read_long_ago_is_forgotten_and_what_was_not_is_kept():
-    log = EventLog("tag", keep_seconds=0)
+    log = EventLog("tag", replay_seconds=0)
     slow, fast = log.open_cursor(0), log.open_cursor(0)
     for number in range(10):
         log.append(event(str(number)))
@@ -63,7 +63,7 @@ async def test_what_was_read_long_ago_is_forgotten_and_what_was_not_is_kept():
 
 
 async def test_without_a_reader_everything_waits():
-    log = EventLog("tag", keep_seconds=0)
+    log = EventLog("tag", replay_seconds=0)
     for number in range(10):
         log.append(event(str(number)))
     assert log.first == 1 and len(await read(log.open_cursor(0), 10)) == 10
@@ -75,21 +75,21 @@ async def test_pending_bytes_are_those_not_read():
     assert cursor.pending_bytes == 0
     log.append(event("x" * 1000))
     log.append_frame(b"head", b"sound")
-    assert cursor.pending_bytes == log.kept_bytes > 1000
+    assert cursor.pending_bytes == log.stored_bytes > 1000
     await read(cursor, 1)
     assert cursor.pending_bytes == len(b"head") + 4 + len(b"sound")
     cursor.advance(await cursor.next())
     assert cursor.pending_bytes == 0
 
 
-async def test_no_more_than_so_many_bytes_are_kept(monkeypatch):
-    monkeypatch.setattr(module, "KEPT_BYTES", 5000)
-    log = EventLog("tag", keep_seconds=1000)
+async def test_stored_events_are_limited_in_bytes(monkeypatch):
+    monkeypatch.setattr(module, "MAX_REPLAY_BYTES", 5000)
+    log = EventLog("tag", replay_seconds=1000)
     cursor = log.open_cursor(0)
     for _ in range(100):
         log.append(event("x" * 200))
         await read(cursor, 1)
-    assert log.kept_bytes < 6000
+    assert log.stored_bytes < 6000
     late = log.open_cursor(3)  # it comes too late for some, and reads the oldest there is
     assert (await late.next()).sequence == log.first
 

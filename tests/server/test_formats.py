@@ -18,9 +18,9 @@ from vivavoce.server.realtime.audio_formats import (
     OpusReader,
     OpusWriter,
     WireFormat,
-    converted,
     decode,
     encode,
+    resample,
     wire_format,
 )
 from vivavoce.server.realtime.client_events import decode_client_event, decode_object
@@ -61,7 +61,7 @@ def test_a_stream_in_pieces_is_the_whole_sound(format):
     writer, reader = FormatWriter(16_000, format), FormatReader(format, 16_000)
     packets = [data for begin in range(0, len(samples), 777) for data in writer.write(samples[begin : begin + 777])]
     data = b"".join(packets + writer.flush())
-    whole = encode(converted(samples, 16_000, format.rate), format)
+    whole = encode(resample(samples, 16_000, format.rate), format)
     assert data == whole
     cut = 500 * format.bytes_per_sample
     read = np.concatenate([reader.read(data[begin : begin + cut]) for begin in range(0, len(data), cut)])
@@ -119,7 +119,7 @@ def test_a_callers_packets_join_to_the_sound_and_fade_at_its_ends():
         is_end = begin + 320 >= len(sound)
         output.send(None, OutputPiece("reply", "item", sound[begin : begin + 320], is_end))
     joined = np.concatenate([output.packet() for _ in range(12)])
-    whole = converted(sound, 16_000, 48_000)
+    whole = resample(sound, 16_000, 48_000)
     assert np.allclose(joined[240 : len(whole) - 240], whole[240:-240], atol=1e-6)
     assert joined[0] == 0 and not joined[len(whole) :].any()
     assert np.abs(np.diff(joined)).max() < 0.3 * 2 * np.pi * 400 / 48_000 * 1.2

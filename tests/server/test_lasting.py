@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.server.harness import connected, eventually
 from tests.server.scripted import ScriptedConversation
-from vivavoce.server.realtime import sessions as upkeep
+from vivavoce.server.realtime import sessions as cleanup
 from vivavoce.server.realtime.encoder import EventEncoder
 from vivavoce.server.realtime.session import RealtimeSession
 
@@ -43,7 +43,7 @@ async def test_two_hundred_sessions_leave_nothing_behind(server):
 
 
 async def test_a_session_that_ended_is_collected_though_python_does_not_look(server, monkeypatch):
-    monkeypatch.setattr(upkeep, "TOGETHER_SECONDS", 0.1)
+    monkeypatch.setattr(cleanup, "CLEANUP_DELAY_SECONDS", 0.1)
     gc.disable()
     try:
         async with connected(server) as client:

@@ -50,21 +50,21 @@ def timeless(test):
     return run
 
 
-class Ear:
-    """Writes down what leaves a lane, and when."""
+class RecordingPlayer:
+    """Records what leaves an output, and when."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[float, OutputPiece]] = []
-        self.heard_ms: list[int] = []
+        self.played_ms: list[int] = []
         self.over: list[str] = []
 
-    def sound(self, piece: OutputPiece) -> None:
+    def play(self, piece: OutputPiece) -> None:
         self.sent.append((asyncio.get_running_loop().time(), piece))
 
-    def heard(self, reply: str, milliseconds: int) -> None:
-        self.heard_ms.append(milliseconds)
+    def playback_position(self, reply: str, milliseconds: int) -> None:
+        self.played_ms.append(milliseconds)
 
-    def finished(self, reply: str, schedule: Schedule) -> None:
+    def playback_finished(self, reply: str, schedule: Schedule) -> None:
         self.over.append(reply)
         self.schedule = schedule
 
@@ -79,46 +79,46 @@ def sound(seconds: float) -> OutputPiece:
 
 @timeless
 async def test_sound_leaves_at_its_deadline_and_never_sooner():
-    ear = Ear()
-    lane = PacedOutput(ear, RATE, lead=lambda now: 0.3, piece_seconds=0.1)
-    task = asyncio.create_task(lane.run())
-    lane.add(sound(2.0))
-    lane.send_in_order(lambda: lane.end("reply"))
+    player = RecordingPlayer()
+    output = PacedOutput(player, RATE, lead=lambda now: 0.3, piece_seconds=0.1)
+    task = asyncio.create_task(output.run())
+    output.add(sound(2.0))
+    output.send_in_order(lambda: output.end("reply"))
     await asyncio.sleep(5)
     task.cancel()
-    times = [at for at, _ in ear.sent]
+    times = [at for at, _ in player.sent]
     places = [position / 10 - 0.3 for position in range(20)]
     assert times == pytest.approx([max(place, 0.0) for place in places])  # at once what the lead allows
-    assert ear.seconds == pytest.approx(2.0)
-    assert ear.heard_ms == sorted(ear.heard_ms) and ear.heard_ms[-1] == 2000
-    assert ear.over == ["reply"] and ear.schedule.underruns == 0 and ear.schedule.missed == 0
+    assert player.seconds == pytest.approx(2.0)
+    assert player.played_ms == sorted(player.played_ms) and player.played_ms[-1] == 2000
+    assert player.over == ["reply"] and player.schedule.underruns == 0 and player.schedule.missed == 0
 
 
 @timeless
 async def test_what_comes_late_is_counted_and_does_not_burst():
-    ear = Ear()
-    lane = PacedOutput(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
-    task = asyncio.create_task(lane.run())
-    lane.add(sound(0.2))
+    player = RecordingPlayer()
+    output = PacedOutput(player, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
+    task = asyncio.create_task(output.run())
+    output.add(sound(0.2))
     await asyncio.sleep(1.0)  # the listener ran dry after 0.2 s
-    lane.add(sound(0.5))
-    lane.send_in_order(lambda: lane.end("reply"))
+    output.add(sound(0.5))
+    output.send_in_order(lambda: output.end("reply"))
     await asyncio.sleep(3)
     task.cancel()
-    assert ear.schedule.underruns == 1
-    assert [at for at, _ in ear.sent[2:]] == pytest.approx([1.0, 1.0, 1.1, 1.2, 1.3])
-    assert ear.heard_ms[-1] == 700
+    assert player.schedule.underruns == 1
+    assert [at for at, _ in player.sent[2:]] == pytest.approx([1.0, 1.0, 1.1, 1.2, 1.3])
+    assert player.played_ms[-1] == 700
 
 
 @timeless
 async def test_events_keep_their_place_among_the_sound():
-    ear, told = Ear(), []
-    lane = PacedOutput(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
-    lane.send_in_order(lambda: told.append(("before", ear.seconds)))
+    player, told = RecordingPlayer(), []
+    output = PacedOutput(player, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
+    output.send_in_order(lambda: told.append(("before", player.seconds)))
     assert told == [("before", 0.0)]  # nothing was waiting
-    task = asyncio.create_task(lane.run())
-    lane.add(sound(1.0))
-    lane.send_in_order(lambda: told.append(("after", ear.seconds)))
+    task = asyncio.create_task(output.run())
+    output.add(sound(1.0))
+    output.send_in_order(lambda: told.append(("after", player.seconds)))
     await asyncio.sleep(0.5)
     assert len(told) == 1
     await asyncio.sleep(1)
@@ -128,55 +128,55 @@ async def test_events_keep_their_place_among_the_sound():
 
 @timeless
 async def test_clearing_drops_the_sound_and_lets_the_events_go():
-    ear, told = Ear(), []
-    lane = PacedOutput(ear, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
-    task = asyncio.create_task(lane.run())
-    lane.add(sound(10.0))
-    lane.send_in_order(lambda: told.append("done"))
-    lane.send_in_order(lambda: lane.end("reply"))
+    player, told = RecordingPlayer(), []
+    output = PacedOutput(player, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
+    task = asyncio.create_task(output.run())
+    output.add(sound(10.0))
+    output.send_in_order(lambda: told.append("done"))
+    output.send_in_order(lambda: output.end("reply"))
     await asyncio.sleep(1.05)
-    assert lane.heard_ms("reply") == 1050
-    assert lane.clear("reply")
+    assert output.played_ms("reply") == 1050
+    assert output.clear("reply")
     assert told == ["done"]
-    before = ear.seconds
-    lane.add(sound(1.0))  # stale: made before the generator heard of it
+    before = player.seconds
+    output.add(sound(1.0))  # stale: made before the generator heard of it
     await asyncio.sleep(5)
     task.cancel()
-    assert ear.seconds == before < 1.5
-    assert ear.heard_ms[-1] == 1050 and ear.over == ["reply"]
-    assert not lane.clear("reply")
+    assert player.seconds == before < 1.5
+    assert player.played_ms[-1] == 1050 and player.over == ["reply"]
+    assert not output.clear("reply")
 
 
 @timeless
 async def test_without_a_listener_sound_waits_and_the_gap_is_no_underrun():
-    ear = Ear()
-    lane = PacedOutput(ear, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
-    task = asyncio.create_task(lane.run())
-    lane.add(sound(2.0))
-    lane.send_in_order(lambda: lane.end("reply"))
+    player = RecordingPlayer()
+    output = PacedOutput(player, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
+    task = asyncio.create_task(output.run())
+    output.add(sound(2.0))
+    output.send_in_order(lambda: output.end("reply"))
     await asyncio.sleep(0.5)
-    lane.pause()
-    sent = ear.seconds
+    output.pause()
+    sent = player.seconds
     await asyncio.sleep(10)
-    assert ear.seconds == sent
-    lane.resume()
+    assert player.seconds == sent
+    output.resume()
     await asyncio.sleep(5)
     task.cancel()
-    assert ear.seconds == pytest.approx(2.0)
-    assert ear.schedule.underruns == 0
+    assert player.seconds == pytest.approx(2.0)
+    assert player.schedule.underruns == 0
 
 
 @timeless
 async def test_a_new_gain_holds_for_what_waits_already():
-    ear = Ear()
-    lane = PacedOutput(ear, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
-    task = asyncio.create_task(lane.run())
-    lane.add(sound(1.0))
+    player = RecordingPlayer()
+    output = PacedOutput(player, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
+    task = asyncio.create_task(output.run())
+    output.add(sound(1.0))
     await asyncio.sleep(0.45)
-    lane.add(OutputPiece("reply", "item", np.zeros(0, np.float32)), gain=0.25)
+    output.add(OutputPiece("reply", "item", np.zeros(0, np.float32)), gain=0.25)
     await asyncio.sleep(2)
     task.cancel()
-    levels = [float(piece.samples[-1]) for _, piece in ear.sent]
+    levels = [float(piece.samples[-1]) for _, piece in player.sent]
     assert levels == [1.0] * 6 + [0.25] * 4
 
 
@@ -226,7 +226,7 @@ def test_the_servers_slack_is_that_of_its_last_replies():
         schedule = Schedule(lead=0.3)
         schedule.send(0.0, 1.0, was_waiting=False)
         schedule.send(late, 1.0, was_waiting=False)
-        metrics.sound_sent(schedule)
+        metrics.count_sent_audio(schedule)
     assert read_slack(metrics) == pytest.approx(0.05)
 
 

@@ -14,7 +14,7 @@ from aiortc.mediastreams import MediaStreamTrack
 
 from tests.server.harness import DEADLINE, Client, connected, eventually
 from tests.server.scripted import pitch, tone, watermark
-from vivavoce.server.realtime.audio_formats import mono
+from vivavoce.server.realtime.audio_formats import to_mono
 
 RATE = 48_000
 
@@ -74,7 +74,7 @@ class Peer(Client):
 
     async def _listen(self, track) -> None:
         while True:
-            self.heard.append(mono(await track.recv()))
+            self.heard.append(to_mono(await track.recv()))
 
     def loud_seconds(self) -> float:
         return sum(np.abs(piece).max() > 0.05 for piece in self.heard) * 0.02

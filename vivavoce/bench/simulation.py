@@ -345,5 +345,5 @@ async def connect(server: Sessions, call_seconds: list[float]) -> AsyncIterator[
     try:
         yield SessionWire(session, cursor)
     finally:
-        call_seconds.append(session.clock.heard_ms / 1e3)
+        call_seconds.append(session.clock.received_ms / 1e3)
         await session.close()

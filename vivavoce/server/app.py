@@ -123,7 +123,7 @@ class RealtimeServer:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Run the background tasks of the sessions and the metrics while the server runs."""
-        background = (self.sessions.sweep(), self.sessions.upkeep.run(), self.metrics.watch_loop())
+        background = (self.sessions.sweep(), self.sessions.cleanup.run(), self.metrics.watch_loop())
         tasks = [asyncio.create_task(each) for each in background]
         with self.metrics.exceptions.counting():
             yield

@@ -64,10 +64,10 @@ def accept_former_names(options: type[Table]) -> type[Table]:
     return options
 
 
-def with_present_names(options: type, given: Mapping[str, object], where: str) -> dict[str, object]:
+def with_present_names(options: type, values: Mapping[str, object], where: str) -> dict[str, object]:
     """A table with former option names replaced by the present ones; each is logged as deprecated."""
     result: dict[str, object] = {}
-    for name, value in given.items():
+    for name, value in values.items():
         present = _present_name(options, name)
         if present != name:
             logger.warning("%s: the option %r is deprecated, it is now called %r", where, name, present)
@@ -170,14 +170,14 @@ def is_loopback(host: str) -> bool:
 # Tables of options
 
 
-def read_options(kind: type[Table], given: Mapping[str, object], where: str) -> Table:
+def read_options(kind: type[Table], values: Mapping[str, object], where: str) -> Table:
     """A dataclass of options with these values; InputError names the first one that it does not take."""
     hints, known = get_type_hints(kind), [each.name for each in fields(kind)]  # type: ignore[arg-type]
-    given = with_present_names(kind, given, where)
-    unknown = [name for name in given if name not in known]
+    values = with_present_names(kind, values, where)
+    unknown = [name for name in values if name not in known]
     if unknown:
         raise InputError(f"{where}: {unknown[0]!r} is none of {', '.join(known)}")
-    return kind(**{name: _value(hints[name], value, f"{where}: {name}") for name, value in given.items()})
+    return kind(**{name: _value(hints[name], value, f"{where}: {name}") for name, value in values.items()})
 
 
 def _value(kind: Any, value: object, where: str) -> object:

@@ -71,7 +71,7 @@ class SpeechMaker(Protocol):
         """Names of its voices, the default first."""
         ...
 
-    def speak(self, words: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
+    def speak(self, text: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
         """The audio, chunk by chunk as it is generated; closing the iterator cancels the generation."""
         ...
 

@@ -38,7 +38,7 @@ class Metrics:
         self.sessions = Gauge("sessions", "Sessions that are open.", **common)
         self.detached = Gauge("sessions_detached", "Sessions that wait for their client.", **common)
         self.opened = Counter("sessions_opened", "Sessions opened.", ["transport"], **common)
-        self.tidied = Counter("sessions_tidied", "Ended sessions whose memory was released.", **common)
+        self.released = Counter("sessions_tidied", "Ended sessions whose memory was released.", **common)
         self.refused = Counter("sessions_refused", "Sessions refused.", ["reason"], **common)
         self.resumed = Counter("sessions_resumed", "Sessions resumed by their client.", **common)
         self.dropped = Counter("connections_dropped", "Connections closed by the server.", ["reason"], **common)
@@ -75,7 +75,7 @@ class Metrics:
         self.exceptions = ExceptionCounter(self.registry)
         self.registry.register(_HostGauges(host))
 
-    def sound_sent(self, schedule: Schedule) -> None:
+    def count_sent_audio(self, schedule: Schedule) -> None:
         """Count a reply whose audio was sent completely."""
         self.sound.inc(schedule.sent)
         self.missed.inc(schedule.missed)
@@ -89,7 +89,7 @@ class Metrics:
             self._slacks.popleft()
         return min((slack for _, slack in self._slacks), default=math.nan)
 
-    def replied(self, reason: str) -> None:
+    def count_reply(self, reason: str) -> None:
         """Count a reply that ended."""
         self.replies.labels(reason).inc()
 
@@ -150,45 +150,45 @@ class TurnClock:
         self._metrics = metrics
         self._arrivals: deque[tuple[float, float]] = deque(maxlen=ARRIVALS)  # milliseconds received, and when
         self.arrivals = Arrivals()
-        self._heard_ms = 0.0
-        self._ended: float | None = None
-        self._last_voice: float | None = None
+        self._received_ms = 0.0
+        self._turn_ended_at: float | None = None
+        self._last_speech: float | None = None
         self.last_ttfa: float | None = None
 
     @property
-    def heard_ms(self) -> float:
+    def received_ms(self) -> float:
         """Milliseconds of audio received."""
-        return self._heard_ms
+        return self._received_ms
 
     @property
     def waiting_seconds(self) -> float:
         """How long the user has been waiting for a reply."""
-        return 0.0 if self._ended is None else self._now() - self._ended
+        return 0.0 if self._turn_ended_at is None else self._now() - self._turn_ended_at
 
-    def heard(self, seconds: float) -> None:
+    def note_received_audio(self, seconds: float) -> None:
         """Note received audio."""
-        self._heard_ms += seconds * 1000
-        self._arrivals.append((self._heard_ms, self._now()))
-        self.arrivals.note(self._now(), self._heard_ms / 1000)
+        self._received_ms += seconds * 1000
+        self._arrivals.append((self._received_ms, self._now()))
+        self.arrivals.note(self._now(), self._received_ms / 1000)
 
-    def turn_ended(self, last_voice_ms: int) -> None:
+    def note_turn_end(self, last_voice_ms: int) -> None:
         """Note the end of a turn whose last voiced sample is at this time of the received audio."""
-        self._ended = self._now()
-        arrived = [at for heard_ms, at in self._arrivals if heard_ms >= last_voice_ms]
-        self._last_voice = arrived[0] if arrived else self._ended
+        self._turn_ended_at = self._now()
+        arrived = [at for received_ms, at in self._arrivals if received_ms >= last_voice_ms]
+        self._last_speech = arrived[0] if arrived else self._turn_ended_at
 
-    def asked(self) -> None:
+    def note_reply_request(self) -> None:
         """Note that the client requested a reply."""
-        self._ended, self._last_voice = self._now(), None
+        self._turn_ended_at, self._last_speech = self._now(), None
 
-    def sounded(self) -> None:
+    def note_first_audio(self) -> None:
         """Note that the first audio of a reply is sent."""
-        if self._ended is not None:
-            self.last_ttfa = self._now() - self._ended
+        if self._turn_ended_at is not None:
+            self.last_ttfa = self._now() - self._turn_ended_at
             self._metrics.ttfa.observe(self.last_ttfa)
-        if self._last_voice is not None:
-            self._metrics.v2v.observe(self._now() - self._last_voice)
-        self._ended = self._last_voice = None
+        if self._last_speech is not None:
+            self._metrics.v2v.observe(self._now() - self._last_speech)
+        self._turn_ended_at = self._last_speech = None
 
     @staticmethod
     def _now() -> float:
@@ -198,7 +198,7 @@ class TurnClock:
 class TraceSpan(Protocol):
     """The trace of one reply."""
 
-    def sounded(self) -> None:
+    def note_first_audio(self) -> None:
         """The first audio was sent."""
         ...
 
@@ -210,7 +210,7 @@ class TraceSpan(Protocol):
 class NoSpan:
     """Used where OpenTelemetry is not installed."""
 
-    def sounded(self) -> None:
+    def note_first_audio(self) -> None:
         pass
 
     def end(self, reason: str) -> None:
@@ -226,7 +226,7 @@ class OpenTelemetrySpan:
         self._span.set_attribute("viva.session", session)
         self._span.set_attribute("viva.reply", reply)
 
-    def sounded(self) -> None:
+    def note_first_audio(self) -> None:
         self._span.add_event("first_sound")
 
     def end(self, reason: str) -> None:

@@ -131,11 +131,11 @@ class FleetOptions:
         return fleet
 
 
-def _table(kind: type[Any], given: Any, where: str) -> Any:
+def _table(kind: type[Any], values: Any, where: str) -> Any:
     """Options of a mapping; None, as an empty YAML entry is read, stands for the defaults."""
-    if given is not None and not isinstance(given, Mapping):
-        raise InputError(f"{where} must be a mapping of options, not {given!r}")
-    return read_options(kind, given or {}, where)
+    if values is not None and not isinstance(values, Mapping):
+        raise InputError(f"{where} must be a mapping of options, not {values!r}")
+    return read_options(kind, values or {}, where)
 
 
 class SessionPolicy:
@@ -150,10 +150,10 @@ class SessionPolicy:
         sessions = sum((metrics.get("sessions") or {}).values())
         late = max((metrics.get("late_share") or {}).values(), default=0.0)
         slack = min((metrics.get("slack") or {}).values(), default=math.inf)
-        return self.wanted(sessions, late, slack, context.current_num_replicas), {}
+        return self.replicas_for(sessions, late, slack, context.current_num_replicas), {}
 
-    def wanted(self, sessions: float, late_share: float, slack: float, running: int) -> int:
+    def replicas_for(self, sessions: float, late_share: float, slack: float, running: int) -> int:
         """The number of replicas for these sessions, the share of late audio chunks and the minimum slack."""
-        wanted = max(1, math.ceil(sessions / self.target))
+        replicas = max(1, math.ceil(sessions / self.target))
         is_overloaded = late_share > self.late_share or slack < self.min_slack
-        return max(wanted, running + 1) if is_overloaded else wanted
+        return max(replicas, running + 1) if is_overloaded else replicas

@@ -103,10 +103,10 @@ class ReplicaMetrics:
             slack,
         )
 
-    def late_share(self, before: "ReplicaMetrics", piece_seconds: float) -> float:
+    def late_share(self, previous: "ReplicaMetrics", piece_seconds: float) -> float:
         """The share of the audio chunks sent since `before` that were late."""
-        pieces = (self.sound_seconds - before.sound_seconds) / piece_seconds
-        return min((self.missed - before.missed) / pieces, 1.0) if pieces >= 1 else 0.0
+        pieces = (self.sound_seconds - previous.sound_seconds) / piece_seconds
+        return min((self.missed - previous.missed) / pieces, 1.0) if pieces >= 1 else 0.0
 
 
 class Replica:
@@ -144,8 +144,8 @@ class Replica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """The metrics by which the pool is scaled."""
-        before, self._scaling_metrics = self._scaling_metrics, self._metrics
-        late = self._metrics.late_share(before, self._options.piece_ms / 1000)
+        previous, self._scaling_metrics = self._scaling_metrics, self._metrics
+        late = self._metrics.late_share(previous, self._options.piece_ms / 1000)
         stats = {"sessions": float(self._metrics.sessions), "late_share": late}
         return stats if self._metrics.slack is None else stats | {"slack": self._metrics.slack}
 
@@ -185,11 +185,11 @@ class Replica:
     async def _report(self) -> None:
         loop, reported_at = asyncio.get_running_loop(), -HEARTBEAT_SECONDS
         while True:
-            before = self._metrics
+            previous = self._metrics
             with suppress(aiohttp.ClientError, TimeoutError):
                 async with self._http.get(f"{self.url}/metrics") as response:
                     self._metrics = ReplicaMetrics.read(await response.text())
-                has_changed = (before.sessions, before.opened) != (self._metrics.sessions, self._metrics.opened)
+                has_changed = (previous.sessions, previous.opened) != (self._metrics.sessions, self._metrics.opened)
                 if has_changed or loop.time() - reported_at >= HEARTBEAT_SECONDS:
                     reported_at = loop.time()
                     await self._send_report()

@@ -160,8 +160,8 @@ class ServingOptions:
 
 def read_serving_options(file: Path | None, flags: Mapping[str, object]) -> ServingOptions:
     """Options of a TOML or YAML file, overridden by flags; a flag that is None is not set."""
-    given = {} if file is None else read_table(file)
-    return read_options(ServingOptions, merge_tables(given, flags), "the flags" if file is None else str(file))
+    values = {} if file is None else read_table(file)
+    return read_options(ServingOptions, merge_tables(values, flags), "the flags" if file is None else str(file))
 
 
 def read_table(file: Path) -> dict[str, object]:
@@ -193,9 +193,9 @@ def _yaml() -> Any:  # imported here because TOML files, the documented format, 
         raise MissingDependencyError("a YAML file needs pip install pyyaml; or write it as TOML") from error
 
 
-def merge_tables(given: Mapping[str, object], override: Mapping[str, object]) -> dict[str, object]:
+def merge_tables(values: Mapping[str, object], override: Mapping[str, object]) -> dict[str, object]:
     """One table over another, recursively; None in the override leaves a value as it is."""
-    result = dict(given)
+    result = dict(values)
     for name, value in override.items():
         if isinstance(value, Mapping):
             inner = result.get(name, {})

@@ -53,9 +53,9 @@ class TTSEndpoint:
         """Names of its voices, the default first."""
         return self.voice.voices
 
-    def speak(self, words: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
+    def speak(self, text: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
         """The audio as it is generated; InputError where the model takes no such instructions."""
-        return self.requests.counted(self.voice.with_instructions(instructions).speak(words, voice, speed))
+        return self.requests.counted(self.voice.with_instructions(instructions).speak(text, voice, speed))
 
     def add_voice(self, name: str, sound: Sound, consent: str, text: str) -> None:
         """Store a voice on this machine."""

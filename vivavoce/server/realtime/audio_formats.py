@@ -1,9 +1,9 @@
-"""How sound looks on the wire: 16-bit PCM, G.711, Opus packets; each a stream with its own state."""
+"""Audio formats of the protocol: 16-bit PCM, G.711 and Opus packets, as streaming encoders and decoders."""
 
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,21 +12,23 @@ from vivavoce.audio.io import float_to_pcm16, pcm16_to_float
 from vivavoce.audio.resample import LiveResampler
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import MissingDependencyError
-from vivavoce.server.realtime.session_types import AudioFormat, BetaFormat
+from vivavoce.server.realtime.session_types import AudioFormat, BetaFormat, FormatName, SampleRate
 from vivavoce.server.wire import WireError
 
-PCM, MU_LAW, A_LAW = "audio/pcm", "audio/pcmu", "audio/pcma"
-BETA_FORMATS: dict[BetaFormat, str] = {"pcm16": PCM, "g711_ulaw": MU_LAW, "g711_alaw": A_LAW}
-PCM_RATE = 24_000
-TELEPHONE_RATE = 8_000
+PCM: Final = "audio/pcm"
+MU_LAW: Final = "audio/pcmu"
+A_LAW: Final = "audio/pcma"
+BETA_FORMATS: dict[BetaFormat, FormatName] = {"pcm16": PCM, "g711_ulaw": MU_LAW, "g711_alaw": A_LAW}
+PCM_RATE: Final = 24_000
+TELEPHONE_RATE: Final = 8_000
 
 
 @dataclass(frozen=True)
 class WireFormat:
-    """One of the protocol's formats; mono."""
+    """A format of the protocol; always mono."""
 
-    type: str = PCM
-    rate: int = PCM_RATE
+    type: FormatName = PCM
+    rate: SampleRate = PCM_RATE
 
     @property
     def bytes_per_sample(self) -> int:
@@ -34,32 +36,32 @@ class WireFormat:
 
     def as_wire(self) -> AudioFormat:
         """The format object of a session."""
-        return AudioFormat(self.type, self.rate) if self.type == PCM else AudioFormat(self.type)  # type: ignore[arg-type]
+        return AudioFormat(self.type, self.rate) if self.type == PCM else AudioFormat(self.type)
 
     def seconds(self, size: int) -> float:
-        """How long sound of so many bytes lasts."""
+        """Duration of this number of bytes."""
         return size / (self.bytes_per_sample * self.rate)
 
 
 def wire_format(format: AudioFormat | BetaFormat) -> WireFormat:
-    """The format a client named, in today's or in the beta protocol's words."""
+    """The format of a format object, or of a beta protocol name."""
     kind, rate = (BETA_FORMATS[format], None) if isinstance(format, str) else (format.type or PCM, format.rate)
     return WireFormat(kind, rate or PCM_RATE) if kind == PCM else WireFormat(kind, TELEPHONE_RATE)
 
 
 def decode(data: bytes, format: WireFormat) -> Samples:
-    """The samples of whole sound, at the format's own rate."""
+    """The samples of complete audio, at the rate of the format."""
     if format.type == MU_LAW:
         return _mu_law_samples()[np.frombuffer(data, np.uint8)]
     if format.type == A_LAW:
         return _a_law_samples()[np.frombuffer(data, np.uint8)]
     if len(data) % 2:
-        raise WireError(f"16-bit PCM has two bytes a sample; {len(data)} bytes end in half a sample", "invalid_audio")
+        raise WireError(f"16-bit PCM has two bytes per sample; {len(data)} bytes end in half a sample", "invalid_audio")
     return pcm16_to_float(data)
 
 
 def encode(samples: Samples, format: WireFormat) -> bytes:
-    """Samples at the format's own rate as its bytes."""
+    """The bytes of samples at the rate of the format."""
     pcm = float_to_pcm16(samples)
     if format.type == MU_LAW:
         return _mu_law_bytes()[pcm.view(np.uint16)].tobytes()
@@ -68,39 +70,39 @@ def encode(samples: Samples, format: WireFormat) -> bytes:
     return pcm.astype("<i2", copy=False).tobytes()
 
 
-def converted(samples: Samples, from_rate: int, to_rate: int) -> Samples:
-    """A whole sound at another rate."""
+def resample(samples: Samples, from_rate: int, to_rate: int) -> Samples:
+    """Complete audio at another rate."""
     return resampler(from_rate, to_rate).forward(samples[None])[0]
 
 
 @cache
 def resampler(from_rate: int, to_rate: int) -> LiveResampler:
-    """The filters between two rates, made once."""
+    """The resampling filters between two rates; cached."""
     return LiveResampler(from_rate, to_rate)
 
 
 class SoundReader(Protocol):
-    """Bytes of a client to samples at the conversation's rate."""
+    """Decodes bytes of a client to samples at the conversation's rate."""
 
     def read(self, data: bytes) -> Samples:
-        """The samples these bytes complete."""
+        """The samples that these bytes complete."""
         ...
 
 
 class SoundWriter(Protocol):
-    """Samples of a conversation to bytes for a client."""
+    """Encodes samples of a conversation to bytes for a client."""
 
     def write(self, samples: Samples) -> list[bytes]:
-        """The packets these samples complete; may be none."""
+        """The packets that these samples complete; may be empty."""
         ...
 
     def flush(self) -> list[bytes]:
-        """What is left when the sound has ended; the next sound may follow."""
+        """The last packets of the audio; the writer can then be used for the next audio."""
         ...
 
 
 class FormatReader:
-    """A stream in one of the protocol's formats."""
+    """Decodes a stream of PCM or G.711."""
 
     def __init__(self, format: WireFormat, rate: int) -> None:
         self.format = format
@@ -113,7 +115,7 @@ class FormatReader:
 
 
 class FormatWriter:
-    """The way back."""
+    """Encodes a stream of PCM or G.711."""
 
     def __init__(self, rate: int, format: WireFormat) -> None:
         self.format = format
@@ -172,13 +174,15 @@ def _scaled(pcm: NDArray[np.int32]) -> Samples:
     return pcm16_to_float(pcm.astype(np.int16))
 
 
-RATE = 48_000  # what every Opus decoder can give
+# Opus
+
+RATE = 48_000  # which every Opus decoder supports
 FRAME = 960
 BITS_PER_SECOND = 32_000
 
 
 class OpusReader:
-    """A client's packets to samples at `rate`."""
+    """Decodes Opus packets to samples at `rate`."""
 
     def __init__(self, rate: int) -> None:
         self._codec = _av().CodecContext.create("libopus", "r")
@@ -192,15 +196,15 @@ class OpusReader:
         try:
             frames = self._codec.decode(av.Packet(data)) if data else []
         except (av.error.FFmpegError, ValueError) as error:
-            raise WireError(f"{len(data)} bytes are no Opus packet: {error}", "invalid_audio") from None
-        pieces = [mono(frame) for frame in frames]
+            raise WireError(f"{len(data)} bytes are not an Opus packet: {error}", "invalid_audio") from None
+        pieces = [to_mono(frame) for frame in frames]
         samples = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
         output, self._state = self._resampler.step(self._state, samples[None])
         return output[0]
 
 
 class OpusWriter:
-    """Samples at `rate` to packets."""
+    """Encodes samples at `rate` to Opus packets of 20 ms."""
 
     def __init__(self, rate: int) -> None:
         self._codec = _av().CodecContext.create("libopus", "w")
@@ -210,26 +214,26 @@ class OpusWriter:
         self._codec.open()
         self._resampler = resampler(rate, RATE)
         self._state = self._resampler.initial_state()
-        self._waiting: Samples = np.zeros(0, np.float32)
+        self._pending: Samples = np.zeros(0, np.float32)
         self._sent = 0
 
     def write(self, samples: Samples) -> list[bytes]:
-        """The packets these samples complete."""
+        """The packets that these samples complete."""
         output, self._state = self._resampler.step(self._state, samples[None])
         return self._packets(output[0])
 
     def flush(self) -> list[bytes]:
-        """The rest, filled up with silence to a packet."""
+        """The last packet, padded with silence."""
         rest = self._resampler.flush(self._state)[0]
         self._state = self._resampler.initial_state()
-        missing = -(len(self._waiting) + len(rest)) % FRAME
+        missing = -(len(self._pending) + len(rest)) % FRAME
         return self._packets(np.concatenate([rest, np.zeros(missing, np.float32)]))
 
     def _packets(self, samples: Samples) -> list[bytes]:
-        waiting = np.concatenate([self._waiting, samples])
-        whole = len(waiting) - len(waiting) % FRAME
-        self._waiting = waiting[whole:]
-        return [packet for begin in range(0, whole, FRAME) for packet in self._encode(waiting[begin : begin + FRAME])]
+        pending = np.concatenate([self._pending, samples])
+        whole = len(pending) - len(pending) % FRAME
+        self._pending = pending[whole:]
+        return [packet for start in range(0, whole, FRAME) for packet in self._encode(pending[start : start + FRAME])]
 
     def _encode(self, samples: Samples) -> list[bytes]:
         frame = _av().AudioFrame.from_ndarray(float_to_pcm16(samples)[None], format="s16", layout="mono")
@@ -238,8 +242,8 @@ class OpusWriter:
         return [bytes(packet) for packet in self._codec.encode(frame)]
 
 
-def mono(frame: Any) -> Samples:
-    """One channel of float samples, whatever the decoder gave."""
+def to_mono(frame: Any) -> Samples:
+    """The float samples of a PyAV frame, mixed to mono."""
     array = frame.to_ndarray()
     channels = len(frame.layout.channels)
     if array.shape[0] != channels:  # packed: one row with the channels interleaved

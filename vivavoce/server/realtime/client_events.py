@@ -1,4 +1,4 @@
-"""The events a client sends, and their decoding; what does not fit becomes an error in the protocol's own words."""
+"""The events a client sends, and their decoding; a message that is not valid becomes an error of the protocol."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ class SessionUpdate(ClientEvent, tag="session.update"):
 
 
 class TranscriptionSessionUpdate(SessionUpdate, tag="transcription_session.update"):
-    """The beta protocol's name."""
+    """The name of the event in the beta protocol."""
 
 
 class InputAudioBufferAppend(ClientEvent, tag="input_audio_buffer.append"):
@@ -57,7 +57,7 @@ class ConversationItemRetrieve(ClientEvent, tag="conversation.item.retrieve"):
 class ConversationItemTruncate(ClientEvent, tag="conversation.item.truncate"):
     item_id: ItemId
     content_index: Literal[0]
-    """An item has one part with audio."""
+    """An item has only one audio part."""
     audio_end_ms: Milliseconds
 
 
@@ -74,7 +74,7 @@ class ResponseCancel(ClientEvent, tag="response.cancel"):
 
 
 class VivaPlayed(ClientEvent, tag="viva.played"):
-    """Our extension: how much of a response the client's loudspeaker has played."""
+    """Our extension: the playback position of a response at the client."""
 
     response_id: str
     audio_ms: Milliseconds
@@ -98,7 +98,7 @@ AnyClientEvent = (
 
 CLIENT_EVENTS: dict[str, type] = {str(event.__struct_config__.tag): event for event in get_args(AnyClientEvent)}
 
-_PROBLEM = re.compile(r"(?P<problem>.*?)(?: - at (?:`key` in )?`\$\.?(?P<place>.*)`)?", re.DOTALL)
+_PROBLEM = re.compile(r"(?P<problem>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _WRONG_TYPE = re.compile(r"Expected `(.*)`, got `(.*)`")
 _WRONG_VALUE = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL)
@@ -107,12 +107,14 @@ _decoder = msgspec.json.Decoder(AnyClientEvent)
 
 
 class Envelope(msgspec.Struct):
+    """The common fields of a message, of any type, for the error about it."""
+
     type: Any = None
     event_id: Any = None
 
 
 def decode_client_event(message: str | bytes) -> AnyClientEvent:
-    """The event; WireError, with the event's id where it has one, for what is not an event of the protocol."""
+    """The event of a message; WireError, with the event id where there is one, for a message that is not valid."""
     try:
         return _decoder.decode(message)
     except msgspec.ValidationError as error:
@@ -141,25 +143,25 @@ def _refused_event(message: str | bytes, error: msgspec.ValidationError) -> Wire
     try:
         envelope = msgspec.json.decode(message, type=Envelope)
     except msgspec.ValidationError:
-        return WireError(f"an event is a JSON object: {error}", "invalid_event")
+        return WireError(f"an event must be a JSON object: {error}", "invalid_event")
     except (msgspec.DecodeError, ValueError, RecursionError) as malformed:
         return _no_json(malformed)
     kind, id = envelope.type, envelope.event_id
     if not isinstance(kind, str) or kind not in CLIENT_EVENTS:
         known = ", ".join(CLIENT_EVENTS)
-        refusal = WireError(f"the event type {kind!r} is unknown; known are {known}", "unknown_event_type", "type")
+        refusal = WireError(f"the event type {kind!r} is unknown; known types: {known}", "unknown_event_type", "type")
     else:
         refusal = _refusal(error, CLIENT_EVENTS[kind])
     refusal.event_id = id if isinstance(id, str) and len(id) <= MAX_EVENT_ID else None
     return refusal
 
 
-def _refusal(error: msgspec.ValidationError, kind: type, within: str = "") -> WireError:
-    """msgspec's message, such as "Expected `str`, got `int` - at `$.item.id`", as a protocol error."""
+def _refusal(error: msgspec.ValidationError, kind: type, prefix: str = "") -> WireError:
+    """The protocol error of a message of msgspec such as "Expected `str`, got `int` - at `$.item.id`"."""
     found = _PROBLEM.fullmatch(str(error))
-    problem, place = (found["problem"], found["place"] or "") if found else (str(error), "")
-    place = place.replace("[...]", "")
-    param = ".".join(name for name in (within, place) if name)
+    problem, path = (found["problem"], found["path"] or "") if found else (str(error), "")
+    path = path.replace("[...]", "")
+    param = ".".join(name for name in (prefix, path) if name)
     if missing := _MISSING.fullmatch(problem):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return WireError(f"Missing required parameter: '{param}'.", "missing_required_parameter", param)
@@ -167,16 +169,16 @@ def _refusal(error: msgspec.ValidationError, kind: type, within: str = "") -> Wi
         subject = f"'{param}'" if param else "the JSON value"
         return WireError(f"Invalid type for {subject}: expected {wrong[1]}, got {wrong[2]}.", "invalid_type", param)
     if wrong := _WRONG_VALUE.fullmatch(problem):
-        known = ", ".join(f"{value!r}" for value in _supported(kind, place))
+        known = ", ".join(f"{value!r}" for value in _supported(kind, path))
         return WireError(f"Invalid value: {wrong[1]}. Supported values are: {known}.", param=param)
     code = "invalid_base64" if "base64" in problem else "invalid_value"
     return WireError(f"Invalid '{param}': {problem}.", code, param)
 
 
-def _supported(kind: type, place: str) -> list[Any]:
-    """The literals that a type has at a place such as `session.tools[0].type`."""
+def _supported(kind: type, path: str) -> list[object]:
+    """The literals that a type accepts at a path such as `session.tools[0].type`."""
     types = list(_alternatives(_type_info(kind)))
-    for step in re.findall(r"\[|[^.\[\]]+(?!\])", place):
+    for step in re.findall(r"\[|[^.\[\]]+(?!\])", path):
         types = [inner for type_ in types for inner in _inside(type_, step)]
     return [value for type_ in types if isinstance(type_, inspect.LiteralType) for value in type_.values]
 

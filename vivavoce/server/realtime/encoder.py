@@ -1,4 +1,4 @@
-"""Events of a conversation to events of the protocol, in its order."""
+"""Encodes the events of a conversation as events of the protocol, in its order."""
 
 import asyncio
 import logging
@@ -20,12 +20,12 @@ from vivavoce.server.realtime.session_types import RealtimeSessionObject, Server
 
 logger = logging.getLogger(__name__)
 
-CLIENT_CUTS_SECONDS = 0.2  # in which a client that stops playing by itself has said how far it was
+CLIENT_TRUNCATE_SECONDS = 0.2  # time for a client that stops its playback to send its own truncate event
 
 
 @dataclass
-class Requested:
-    """What a client asked of a response."""
+class ResponseRequest:
+    """The parameters of a `response.create` event."""
 
     session: SessionObject
     metadata: dict[str, str] | None = None
@@ -34,7 +34,7 @@ class Requested:
 
 @dataclass
 class EventEncoder:
-    """Events of one conversation to events of one session. `send` takes each when it is to go out."""
+    """Encodes the events of one conversation. `send` takes each event when it is due."""
 
     conversation: dialogue.Conversation
     send: Callable[[ServerEvent], None]
@@ -44,21 +44,21 @@ class EventEncoder:
     conversation_id: str
     session: SessionObject
     lead: Callable[[float], float]
-    """Seconds by which audio is sent before it is to be played, at a moment."""
+    """Seconds by which audio is sent before playback needs it, at a given time."""
     piece_seconds: float
-    plays_itself: bool
-    """Over WebRTC the server plays the audio, and reports when it begins and ends."""
-    requested: dict[str, Requested] = field(default_factory=dict)
-    answered_commits: set[str] = field(default_factory=set)
-    """Turns that the client ended and that were announced; the conversation reports them once more."""
+    plays_audio: bool
+    """Whether the server plays the audio (WebRTC), and reports when it starts and ends."""
+    requested: dict[str, ResponseRequest] = field(default_factory=dict)
+    announced_commits: set[str] = field(default_factory=set)
+    """Turns that the client committed and that were announced; the conversation reports them once more."""
     truncated: tuple[str, int] | None = None
-    """The item cut last, and where."""
+    """The item truncated last, and its end in milliseconds."""
     last_reply: str = ""
     _replies: dict[str, ResponseEncoder] = field(default_factory=dict)
     _transcripts: dict[str, str] = field(default_factory=dict)
     _outputs: dict[str, PacedOutput] = field(default_factory=dict)
     _side_tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _has_sounded: set[str] = field(default_factory=set)
+    _audio_started: set[str] = field(default_factory=set)
     _client_playback: str | None = None
     _spans: dict[str, TraceSpan] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ class EventEncoder:
 
     async def run(self) -> None:
         """Encode everything until the conversation is closed."""
-        async with asyncio.TaskGroup() as self._tasks:  # a lane that fails ends the session, not its sound alone
+        async with asyncio.TaskGroup() as self._tasks:  # an output that fails ends the session
             main = self._tasks.create_task(self.main.run())
             async for event in self.conversation.events():
                 self._encode_one(event)
@@ -75,31 +75,31 @@ class EventEncoder:
                 task.cancel()
 
     def pause(self) -> None:
-        """No client is connected: audio waits."""
+        """Hold the audio while no client is connected."""
         for output in (self.main, *self._outputs.values()):
             output.pause()
 
     def resume(self) -> None:
-        """A client is connected again."""
+        """Continue after a client has reconnected."""
         for output in (self.main, *self._outputs.values()):
             output.resume()
 
     @property
     def is_speaking(self) -> bool:
-        """Whether a reply is under way, or its sound is."""
+        """Whether a reply is being generated or played."""
         return bool(self._replies) or not self.main.is_idle
 
     def cut(self, reply: str | None, truncates: bool = True) -> bool:
-        """Cut a reply that is made but not yet heard to its end; whether there was one."""
+        """End the playback of a generated reply, or of all; whether one was not yet played to its end."""
         waiting = [known for known in self._replies.values() if reply in (None, known.id) and not known.is_out_of_band]
         has_cut = False
         for known in waiting:
-            milliseconds = self._output(known.id).heard_ms(known.id)
+            milliseconds = self._output(known.id).played_ms(known.id)
             known.cut = known.cut or "client_cancelled"
             if self._clear(known.id):
                 has_cut = True
                 if truncates:
-                    self._truncate_unheard(known, milliseconds)
+                    self._truncate_unplayed(known, milliseconds)
         return has_cut
 
     @property
@@ -108,51 +108,51 @@ class EventEncoder:
         return next((reply.id for reply in self._replies.values() if not reply.is_out_of_band), None)
 
     def reply_with(self, item: str) -> str | None:
-        """The reply that is still sending this item, or has its sound on the way."""
+        """The reply in progress that has this item."""
         return next((reply.id for reply in self._replies.values() if item in reply.items), None)
 
     def announce_turn(self, item: dialogue.Item, previous: str | None) -> None:
-        """The user's turn became an item."""
+        """Send the events of a committed turn."""
         wire = wire_item(item)
         self.send(events.InputAudioBufferCommitted(item.id, previous))
         self.send(events.ConversationItemAdded(previous, wire))
         self.send(events.ConversationItemDone(previous, wire))
 
     def client_played(self, reply: str, milliseconds: int) -> None:
-        """The client reports its playback position, which is better than an estimate."""
+        """Use the playback position that the client reports instead of the estimate."""
         self._client_playback = reply
         self.conversation.played(reply, milliseconds)
 
-    # Lane's listener
+    # ClientPlayer of the outputs
 
-    def sound(self, piece: OutputPiece) -> None:
-        """Sound of a reply goes out."""
+    def play(self, piece: OutputPiece) -> None:
+        """Send a chunk of a reply's audio."""
         reply = self._replies.get(piece.reply)
         if reply is None:
             return
-        if len(piece.samples) and piece.reply not in self._has_sounded:
-            self._has_sounded.add(piece.reply)
-            self.clock.sounded()
-            self._spans[piece.reply].sounded()
-            if self.plays_itself:
+        if len(piece.samples) and piece.reply not in self._audio_started:
+            self._audio_started.add(piece.reply)
+            self.clock.note_first_audio()
+            self._spans[piece.reply].note_first_audio()
+            if self.plays_audio:
                 self.send(events.OutputAudioBufferStarted(piece.reply))
         try:
             self.output.send(reply, piece)
         except VivaError as error:
-            log_failure(logger, error, "sound of a reply could not be sent")
-            self._warned(dialogue.Warned("sound_lost", f"a piece of the reply's sound could not be sent: {error}"))
+            log_failure(logger, error, "audio of a reply could not be sent")
+            self._warn(dialogue.Warned("sound_lost", f"a chunk of the reply's audio could not be sent: {error}"))
 
-    def heard(self, reply: str, milliseconds: int) -> None:
-        """The estimated playback position; a client that reports its own is believed instead."""
+    def playback_position(self, reply: str, milliseconds: int) -> None:
+        """Pass the estimated playback position on, unless the client reports its own."""
         if reply != self._client_playback:
             self.conversation.played(reply, milliseconds)
 
-    def finished(self, reply: str, schedule: Schedule) -> None:
-        """A reply's sound is over."""
-        self._has_sounded.discard(reply)
+    def playback_finished(self, reply: str, schedule: Schedule) -> None:
+        """Close the output of a reply whose playback has ended."""
+        self._audio_started.discard(reply)
         self._close_side_output(reply)
-        self.metrics.sound_sent(schedule)
-        if self.plays_itself and not schedule.is_cut:
+        self.metrics.count_sent_audio(schedule)
+        if self.plays_audio and not schedule.is_cut:
             self.send(events.OutputAudioBufferStopped(reply))
 
     # One method for each event of a conversation
@@ -161,7 +161,7 @@ class EventEncoder:
         reply = (
             None if isinstance(event, dialogue.ReplyStarted | dialogue.OutputCleared) else getattr(event, "reply", None)
         )
-        if reply is None or reply in self._replies:  # what comes after a reply's end is stale
+        if reply is None or reply in self._replies:  # events after the end of a reply are stale
             _HANDLERS[type(event)](self, event)
 
     def _speech_started(self, event: dialogue.SpeechStarted) -> None:
@@ -170,12 +170,12 @@ class EventEncoder:
     def _speech_stopped(self, event: dialogue.SpeechStopped) -> None:
         detection = self.session.audio.input.turn_detection
         silence_ms = detection.silence_duration_ms if isinstance(detection, ServerVad) else 0
-        self.clock.turn_ended(event.audio_end_ms - silence_ms)
+        self.clock.note_turn_end(event.audio_end_ms - silence_ms)
         self.send(events.InputAudioBufferSpeechStopped(event.item, event.audio_end_ms))
 
     def _turn_committed(self, event: dialogue.TurnCommitted) -> None:
-        if event.item.id in self.answered_commits:
-            self.answered_commits.remove(event.item.id)
+        if event.item.id in self.announced_commits:
+            self.announced_commits.remove(event.item.id)
         else:
             self.announce_turn(event.item, event.previous)
 
@@ -183,7 +183,7 @@ class EventEncoder:
         self.send(events.InputAudioBufferTimeoutTriggered(event.item, event.audio_start_ms, event.audio_end_ms))
 
     def _input_transcript(self, event: dialogue.InputTranscript) -> None:
-        """Deltas cannot be taken back on the wire: words that were revised wait for the whole text."""
+        """Deltas cannot be revised on the wire: text that changed is sent with the final transcript."""
         sent = self._transcripts.get(event.item, "")
         if event.text.startswith(sent) and len(event.text) > len(sent):
             self._transcripts[event.item] = event.text
@@ -198,8 +198,8 @@ class EventEncoder:
         self.send(events.TranscriptionFailed(event.item, error))
 
     def _reply_started(self, event: dialogue.ReplyStarted) -> None:
-        request = self.requested.pop(event.reply, None) or Requested(self.session)
-        if not isinstance(request.session, RealtimeSessionObject):  # it became a transcription session meanwhile
+        request = self.requested.pop(event.reply, None) or ResponseRequest(self.session)
+        if not isinstance(request.session, RealtimeSessionObject):  # the session has become a transcription session
             with suppress(VivaError):
                 self.conversation.cancel(event.reply)
             return
@@ -246,7 +246,7 @@ class EventEncoder:
             for sent in reply.done(event.reason, event.usage, event.error):
                 self.send(sent)
             reason = reply.final_reason(event.reason)
-            self.metrics.replied(reason)
+            self.metrics.count_reply(reason)
             self._spans.pop(event.reply).end(reason)
             del self._replies[event.reply]
             if not output.end(event.reply):
@@ -261,7 +261,7 @@ class EventEncoder:
         self._clear(event.reply)
 
     def _item_truncated(self, event: dialogue.ItemTruncated) -> None:
-        """Sent once: a client that plays the audio itself may be about to say where it stopped, and is answered."""
+        """Sent once: a client that plays the audio may be about to send its own truncate event, which is answered."""
         if self.truncated == (event.item.id, event.audio_end_ms):
             return
         cut = self.truncated = (event.item.id, event.audio_end_ms)
@@ -271,12 +271,12 @@ class EventEncoder:
             if not is_answered:
                 self.send(events.ConversationItemTruncated(*cut))
 
-        if self.plays_itself:
+        if self.plays_audio:
             send()
         else:
-            asyncio.get_running_loop().call_later(CLIENT_CUTS_SECONDS, send)
+            asyncio.get_running_loop().call_later(CLIENT_TRUNCATE_SECONDS, send)
 
-    def _warned(self, event: dialogue.Warned) -> None:
+    def _warn(self, event: dialogue.Warned) -> None:
         self.send(events.Error(events.server_error(event.code, event.message)))
 
     def _clear(self, reply: str) -> bool:
@@ -286,18 +286,18 @@ class EventEncoder:
             self.send(events.OutputAudioBufferCleared(reply))
         return had_sound
 
-    def _truncate_unheard(self, reply: ResponseEncoder, milliseconds: int) -> None:
-        """The conversation took the reply as said; what was not heard is not history."""
+    def _truncate_unplayed(self, reply: ResponseEncoder, milliseconds: int) -> None:
+        """Remove unplayed audio from the history: for the conversation the reply was complete."""
         if reply.spoken is None or reply.is_out_of_band:
             return
-        with suppress(InputError):  # it ended sooner
+        with suppress(InputError):  # the item is shorter
             self.conversation.truncate(reply.spoken, milliseconds)
             self.truncated = (reply.spoken, milliseconds)
             self.send(events.ConversationItemTruncated(reply.spoken, milliseconds))
 
-    def _send_in_order(self, reply: str, made: Callable[[], list[ServerEvent]]) -> None:
+    def _send_in_order(self, reply: str, build: Callable[[], list[ServerEvent]]) -> None:
         def send() -> None:
-            for event in made():
+            for event in build():
                 self.send(event)
 
         self._output(reply).send_in_order(send)
@@ -309,7 +309,7 @@ class EventEncoder:
         return PacedOutput(self, self.conversation.output_rate, self.lead, self.piece_seconds)
 
     def _open_side_output(self, reply: str) -> None:
-        """An out-of-band reply does not wait for the conversation's."""
+        """An out-of-band reply has an output of its own: it does not wait for the replies of the conversation."""
         output = self._outputs[reply] = self._new_output()
         self._side_tasks[reply] = self._tasks.create_task(output.run())
 
@@ -334,5 +334,5 @@ _HANDLERS: dict[type, Callable[[EventEncoder, Any], None]] = {
     dialogue.ReplyDone: EventEncoder._reply_done,
     dialogue.OutputCleared: EventEncoder._output_cleared,
     dialogue.ItemTruncated: EventEncoder._item_truncated,
-    dialogue.Warned: EventEncoder._warned,
+    dialogue.Warned: EventEncoder._warn,
 }

@@ -1,4 +1,4 @@
-"""What each client event does to a conversation."""
+"""What each client event does to a conversation, and the decoding of its audio."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,12 +12,12 @@ from vivavoce.server.metrics import TurnClock
 from vivavoce.server.realtime import client_events as client
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.audio_formats import FormatReader, OpusReader, SoundReader, WireFormat
-from vivavoce.server.realtime.encoder import EventEncoder, Requested
+from vivavoce.server.realtime.encoder import EventEncoder, ResponseRequest
 from vivavoce.server.realtime.items import ResponseParams, audio_ms, content_of, contents_of, wire_item
-from vivavoce.server.realtime.session_config import Configuration, given
+from vivavoce.server.realtime.session_config import Configuration, value_or
 from vivavoce.server.wire import WireError
 
-SLICE_SECONDS = 0.2  # given to the conversation at once; between slices other sessions run
+SLICE_SECONDS = 0.2  # long audio is passed on in slices; between them other sessions run
 
 
 class AudioInputStream:
@@ -28,70 +28,70 @@ class AudioInputStream:
     ) -> None:
         self._conversation, self._configuration, self._clock = conversation, configuration, clock
         self._max_bytes = max_bytes
-        self._waiting_bytes = 0
+        self._pending_bytes = 0
         self.configure()
 
     def configure(self) -> None:
-        """Take the session's format from now on."""
+        """Restart decoding in the format of the session."""
         rate = self._conversation.input_rate
         self._format = self._configuration.input_format
         self._binary = self._configuration.binary
         self._reader: SoundReader = OpusReader(rate) if self._binary == "opus" else FormatReader(self._format, rate)
 
     def configure_if_changed(self) -> None:
-        """The same, but a stream whose format stays goes on without a seam."""
+        """Restart decoding only if the format has changed, so that the resampler keeps its state otherwise."""
         if (self._format, self._binary) != (self._configuration.input_format, self._configuration.binary):
             self.configure()
 
-    def forget_waiting(self) -> None:
-        """What waited for a commit was committed or cleared."""
-        self._waiting_bytes = 0
+    def reset_pending(self) -> None:
+        """Reset the count of bytes that wait for a commit."""
+        self._pending_bytes = 0
 
     async def append(self, data: bytes) -> None:
-        """Audio that came as base64."""
+        """Decode audio of an `input_audio_buffer.append` event."""
         if self._binary == "opus":
-            raise WireError("this session's sound comes as binary Opus packets, not as base64", "binary_negotiated")
+            raise WireError("this session takes audio as binary Opus packets, not as base64", "binary_negotiated")
         await self._append(data)
 
     async def append_binary(self, data: bytes) -> None:
-        """Audio that came as a binary message."""
+        """Decode audio of a binary message."""
         if self._binary is None:
             raise WireError("binary messages need session.viva.binary to be raw or opus", "binary_not_negotiated")
         await self._append(data)
 
-    def hear(self, samples: Samples) -> None:
-        """Samples at the conversation's rate."""
+    def add_samples(self, samples: Samples) -> None:
+        """Pass samples at the conversation's rate on to it."""
         self._conversation.hear(samples)
-        self._clock.heard(len(samples) / self._conversation.input_rate)
+        self._clock.note_received_audio(len(samples) / self._conversation.input_rate)
 
     async def _append(self, data: bytes) -> None:
-        self._check_room(len(data))
+        self._check_limit(len(data))
         for piece in [data] if self._binary == "opus" else slices(data, self._format):
-            self.hear(self._reader.read(piece))
+            self.add_samples(self._reader.read(piece))
             if len(piece) < len(data):
                 await asyncio.sleep(0)
 
-    def _check_room(self, size: int) -> None:
-        """Without turn detection sound waits for its commit, and must not fill the memory."""
+    def _check_limit(self, size: int) -> None:
+        """WireError where too much audio waits for a commit; with turn detection none waits."""
         if self._configuration.ends_turns:
             return
-        if self._waiting_bytes + size > self._max_bytes:
+        if self._pending_bytes + size > self._max_bytes:
             limit = self._max_bytes >> 20
-            raise WireError(f"{limit} MiB of sound wait for a commit already; commit or clear them", "buffer_full")
-        self._waiting_bytes += size
+            raise WireError(f"{limit} MiB of audio already wait for a commit; commit or clear them", "buffer_full")
+        self._pending_bytes += size
 
 
 def slices(data: bytes, format: WireFormat) -> list[bytes]:
-    """The bytes in pieces of whole samples."""
+    """The bytes in slices of whole samples."""
     if len(data) % format.bytes_per_sample:
-        raise WireError(f"16-bit PCM has two bytes a sample; {len(data)} bytes end in half a sample", "invalid_audio")
+        raise WireError(f"16-bit PCM has two bytes per sample; {len(data)} bytes end in half a sample", "invalid_audio")
     step = round(SLICE_SECONDS * format.rate) * format.bytes_per_sample
     return [data[begin : begin + step] for begin in range(0, len(data), step)]
 
 
 @dataclass
 class ClientEventHandlers:
-    """Events of one session's client. An event that is refused has changed nothing."""
+    """Handles the events of a session's client. A refused event changes nothing."""
 
     conversation: Conversation
     configuration: Configuration
@@ -99,7 +99,7 @@ class ClientEventHandlers:
     audio: AudioInputStream
     clock: TurnClock
     updated: Callable[[], None]
-    """Sends the session as it is now."""
+    """Sends `session.updated`."""
 
     async def handle(self, event: client.AnyClientEvent) -> None:
         outcome = _HANDLERS[type(event)](self, event)
@@ -124,14 +124,14 @@ class ClientEventHandlers:
             item = self.conversation.commit()
         except InputError as error:
             raise WireError(str(error), "input_audio_buffer_commit_empty") from error
-        self.audio.forget_waiting()
-        self.clock.asked()
-        self.encoder.answered_commits.add(item.id)
+        self.audio.reset_pending()
+        self.clock.note_reply_request()
+        self.encoder.announced_commits.add(item.id)
         self.encoder.announce_turn(item, previous)
 
     def clear_input(self, event: client.InputAudioBufferClear) -> None:
         self.conversation.clear_input()
-        self.audio.forget_waiting()
+        self.audio.reset_pending()
         self.encoder.send(events.InputAudioBufferCleared())
 
     def clear_output(self, event: client.OutputAudioBufferClear) -> None:
@@ -142,9 +142,9 @@ class ClientEventHandlers:
 
     def item_create(self, event: client.ConversationItemCreate) -> None:
         content = content_of(event.item, self.configuration.input_format, self.conversation.input_rate)
-        id = given(event.item.id, None)
+        id = value_or(event.item.id, None)
         if id is not None and any(item.id == id for item in self.conversation.items):
-            raise WireError(f"there is an item {id!r} already", "item_exists", "item.id")
+            raise WireError(f"the item {id!r} already exists", "item_exists", "item.id")
         item, previous = self.conversation.add(content, id, event.previous_item_id)
         added = wire_item(item)
         self.encoder.send(events.ConversationItemAdded(previous, added))
@@ -161,7 +161,8 @@ class ClientEventHandlers:
         self.encoder.send(events.ConversationItemTruncated(event.item_id, end))
 
     def _cut_to(self, id: str, end: int) -> int:
-        """Cut an item; where it ends then. Stock clients do this to stop a response, and expect nothing more of it."""
+        """Truncate an item; the milliseconds where it now ends. Stock clients stop a response by this event, so the
+        reply of the item is cancelled too."""
         reply, cut = self.encoder.reply_with(id), self.encoder.truncated
         if reply is not None:
             with suppress(VivaError):
@@ -173,7 +174,7 @@ class ClientEventHandlers:
             length = audio_ms(self.conversation.item(id))
             if length is None or length > end or (reply is None and (cut is None or cut[0] != id)):
                 raise
-            return length  # it was interrupted meanwhile, and cut to what was heard
+            return length  # it was interrupted meanwhile, and truncated to what was played
         return end
 
     def item_delete(self, event: client.ConversationItemDelete) -> None:
@@ -183,30 +184,30 @@ class ClientEventHandlers:
     def response_create(self, event: client.ResponseCreate) -> None:
         if self.configuration.is_transcription:
             raise WireError("a transcription session has no responses", "transcription_session")
-        requested, request = self._request(given(event.response, None))
+        requested, request = self._request(value_or(event.response, None))
         active = self.encoder.open_reply
         if active is not None and not requested.is_out_of_band:
-            message = f"reply {active} is in progress; cancel it before requesting another"
+            message = f"the response {active} is in progress; cancel it before creating another"
             raise WireError(message, "conversation_already_has_active_response")
         try:
             reply = self.conversation.reply(request)
         except InputError as error:
             code = "rate_limit_exceeded" if requested.is_out_of_band else "conversation_already_has_active_response"
             raise WireError(str(error), code) from error
-        self.clock.asked()
+        self.clock.note_reply_request()
         self.encoder.requested[reply] = requested
 
-    def _request(self, params: ResponseParams | None) -> tuple[Requested, ReplyRequest | None]:
+    def _request(self, params: ResponseParams | None) -> tuple[ResponseRequest, ReplyRequest | None]:
         if params is None:
-            return Requested(self.configuration.session), None
+            return ResponseRequest(self.configuration.session), None
         session = self.configuration.changed(params, "response")
         content = None
-        if (items := given(params.input, None)) is not None:
+        if (items := value_or(params.input, None)) is not None:
             rate, format = self.conversation.input_rate, self.configuration.input_format
             content = contents_of(items, format, rate, self.conversation.item)
         settings = replace(self.configuration.settings(session), turn=self.conversation.settings.turn)
         is_out_of_band = params.conversation == "none"
-        requested = Requested(session, given(params.metadata, None), is_out_of_band)
+        requested = ResponseRequest(session, value_or(params.metadata, None), is_out_of_band)
         return requested, ReplyRequest(settings, is_out_of_band, content)
 
     def response_cancel(self, event: client.ResponseCancel) -> None:
@@ -214,10 +215,10 @@ class ClientEventHandlers:
         try:
             self.conversation.cancel(reply)
         except VivaError as error:
-            if not self.encoder.cut(reply):  # made, but still being sent
+            if not self.encoder.cut(reply):  # generated, but still being sent
                 raise WireError(str(error), "response_cancel_not_active") from error
         else:
-            self.encoder.cut(reply, truncates=self.encoder.plays_itself)  # other clients say themselves what they heard
+            self.encoder.cut(reply, truncates=self.encoder.plays_audio)  # other clients send a truncate event
 
     def played(self, event: client.VivaPlayed) -> None:
         self.encoder.client_played(event.response_id, event.audio_ms)

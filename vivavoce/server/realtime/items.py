@@ -7,7 +7,7 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from vivavoce.dialogue import events as dialogue
-from vivavoce.server.realtime.audio_formats import WireFormat, converted, decode, encode
+from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode, resample
 from vivavoce.server.realtime.session_types import AudioFormat, Maybe, Modality, ResponseOptions
 from vivavoce.server.wire import ErrorDetail, WireError
 
@@ -60,7 +60,7 @@ PARTS_OF: dict[Role, tuple[type, ...]] = {
 
 
 class BaseItem(Struct, kw_only=True, tag_field="type"):
-    """Fields that do not apply are left out: stock clients take no null there."""
+    """Fields that do not apply are omitted: stock clients do not accept null there."""
 
     id: Maybe[ItemId] = UNSET
     object: Maybe[Literal["realtime.item"]] = UNSET
@@ -74,7 +74,7 @@ class MessageItem(BaseItem, kw_only=True, tag="message"):
     def __post_init__(self) -> None:
         for part in self.content:
             if not isinstance(part, PARTS_OF[self.role]):
-                raise ValueError(f"a {self.role} message has no {part.__struct_config__.tag} parts")
+                raise ValueError(f"a {self.role} message cannot have {part.__struct_config__.tag} parts")
 
 
 class FunctionCallItem(BaseItem, kw_only=True, tag="function_call"):
@@ -99,6 +99,9 @@ ConversationItem = MessageItem | FunctionCallItem | FunctionCallOutputItem
 
 # Responses
 
+EndStatus = Literal["completed", "cancelled", "incomplete", "failed"]
+ResponseStatus = Literal["in_progress", EndStatus]
+
 
 class ResponseParams(ResponseOptions, kw_only=True):
     conversation: Maybe[Literal["auto", "none"]] = UNSET
@@ -107,7 +110,7 @@ class ResponseParams(ResponseOptions, kw_only=True):
 
 
 class StatusDetails(Struct, kw_only=True):
-    type: Literal["completed", "cancelled", "incomplete", "failed"]
+    type: EndStatus
     reason: str | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
 
@@ -146,7 +149,7 @@ class ResponseAudio(Struct):
 class Response(Struct, kw_only=True):
     id: str
     object: Literal["realtime.response"] = "realtime.response"
-    status: Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
+    status: ResponseStatus
     status_details: StatusDetails | None
     output: list[ConversationItem]
     conversation_id: str | None
@@ -161,7 +164,7 @@ class Response(Struct, kw_only=True):
 
 
 def content_of(item: ConversationItem, format: WireFormat, rate: int, param: str = "item") -> dialogue.Content:
-    """What a client put into an item; its audio is brought to `rate`."""
+    """The content of an item of a client; its audio is resampled to `rate`."""
     if isinstance(item, FunctionCallItem):
         return dialogue.ToolCall(item.call_id or "", item.name, item.arguments)
     if isinstance(item, FunctionCallOutputItem):
@@ -177,9 +180,9 @@ def _part_of(part: ContentPart, format: WireFormat, rate: int, param: str) -> di
         return dialogue.TextPart(part.text)
     if part.audio is None or part.audio is UNSET:
         if isinstance(part, OutputAudio):
-            return dialogue.TextPart(part.transcript or "")  # a history from elsewhere: the words without their audio
+            return dialogue.TextPart(part.transcript or "")  # a history of another server: the text without the audio
         raise WireError(f"Missing required parameter: '{param}.audio'.", "missing_required_parameter", f"{param}.audio")
-    return dialogue.AudioPart(converted(decode(part.audio, format), format.rate, rate), rate, part.transcript)
+    return dialogue.AudioPart(resample(decode(part.audio, format), format.rate, rate), rate, part.transcript)
 
 
 def contents_of(
@@ -189,7 +192,7 @@ def contents_of(
     find: Callable[[str], dialogue.Item],
     param: str = "response.input",
 ) -> list[dialogue.Content]:
-    """The items a response is asked to look at, some of them named by their id alone."""
+    """The contents of the input items of a response; `find` resolves references by id."""
     return [
         find(item.id).content
         if isinstance(item, ItemReference)
@@ -201,7 +204,7 @@ def contents_of(
 def wire_item(
     item: dialogue.Item, status: Status | None = None, audio: tuple[WireFormat, WireFormat] | None = None
 ) -> ConversationItem:
-    """An item as clients see it; with its audio where the formats (of the user's and of our audio) are given."""
+    """An item for clients; with its audio where `audio` has the formats of the user's audio and of ours."""
     status = status or ("completed" if item.is_complete else "incomplete")
     content = item.content
     if isinstance(content, dialogue.ToolCall):
@@ -233,12 +236,12 @@ def _wire_part(
     if audio is None:
         return kind(part.transcript)
     format = audio[1 if is_ours else 0]
-    samples = np.clip(converted(np.asarray(part.samples, np.float32), part.rate, format.rate), -1, 1)
+    samples = np.clip(resample(np.asarray(part.samples, np.float32), part.rate, format.rate), -1, 1)
     return kind(part.transcript, encode(samples, format))
 
 
 def audio_ms(item: dialogue.Item) -> int | None:
-    """How long the audio of an item lasts; None where it has none."""
+    """Duration of the audio of an item; None without audio."""
     parts = item.content.parts if isinstance(item.content, dialogue.Message) else ()
     spoken = [part for part in parts if isinstance(part, dialogue.AudioPart)]
     return round(sum(len(part.samples) / part.rate for part in spoken) * 1000) if spoken else None

@@ -1,6 +1,6 @@
-"""Paced output: events in order, sound in pieces a little before it is played, nothing after it was cleared.
+"""Paced output: events in order, audio in chunks shortly before playback needs them, nothing after a clear.
 
-This is the only place where sound is delayed.
+This is the only place where audio is delayed. The lead over playback grows with the jitter of the client's own audio.
 """
 
 import asyncio
@@ -16,133 +16,133 @@ from vivavoce.audio.player import PlaybackClock
 from vivavoce.dialogue.events import Samples
 from vivavoce.engine.sequence import Extreme
 
-LATE_SECONDS = 0.02  # a timer's own lateness is no missed deadline
+LATE_SECONDS = 0.02  # lateness of timers, which is no missed deadline
 RAMP_SECONDS = 0.01
 
 
 @dataclass
 class Schedule:
-    """When the next piece of one reply is due, by the clock of a player that starts at once."""
+    """When the next chunk of a reply is due, by the clock of a client that plays without a start buffer."""
 
     lead: float
-    """Seconds by which sound is sent before it is played."""
+    """Seconds by which audio is sent before playback needs it."""
     clock: PlaybackClock = field(default_factory=lambda: PlaybackClock(start_buffer=0.0))
     missed: int = 0
-    """Pieces that were there at their deadline and left late."""
+    """Chunks that were available at their deadline and sent late."""
     slack: float = math.inf
-    """The least time that was left before the player ran dry; negative where it did."""
+    """Minimum seconds before an underrun; negative after one."""
     is_cut: bool = False
     _cut_at: float = 0.0
 
     @property
     def sent(self) -> float:
-        """Seconds of sound; of a reply that was cut, those that were played."""
+        """Seconds of audio sent; for a reply that was cut, seconds played."""
         return self.clock.played(self._cut_at) if self.is_cut else self.clock.sent
 
     @property
     def underruns(self) -> int:
-        """How often the player ran dry."""
+        """Number of playback underruns."""
         return self.clock.underruns
 
     def due(self, now: float) -> float:
-        """When the next piece may be sent: at once for the first, then when it is played minus the lead."""
+        """When the next chunk may be sent: the first one now, others when they are played minus the lead."""
         return now if self.clock.started is None else self.clock.ends - self.lead
 
-    def send(self, now: float, seconds: float, was_waiting: bool, not_before: float = -math.inf) -> None:
-        """Note a piece that is sent; `was_waiting`: it had been there at its deadline."""
+    def send(self, now: float, seconds: float, was_waiting: bool, earliest: float = -math.inf) -> None:
+        """Record a chunk that is sent; `was_waiting`: it was available at its deadline."""
         if self.clock.started is not None:
             self.slack = min(self.slack, self.clock.ends - now)
         if was_waiting and now - self.due(now) > LATE_SECONDS:
             self.missed += 1
-        self.clock.feed(now, seconds, not_before)
+        self.clock.feed(now, seconds, earliest)
 
     def resume(self, now: float) -> None:
-        """A client is connected again: it has played what it had."""
+        """Continue after a reconnect: the client has played all that it had received."""
         self.clock.resume(now)
 
     def cut(self, now: float) -> None:
-        """Drop what was not played yet."""
+        """Drop the audio that was not played yet."""
         if not self.is_cut:
             self.clock.stop(now)
             self.is_cut, self._cut_at = True, now
 
     def played(self, now: float) -> float:
-        """Seconds that a client which plays at once has played."""
+        """Seconds of the reply that were played."""
         return self.clock.played(now)
 
     def is_over(self, now: float) -> bool:
-        """Whether all sound that was sent has been played or dropped."""
+        """Whether all audio that was sent has been played or dropped."""
         return self.is_cut or now >= self.clock.ends
 
 
 @dataclass
 class Volume:
-    """Gain of the output; changes are ramped, so that they do not click."""
+    """Gain of the output; changes are ramped to avoid clicks."""
 
     rate: int
     gain: float = 1.0
-    _reached: float = 1.0
+    _applied: float = 1.0
 
     def apply(self, samples: Samples) -> Samples:
-        """The samples at the volume asked for, going there from the one before."""
-        if self._reached == self.gain == 1.0:
+        """The samples with the gain applied, ramped from the previous gain."""
+        if self._applied == self.gain == 1.0:
             return samples
         curve = np.full(len(samples), self.gain, np.float32)
         ramp = min(len(samples), round(RAMP_SECONDS * self.rate))
-        if self._reached != self.gain and ramp:
-            curve[:ramp] = np.linspace(self._reached, self.gain, ramp + 1, dtype=np.float32)[1:]
+        if self._applied != self.gain and ramp:
+            curve[:ramp] = np.linspace(self._applied, self.gain, ramp + 1, dtype=np.float32)[1:]
         if len(samples):
-            self._reached = self.gain
+            self._applied = self.gain
         return samples * curve
 
 
-REPORT_SECONDS = 0.05  # between reports of what was played
+REPORT_SECONDS = 0.05  # between reports of the playback position
 
 SendEvent = Callable[[], None]
-"""Sends events, built when they are sent."""
+"""Builds and sends events when their turn comes."""
 
 
 @dataclass(frozen=True)
 class OutputPiece:
-    """Sound that waits, or goes out."""
+    """A chunk of audio of an item."""
 
     reply: str
     item: str
     samples: Samples
     is_end: bool = False
-    """The item's sound ends here."""
+    """Whether this is the last chunk of the item."""
 
 
 @dataclass
 class PlayingReply:
-    """How far the sound of one reply is."""
+    """The output state of one reply."""
 
     schedule: Schedule
     volume: Volume
     reported_ms: int = 0
-    is_whole: bool = False
-    """No more sound comes."""
+    is_complete: bool = False
+    """All audio of the reply was added."""
     is_cleared: bool = False
 
 
 class ClientPlayer(Protocol):
     """Receives what leaves a `PacedOutput`."""
 
-    def sound(self, piece: OutputPiece) -> None:
-        """This sound goes out now."""
+    def play(self, piece: OutputPiece) -> None:
+        """Send a chunk now."""
         ...
 
-    def heard(self, reply: str, milliseconds: int) -> None:
-        """So much of a reply has been heard by now."""
+    def playback_position(self, reply: str, milliseconds: int) -> None:
+        """The estimated playback position of a reply."""
         ...
 
-    def finished(self, reply: str, schedule: Schedule) -> None:
-        """All sound of a reply was heard, or dropped."""
+    def playback_finished(self, reply: str, schedule: Schedule) -> None:
+        """All audio of a reply was played or dropped."""
         ...
 
 
 class PacedOutput:
-    """A queue with a clock. Events with no sound before them are sent at once."""
+    """A queue of events and audio with a playback clock. An event waits only for the audio queued before it."""
 
     def __init__(self, listener: ClientPlayer, rate: int, lead: Callable[[float], float], piece_seconds: float) -> None:
         self._listener, self._rate, self._lead = listener, rate, lead
@@ -155,23 +155,23 @@ class PacedOutput:
 
     @property
     def held_seconds(self) -> float:
-        """Sound that waits here."""
+        """Seconds of audio in the queue."""
         return sum(len(entry.samples) for entry in self._queue if isinstance(entry, OutputPiece)) / self._rate
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is being heard."""
+        """Whether the queue is empty and no reply is being played."""
         return not self._queue and not self._playing
 
     def send_in_order(self, send: SendEvent) -> None:
-        """Send events, after the sound that waits."""
+        """Send events after the queued audio."""
         if self._queue:
             self._queue.append(send)
         else:
             send()
 
     def add(self, piece: OutputPiece, gain: float = 1.0) -> None:
-        """Queue sound; its gain applies at once, also to what waits already."""
+        """Queue audio; the gain also applies to the audio of the reply that is already queued."""
         if piece.reply not in self._playing:
             self._playing[piece.reply] = PlayingReply(Schedule(self._lead(self._now())), Volume(self._rate))
         playing = self._playing[piece.reply]
@@ -181,54 +181,54 @@ class PacedOutput:
             self._changed.set()
 
     def end_item(self, reply: str, item: str) -> None:
-        """The sound of an item ends with what was added."""
+        """Mark the end of an item's audio."""
         if reply in self._playing and not self._playing[reply].is_cleared:
             self._queue.append(OutputPiece(reply, item, np.zeros(0, np.float32), is_end=True))
             self._changed.set()
 
     def clear(self, reply: str) -> bool:
-        """Drop what was not heard of a reply; whether there was anything. Its events go out now."""
+        """Drop the unplayed audio of a reply and send its events now; whether there was any audio to drop."""
         playing = self._playing.get(reply)
         if playing is None:
             return False
         was_playing = not playing.schedule.is_over(self._now())
         playing.schedule.cut(self._now())
         playing.is_cleared = True
-        before = self.held_seconds
+        held_seconds = self.held_seconds
         self._queue = deque(
             entry for entry in self._queue if not (isinstance(entry, OutputPiece) and entry.reply == reply)
         )
-        had_sound = was_playing or self.held_seconds < before
+        had_sound = was_playing or self.held_seconds < held_seconds
         self._send_events_before_sound()
         self._changed.set()
         return had_sound
 
     def end(self, reply: str) -> bool:
-        """No more sound of this reply comes; whether there was any."""
+        """Mark the end of a reply's audio; whether it had any."""
         if reply not in self._playing:
             return False
-        self._playing[reply].is_whole = True
+        self._playing[reply].is_complete = True
         self._changed.set()
         return True
 
-    def heard_ms(self, reply: str) -> int:
-        """Milliseconds of a reply heard by now."""
+    def played_ms(self, reply: str) -> int:
+        """Milliseconds of a reply played so far."""
         playing = self._playing.get(reply)
         return 0 if playing is None else round(playing.schedule.played(self._now()) * 1000)
 
     def pause(self) -> None:
-        """No client is connected: sound waits."""
+        """Hold the audio while no client is connected."""
         self._is_open = False
 
     def resume(self) -> None:
-        """A client is connected again."""
+        """Continue after a client has reconnected."""
         self._is_open = True
         for playing in self._playing.values():
             playing.schedule.resume(self._now())
         self._changed.set()
 
     async def run(self) -> None:
-        """Send what is due, for ever."""
+        """Send what is due until cancelled."""
         while True:
             self._changed.clear()
             delay = self._advance()
@@ -239,7 +239,7 @@ class PacedOutput:
                 continue
 
     def _advance(self) -> float | None:
-        """Send what is due; seconds until there is more to do, None if nothing waits for the clock."""
+        """Send what is due; the seconds until the next deadline, None without one."""
         delays = [self._send_due(), self._report()]
         return min((delay for delay in delays if delay is not None), default=None)
 
@@ -268,25 +268,25 @@ class PacedOutput:
         if len(samples):
             playing.schedule.send(now, len(samples) / self._rate, self._has_waited, self._others_end(playing))
         self._has_waited = False
-        self._listener.sound(
+        self._listener.play(
             OutputPiece(piece.reply, piece.item, playing.volume.apply(samples), piece.is_end and not len(rest))
         )
 
     def _others_end(self, playing: PlayingReply) -> float:
-        """When the sound of the replies before this one has been played."""
+        """When the audio of all other replies has been played."""
         others = (each.schedule for each in self._playing.values() if each is not playing)
         return max((each.clock.ends for each in others if not each.is_cut), default=-math.inf)
 
     def _report(self) -> float | None:
-        """Report what was played since the last time, and drop replies that are over."""
+        """Report changed playback positions, and remove replies whose playback has ended."""
         for reply, playing in list(self._playing.items()):
-            milliseconds = self.heard_ms(reply)
+            milliseconds = self.played_ms(reply)
             if milliseconds != playing.reported_ms:
                 playing.reported_ms = milliseconds
-                self._listener.heard(reply, milliseconds)
-            if playing.is_whole and playing.schedule.is_over(self._now()):
+                self._listener.playback_position(reply, milliseconds)
+            if playing.is_complete and playing.schedule.is_over(self._now()):
                 del self._playing[reply]
-                self._listener.finished(reply, playing.schedule)
+                self._listener.playback_finished(reply, playing.schedule)
         return REPORT_SECONDS if self._playing else None
 
     def _send_events_before_sound(self) -> None:
@@ -302,43 +302,47 @@ class PacedOutput:
         return asyncio.get_running_loop().time()
 
 
-# Lead
+# Jitter and lead
 
 WINDOW_SECONDS = 5.0
-MIN_ARRIVALS = 10  # arrivals from which something can be said
+MIN_ARRIVALS = 10  # below, the jitter is not estimated
 
 
 class Arrivals:
-    """Measures the jitter of audio that should arrive evenly."""
+    """Measures the jitter of audio that should arrive at a constant rate."""
 
     def __init__(self) -> None:
-        self._latest, self._soonest = Extreme(WINDOW_SECONDS), Extreme(WINDOW_SECONDS)
-        self._newest: deque[float] = deque(maxlen=MIN_ARRIVALS)  # when they came
+        self._latest, self._earliest = Extreme(WINDOW_SECONDS), Extreme(WINDOW_SECONDS)
+        self._newest: deque[float] = deque(maxlen=MIN_ARRIVALS)  # times of arrival
 
-    def note(self, now: float, heard: float) -> None:
-        """By now, so many seconds of sound have come."""
-        late = now - heard
-        self._latest.note(now, late)
-        self._soonest.note(now, -late)
+    def note(self, now: float, received: float) -> None:
+        """Record that `received` seconds of audio in total have arrived."""
+        delay = now - received
+        self._latest.note(now, delay)
+        self._earliest.note(now, -delay)
         self._newest.append(now)
 
-    def unevenness(self, now: float) -> float | None:
-        """Seconds between the soonest and the latest of the last moments; None where too little came."""
-        latest, soonest = self._latest.largest(now), self._soonest.largest(now)
+    def jitter(self, now: float) -> float | None:
+        """Seconds between the smallest and the largest recent delay; None after too few arrivals."""
+        latest, earliest = self._latest.largest(now), self._earliest.largest(now)
         is_known = len(self._newest) == MIN_ARRIVALS and self._newest[0] >= now - WINDOW_SECONDS
-        return latest + soonest if is_known and latest is not None and soonest is not None else None
+        return latest + earliest if is_known and latest is not None and earliest is not None else None
 
 
 @dataclass(frozen=True)
 class Lead:
-    """Seconds by which sound is sent before it is to be heard."""
+    """Seconds by which audio is sent before playback needs it.
+
+    Audio that has been sent can no longer be ducked, so the lead is only as large as the jitter requires. The jitter is
+    taken to be the same in both directions.
+    """
 
     min_seconds: float
     max_seconds: float
-    """Where nothing is known of the way: a client that sends no sound cannot talk over a reply either."""
+    """Used while the jitter is unknown: a client that sends no audio cannot interrupt a reply either."""
     arrivals: Arrivals
 
     def __call__(self, now: float) -> float:
-        """The lead now."""
-        uneven = self.arrivals.unevenness(now)
-        return self.max_seconds if uneven is None else min(self.max_seconds, self.min_seconds + uneven)
+        """The lead at this time."""
+        jitter = self.arrivals.jitter(now)
+        return self.max_seconds if jitter is None else min(self.max_seconds, self.min_seconds + jitter)

@@ -1,4 +1,4 @@
-"""One response as the protocol sends it: every event from `response.created` to the one `response.done`."""
+"""One response in the protocol: its events, from `response.created` to `response.done`, and its encoded audio."""
 
 import struct
 from dataclasses import dataclass, field
@@ -15,10 +15,12 @@ from vivavoce.server.realtime.event_log import EventLog
 from vivavoce.server.realtime.items import (
     CachedTokenDetails,
     ConversationItem,
+    EndStatus,
     InputTokenDetails,
     Response,
     ResponseAudio,
     ResponseAudioOutput,
+    ResponseStatus,
     ResponseUsage,
     StatusDetails,
     TokenDetails,
@@ -32,9 +34,9 @@ from vivavoce.server.wire import ErrorDetail
 
 AUDIO_FRAME = 1
 FRAME_HEADER = struct.Struct("<BBHI")
-"""Kind (1: audio), version (0), output index, milliseconds into the item; then a u32 event number, and the audio."""
+"""Kind (1: audio), version (0), output index, position in the item in ms; then a u32 event number, and the audio."""
 
-STATUS: dict[EndReason, str] = {
+STATUS: dict[EndReason, EndStatus] = {
     "completed": "completed",
     "turn_detected": "cancelled",
     "client_cancelled": "cancelled",
@@ -55,22 +57,22 @@ class OpenItem:
 
 @dataclass
 class ResponseEncoder:
-    """What was sent of a response so far. Methods give the next events."""
+    """The state of a response. Each method returns the next events to send."""
 
     id: str
     session: RealtimeSessionObject
-    """The session as it stood when the response began, with what the client overrode."""
+    """The session object when the response started, with the options of `response.create`."""
     conversation_id: str | None
     metadata: dict[str, str] | None = None
     is_out_of_band: bool = False
     output: list[ConversationItem] = field(default_factory=list)
     open: dict[str, OpenItem] = field(default_factory=dict)
     items: list[str] = field(default_factory=list)
-    """Ids of its items, also of those that were not sent yet."""
+    """Ids of its items, including those not sent yet."""
     spoken: str | None = None
-    """The item whose audio is on the way."""
+    """The item whose audio is being sent."""
     cut: EndReason | None = None
-    """Why it ended early although the conversation had made it whole: its audio was still waiting to be sent."""
+    """Why playback ended early; the conversation may have completed the response before."""
     is_done: bool = False
 
     @property
@@ -78,11 +80,11 @@ class ResponseEncoder:
         return self.session.output_modalities[0]
 
     def created(self) -> list[ServerEvent]:
-        """The response begins."""
+        """Events of the start of the response."""
         return [events.ResponseCreated(self._response("in_progress", None, None))]
 
     def item_started(self, started: ReplyItemStarted) -> list[ServerEvent]:
-        """Its next item begins; the one part of a message too."""
+        """Events of the start of an item, and of the content part of a message."""
         opened = OpenItem(started, len(self.output) + len(self.open))
         self.open[started.item] = opened
         item = wire_item(self._empty(started), "in_progress")
@@ -90,29 +92,29 @@ class ResponseEncoder:
         if not self.is_out_of_band:
             sent.append(events.ConversationItemAdded(started.previous, item))
         if started.kind == "message":
-            sent.append(events.ContentPartAdded(*self._place(started.item), part=self._part("")))
+            sent.append(events.ContentPartAdded(*self._position(started.item), part=self._part("")))
         return sent
 
     def text(self, item: str, delta: str) -> list[ServerEvent]:
-        """Words: the text itself, or what the audio says; none of audio that was dropped."""
+        """A delta of the text, or of the transcript of the audio; none for audio that was dropped."""
         if self.cut is not None and self.modality == "audio":
             return []
         self.open[item].text += delta
         kind = events.OutputAudioTranscriptDelta if self.modality == "audio" else events.OutputTextDelta
-        return [kind(*self._place(item), delta=delta)]
+        return [kind(*self._position(item), delta=delta)]
 
     def audio(self, item: str, data: bytes) -> ServerEvent:
-        return events.OutputAudioDelta(*self._place(item), delta=data)
+        return events.OutputAudioDelta(*self._position(item), delta=data)
 
     def arguments(self, item: str, delta: str) -> list[ServerEvent]:
-        """A part of a tool call's arguments."""
+        """A delta of the arguments of a tool call."""
         opened = self.open[item]
         opened.text += delta
         call_id = opened.started.call_id or item
-        return [events.FunctionCallArgumentsDelta(*self._place(item), call_id=call_id, delta=delta)]
+        return [events.FunctionCallArgumentsDelta(*self._position(item), call_id=call_id, delta=delta)]
 
     def item_done(self, item: Item) -> list[ServerEvent]:
-        """The item is whole, or ends here."""
+        """Events of the end of an item, complete or not."""
         opened = self.open[item.id]
         if self.cut is not None and self.modality == "audio" and isinstance(item.content, dialogue.Message):
             item = self._item_until_sent(opened)
@@ -125,7 +127,7 @@ class ResponseEncoder:
         return sent
 
     def done(self, reason: EndReason, usage: dialogue.Usage, error: str | None) -> list[ServerEvent]:
-        """The one end of the response; items that are open still end with it."""
+        """Events of the end of the response, and of the items that are still open."""
         self.is_done = True
         sent: list[ServerEvent] = []
         for opened in list(self.open.values()):
@@ -134,32 +136,32 @@ class ResponseEncoder:
         return [*sent, events.ResponseDone(self._response(STATUS[reason], _details(reason, error), usage))]
 
     def final_reason(self, reason: EndReason) -> EndReason:
-        """Why it ended, also where its audio was cut after the conversation had made it whole."""
+        """Why the response ended, taking into account that its playback may have been cut."""
         return self.cut if self.cut and reason == "completed" else reason
 
     def _content_done(self, item: Item, opened: OpenItem) -> list[ServerEvent]:
-        place, content = self._place(item.id), item.content
+        position, content = self._position(item.id), item.content
         if isinstance(content, dialogue.ToolCall):
             call_id = opened.started.call_id or item.id
             return [
                 events.FunctionCallArgumentsDone(
-                    *place, call_id=call_id, name=content.name, arguments=content.arguments
+                    *position, call_id=call_id, name=content.name, arguments=content.arguments
                 )
             ]
-        words = _words(item)
-        part_done = events.ContentPartDone(*place, part=self._part(words))
+        text = _text_of(item)
+        part_done = events.ContentPartDone(*position, part=self._part(text))
         if self.modality == "text":
-            return [events.OutputTextDone(*place, text=words), part_done]
+            return [events.OutputTextDone(*position, text=text), part_done]
         return [
-            events.OutputAudioDone(*place),
-            events.OutputAudioTranscriptDone(*place, transcript=words),
+            events.OutputAudioDone(*position),
+            events.OutputAudioTranscriptDone(*position, transcript=text),
             part_done,
         ]
 
-    def _part(self, words: str) -> events.ContentPartText | events.ContentPartAudio:
-        return events.ContentPartAudio(words) if self.modality == "audio" else events.ContentPartText(words)
+    def _part(self, text: str) -> events.ContentPartText | events.ContentPartAudio:
+        return events.ContentPartAudio(text) if self.modality == "audio" else events.ContentPartText(text)
 
-    def _place(self, item: str) -> tuple[str, str, int]:
+    def _position(self, item: str) -> tuple[str, str, int]:
         return self.id, item, self.open[item].output_index
 
     def _empty(self, started: ReplyItemStarted) -> Item:
@@ -177,12 +179,14 @@ class ResponseEncoder:
             part = dialogue.AudioPart(np.zeros(0, np.float32), 24_000, opened.text)
         return Item(started.item, dialogue.Message("assistant", (part,)), is_complete=False)
 
-    def _response(self, status: str, details: StatusDetails | None, usage: dialogue.Usage | None) -> Response:
+    def _response(
+        self, status: ResponseStatus, details: StatusDetails | None, usage: dialogue.Usage | None
+    ) -> Response:
         spoken = self.session.audio.output
         audio = ResponseAudio(ResponseAudioOutput(spoken.format, voice_name(spoken.voice)))
         return Response(
             id=self.id,
-            status=status,  # type: ignore[arg-type]
+            status=status,
             status_details=details,
             output=list(self.output),
             conversation_id=None if self.is_out_of_band else self.conversation_id,
@@ -195,12 +199,12 @@ class ResponseEncoder:
 
 
 def response_usage(usage: dialogue.Usage) -> ResponseUsage:
-    """What a response cost, in the protocol's words."""
-    given, made = usage.input_text + usage.input_audio, usage.output_text + usage.output_audio
+    """The usage object of a response."""
+    input_tokens, output_tokens = usage.input_text + usage.input_audio, usage.output_text + usage.output_audio
     return ResponseUsage(
-        total_tokens=given + made,
-        input_tokens=given,
-        output_tokens=made,
+        total_tokens=input_tokens + output_tokens,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
         input_token_details=InputTokenDetails(
             text_tokens=usage.input_text,
             audio_tokens=usage.input_audio,
@@ -214,14 +218,14 @@ def _details(reason: EndReason, error: str | None) -> StatusDetails:
     if reason == "completed":
         return StatusDetails(type="completed")
     if reason == "failed":
-        message = error or "the reply could not be made"
+        message = error or "the reply could not be generated"
         return StatusDetails(
             type="failed", error=ErrorDetail(type="server_error", code="reply_failed", message=message)
         )
-    return StatusDetails(type=STATUS[reason], reason=reason)  # type: ignore[arg-type]
+    return StatusDetails(type=STATUS[reason], reason=reason)
 
 
-def _words(item: Item) -> str:
+def _text_of(item: Item) -> str:
     if not isinstance(item.content, dialogue.Message):
         return ""
     parts = item.content.parts
@@ -232,14 +236,14 @@ def _words(item: Item) -> str:
 
 
 class AudioSink(Protocol):
-    """Takes the audio of responses when it is to go out."""
+    """Takes the audio of responses when it is due."""
 
     def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
-        """Send a piece now."""
+        """Send a chunk."""
         ...
 
     def clear(self) -> None:
-        """Drop what was not played."""
+        """Drop the audio that was not played."""
         ...
 
 
@@ -253,7 +257,7 @@ class ItemAudioStream:
 
 @dataclass
 class WebSocketOutput:
-    """Audio into the event log. Binary frames are only for replies of the conversation, one at a time."""
+    """Encodes audio into the event log: as events, or as binary frames for the replies of the conversation."""
 
     log: EventLog
     rate: int
@@ -261,7 +265,7 @@ class WebSocketOutput:
     _streams: dict[str, ItemAudioStream] = field(default_factory=dict)
 
     def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
-        """Encode a piece and log it."""
+        """Encode a chunk and append it to the log."""
         stream = self._streams.get(piece.item)
         if stream is None:
             stream = self._streams[piece.item] = ItemAudioStream(self._writer(reply))
@@ -274,7 +278,7 @@ class WebSocketOutput:
         stream.seconds += len(piece.samples) / self.rate
 
     def clear(self) -> None:
-        """What waits in the writers is dropped."""
+        """Drop the encoders of the items."""
         self._streams.clear()
 
     def _writer(self, reply: ResponseEncoder) -> SoundWriter:

@@ -1,4 +1,4 @@
-"""The events a server sends, and their encoding. The event log gives each its `event_id`."""
+"""The events a server sends, and their encoding. The event log sets their `event_id`."""
 
 from typing import Literal
 
@@ -119,7 +119,7 @@ class TranscriptionFailed(ServerEvent, tag="conversation.item.input_audio_transc
     content_index: int = 0
 
 
-# The server's audio, where the server plays it
+# The server's audio, where the server plays it (WebRTC)
 
 
 class OutputAudioBufferStarted(ServerEvent, tag="output_audio_buffer.started"):
@@ -166,7 +166,7 @@ class ItemEvent(ServerEvent):
 
 
 class ContentEvent(ItemEvent, kw_only=True):
-    """About the one part of a message."""
+    """An event about the only content part of a message."""
 
     content_index: int = 0
 
@@ -222,18 +222,18 @@ class FunctionCallArgumentsDone(ItemEvent, tag="response.function_call_arguments
     arguments: str
 
 
-DEPTH_MARGIN = 32  # levels of nesting left for the frames between a handler and the encoder
+DEPTH_MARGIN = 32  # levels of nesting reserved for the stack frames between a handler and the encoder
 
 _encoder = msgspec.json.Encoder()
 
 
 def encode(event: ServerEvent) -> bytes:
-    """The event as JSON; `type` comes first."""
+    """The event as JSON, with `type` first."""
     return _encoder.encode(event)
 
 
 def check_depth(value: object) -> None:
-    """RecursionError where a value is nested so deeply that it might not be encoded from a deeper stack."""
+    """Raise RecursionError where a value is nested too deeply to be encoded later, from a deeper stack."""
     for _ in range(DEPTH_MARGIN):
         value = [value]
     _encoder.encode(value)

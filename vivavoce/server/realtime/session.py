@@ -1,4 +1,4 @@
-"""One session: its client's events go to the conversation, the conversation's events to the event log."""
+"""One session: passes the client's events to the conversation, and the events of the conversation to the event log."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from vivavoce.server.realtime.event_log import Cursor, EventLog
 from vivavoce.server.realtime.handlers import AudioInputStream, ClientEventHandlers
 from vivavoce.server.realtime.output import Lead
 from vivavoce.server.realtime.response import AudioSink, WebSocketOutput
-from vivavoce.server.realtime.session_config import Configuration, given
+from vivavoce.server.realtime.session_config import Configuration, value_or
 from vivavoce.server.realtime.session_types import Binary, SessionObject, SessionParams, SessionType, VivaSession
 from vivavoce.server.wire import WireError
 
@@ -31,26 +31,26 @@ logger = logging.getLogger(__name__)
 
 
 class Connection(Protocol):
-    """A reader of the event log."""
+    """A transport that reads the event log."""
 
     def drop(self, code: int, reason: str) -> None:
-        """Close it, from our side."""
+        """Close the connection."""
         ...
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What a client asked for before its first event."""
+    """What a client requested when it connected."""
 
     model: str
     kind: SessionType = "realtime"
     session: SessionParams | None = None
-    """What a browser key or a call brings along."""
+    """The session parameters of a browser key or a call."""
     binary: Binary | None = None
 
 
 class RealtimeSession:
-    """The protocol's side of a conversation. It outlives its connections, for a while."""
+    """A conversation behind the protocol. It survives its connections for a limited time."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class RealtimeSession:
             self.conversation, self.configuration, self.encoder, self.audio, self.clock, self._send_updated
         )
         self._opened = time.time()
-        self._last_active = self._now()
+        self._active_at = self._now()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -123,41 +123,41 @@ class RealtimeSession:
     # Connections
 
     def attach(self, connection: Connection, after: int) -> Cursor:
-        """A connection reads on from an event."""
+        """Let a connection read the log after an event."""
         self.connections[connection] = self.log.open_cursor(after)
-        self._last_active = self._now()
+        self._active_at = self._now()
         self.encoder.resume()
         return self.connections[connection]
 
     def detach(self, connection: Connection) -> None:
-        """A connection is gone; the session waits for another."""
+        """Remove a closed connection; the session waits for the next one."""
         cursor = self.connections.pop(connection, None)
         if cursor is None:
             return
         self.log.close_cursor(cursor)
-        self._last_active = self._now()
+        self._active_at = self._now()
         if not self.connections and not self.is_call:
             self.encoder.pause()
 
-    def stay_awake(self) -> None:
+    def note_activity(self) -> None:
         """Restart the idle timer."""
-        self._last_active = self._now()
+        self._active_at = self._now()
 
     @property
     def idle_seconds(self) -> float:
         """Seconds without activity."""
         is_speaking = self.encoder.is_speaking and bool(self.connections)
-        return 0.0 if is_speaking else self._now() - self._last_active
+        return 0.0 if is_speaking else self._now() - self._active_at
 
     @property
     def age_seconds(self) -> float:
-        """How long the session has been open."""
+        """Seconds since the session was opened."""
         return time.time() - self._opened
 
-    # What is sent
+    # Sending
 
     def send(self, event: events.ServerEvent) -> None:
-        """Append an event to the log; a connection that leaves too much of it unread is dropped."""
+        """Append an event to the log; connections with too many unread bytes are dropped."""
         if self.is_closed:
             return
         self.log.append(event)
@@ -166,21 +166,21 @@ class RealtimeSession:
         for connection, cursor in list(self.connections.items()):
             if cursor.pending_bytes > self.options.max_pending_bytes:
                 self.metrics.dropped.labels("unread").inc()
-                connection.drop(1013, "too much is waiting to be read; read faster, or come back")
-        if not self.connections and self.log.kept_bytes > 2 * self.options.max_pending_bytes:
-            self._finish(1013, "nobody reads")
+                connection.drop(1013, "too many events are unread; read faster, or reconnect")
+        if not self.connections and self.log.stored_bytes > 2 * self.options.max_pending_bytes:
+            self._finish(1013, "the events are not read")
 
     def send_error(self, error: WireError, event_id: str | None = None) -> None:
         self.metrics.errors.labels(error.code).inc()
         self.send(events.error_event(error, event_id))
 
     def session_object(self, with_token: bool = False) -> SessionObject:
-        """The session as it is, every field of it."""
+        """The complete session object."""
         session = replace(self.configuration.session, id=self.id)
         if self.options.session_seconds is not None:
             session = replace(session, expires_at=int(self._opened + self.options.session_seconds))
         if with_token:
-            viva = replace(given(session.viva, VivaSession()), resume_token=self.resume_token)
+            viva = replace(value_or(session.viva, VivaSession()), resume_token=self.resume_token)
             session = replace(session, viva=viva)
         return session
 
@@ -189,10 +189,10 @@ class RealtimeSession:
             self.encoder.output.binary = self.configuration.binary
         self.send(events.SessionUpdated(self.session_object()))
 
-    # What is received
+    # Receiving
 
     async def receive_text(self, message: str) -> None:
-        """One client event as JSON; whatever is wrong with it becomes an error event."""
+        """Handle one client event as JSON; every failure becomes an error event."""
         event_id: str | None = None
 
         async def handle() -> None:
@@ -204,12 +204,12 @@ class RealtimeSession:
 
         await self._received(handle(), lambda: event_id)
 
-    async def receive_sound(self, data: bytes) -> None:
-        """A binary message: audio in the negotiated form."""
+    async def receive_audio(self, data: bytes) -> None:
+        """Handle a binary message: audio in the negotiated format."""
         await self._received(self.audio.append_binary(data), lambda: None)
 
     async def _received(self, handling: Awaitable[None], event_id: Callable[[], str | None]) -> None:
-        self.stay_awake()
+        self.note_activity()
         try:
             await handling
         except WireError as error:
@@ -231,7 +231,7 @@ class RealtimeSession:
     def _decoded(self, message: str) -> AnyClientEvent:
         if len(message) > self.options.max_event_bytes:
             limit = self.options.max_event_bytes >> 20
-            raise WireError(f"an event of {len(message)} bytes; at most {limit} MiB are taken", "event_too_large")
+            raise WireError(f"an event of {len(message)} bytes; the limit is {limit} MiB", "event_too_large")
         event = decode_client_event(message)
         if self.options.log_content and not isinstance(event, InputAudioBufferAppend):
             logger.info("%s ← %s", self.id, message)
@@ -254,7 +254,7 @@ class RealtimeSession:
             self.configuration.session,
             Lead(min(min_lead_ms, max_lead_ms) / 1000, max_lead_ms / 1000, self.clock.arrivals),
             piece_ms / 1000,
-            plays_itself=track is not None,
+            plays_audio=track is not None,
         )
 
     @staticmethod

@@ -1,10 +1,10 @@
-"""The session object in force: its defaults, a client's changes, and what it asks of the conversation."""
+"""The session object in force: its defaults, the changes of a client, and the conversation settings it stands for."""
 
 from collections.abc import Sequence
 from dataclasses import replace as replaced
 from typing import Literal, TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
 from vivavoce.dialogue.events import ConversationSettings, Tool, TurnSettings
@@ -27,6 +27,7 @@ from vivavoce.server.realtime.session_types import (
     SessionObject,
     SessionParams,
     SessionType,
+    ToolChoice,
     Transcription,
     TranscriptionSessionAudio,
     TranscriptionSessionObject,
@@ -52,7 +53,7 @@ WHEN_NULL = {
 """What null means for a field of the session that cannot be null."""
 TOP_LEVEL = (*WHEN_NULL, "parallel_tool_calls", "prompt", "reasoning", "include", "tracing")
 BETA_RENAMED = {"modalities": "output_modalities", "max_response_output_tokens": "max_output_tokens"}
-BETA_MOVED = {  # the beta protocol's name, and its place under `audio`
+BETA_MOVED = {  # names of the beta protocol, and where they are under `audio`
     "input_audio_format": ("input", "format"),
     "input_audio_transcription": ("input", "transcription"),
     "input_audio_noise_reduction": ("input", "noise_reduction"),
@@ -79,7 +80,7 @@ class Configuration:
         return merged(self.session, change, self._base.turn, self._voices, param)
 
     def settings(self, session: SessionObject | None = None) -> ConversationSettings:
-        """What this session object, or another, asks of the conversation."""
+        """The conversation settings of this session object, or of another."""
         return conversation_settings(session or self.session, self._base, self._voices)
 
     @property
@@ -92,8 +93,8 @@ class Configuration:
 
     @property
     def binary(self) -> Binary | None:
-        """How audio comes and goes in binary frames; None: not at all."""
-        return given(self.session.viva, VivaSession()).binary or None
+        """The encoding of binary audio frames; None: audio is sent in events."""
+        return value_or(self.session.viva, VivaSession()).binary or None
 
     @property
     def is_transcription(self) -> bool:
@@ -101,7 +102,7 @@ class Configuration:
 
     @property
     def ends_turns(self) -> bool:
-        """Whether the server finds the end of a turn; else the client commits it."""
+        """Whether the server detects the end of a turn; otherwise the client commits it."""
         return self.session.audio.input.turn_detection is not None
 
 
@@ -111,13 +112,13 @@ def overridden(session: SessionParams, change: SessionParams) -> SessionParams:
     return replace(session, **fields)
 
 
-def given(value: Maybe[T], default: T) -> T:
-    """The value of a field, or another where it is absent or null."""
+def value_or(value: Maybe[T], default: T) -> T:
+    """The value of a field, or the default where it is absent or null."""
     return default if value is None or isinstance(value, UnsetType) else value
 
 
 def default_session(settings: ConversationSettings, model: str, kind: SessionType = "realtime") -> SessionObject:
-    """The complete session object of a client that asked for nothing."""
+    """The complete session object of a client that sends no parameters."""
     is_transcribed = settings.transcribe_input or kind == "transcription"
     audio_input = AudioInput(
         format=WireFormat().as_wire(),
@@ -132,7 +133,7 @@ def default_session(settings: ConversationSettings, model: str, kind: SessionTyp
         output_modalities=[settings.modality],
         instructions=settings.instructions,
         tools=[],
-        tool_choice=settings.tool_choice,  # type: ignore[arg-type]
+        tool_choice=convert(settings.tool_choice, ToolChoice),
         max_output_tokens=settings.max_output_tokens or "inf",
         tracing=None,
         truncation="auto",
@@ -147,23 +148,23 @@ def default_session(settings: ConversationSettings, model: str, kind: SessionTyp
 def merged(
     session: SessionObject, change: ResponseOptions, turn: TurnSettings, voices: Sequence[str], param: str = "session"
 ) -> SessionObject:
-    """The session after a change: only what is named changes. `turn` holds the defaults."""
+    """The session after a change; fields that are absent stay. `turn` holds the defaults of turn detection."""
     change = without_beta_names(change)
     if isinstance(change, SessionParams):
         session = _of_type(session, change.type, f"{param}.type")
-        if (viva := given(change.viva, None)) is not None and viva.binary is not UNSET:
-            session = replace(session, viva=replace(given(session.viva, VivaSession()), binary=viva.binary))
+        if (viva := value_or(change.viva, None)) is not None and viva.binary is not UNSET:
+            session = replace(session, viva=replace(value_or(session.viva, VivaSession()), binary=viva.binary))
     names = {name for name in TOP_LEVEL if hasattr(session, name)}
     fields = {name: value for name in names if (value := getattr(change, name, UNSET)) is not UNSET}
     session = replace(
         session, **{name: WHEN_NULL.get(name) if value is None else value for name, value in fields.items()}
     )
-    audio = given(change.audio, AudioParams())
+    audio = value_or(change.audio, AudioParams())
     session = replace(
         session, audio=replace(session.audio, input=_merged_input(session.audio.input, audio.input, turn))
     )
     if isinstance(session, RealtimeSessionObject):
-        # the beta protocol said ["text", "audio"] for what is now ["audio"]
+        # ["text", "audio"] of the beta protocol is ["audio"] now
         modalities: list[Modality] = ["audio"] if "audio" in session.output_modalities else ["text"]
         output = _merged_output(session.audio.output, audio.output, voices, f"{param}.audio.output")
         session = replace(session, output_modalities=modalities, audio=replace(session.audio, output=output))
@@ -171,25 +172,25 @@ def merged(
 
 
 def without_beta_names(change: Options) -> Options:
-    """Every field in its present place; where both are given the present one counts."""
+    """The change with the fields of the beta protocol renamed; where both names are set, the present one wins."""
     fields = {new: getattr(change, old) for old, new in BETA_RENAMED.items() if getattr(change, new) is UNSET}
     moved = {old: getattr(change, old) for old in BETA_MOVED if getattr(change, old) is not UNSET}
     if moved:
-        audio = given(change.audio, AudioParams())
+        audio = value_or(change.audio, AudioParams())
         sides = {
-            "input": given(audio.input, AudioInputParams()),
-            "output": given(audio.output, AudioOutputParams()),
+            "input": value_or(audio.input, AudioInputParams()),
+            "output": value_or(audio.output, AudioOutputParams()),
         }
         for old, value in moved.items():
             side, name = BETA_MOVED[old]
             if getattr(sides[side], name) is UNSET:
                 sides[side] = replace(sides[side], **{name: value})
-        fields["audio"] = AudioParams(**sides)  # type: ignore[arg-type]
+        fields["audio"] = replace(audio, **sides)
     return replace(change, **fields)
 
 
 def _of_type(session: SessionObject, kind: SessionType | UnsetType, param: str) -> SessionObject:
-    """The session, or what is left of it when it shall only transcribe."""
+    """The session, or a transcription session made of it."""
     if kind is UNSET or kind == session.__struct_config__.tag:
         return session
     if kind != "transcription":
@@ -205,10 +206,10 @@ def _of_type(session: SessionObject, kind: SessionType | UnsetType, param: str) 
 
 
 def _merged_input(current: AudioInput, change: Maybe[AudioInputParams], turn: TurnSettings) -> AudioInput:
-    change = given(change, AudioInputParams())
+    change = value_or(change, AudioInputParams())
     fields = {name: getattr(change, name) for name in ("transcription", "noise_reduction")}
     result = replace(current, **{name: value for name, value in fields.items() if value is not UNSET})
-    if (format := given(change.format, None)) is not None:
+    if (format := value_or(change.format, None)) is not None:
         result = replace(result, format=wire_format(format).as_wire())
     if change.turn_detection is None:
         return replace(result, turn_detection=None)
@@ -220,7 +221,7 @@ def _merged_input(current: AudioInput, change: Maybe[AudioInputParams], turn: Tu
 
 def _merged_turn(current: TurnDetection | None, change: TurnDetectionParams, defaults: TurnSettings) -> TurnDetection:
     present = "server_vad" if current is None else str(current.__struct_config__.tag)
-    kind = given(change.type, present)
+    kind = value_or(change.type, present)
     if current is None or kind != present:
         current = _turn_detection(replaced(defaults, detector=DETECTORS[kind]))
     assert current is not None
@@ -253,21 +254,21 @@ def _turn_detection(turn: TurnSettings) -> TurnDetection | None:
 def _merged_output(
     current: AudioOutput, change: Maybe[AudioOutputParams], voices: Sequence[str], param: str
 ) -> AudioOutput:
-    change = given(change, AudioOutputParams())
-    if (voice := given(change.voice, None)) is not None:
+    change = value_or(change, AudioOutputParams())
+    if (voice := value_or(change.voice, None)) is not None:
         if voice_name(voice) not in (*voices, *STOCK_VOICES, "default"):
             known = ", ".join(voices) or "only the default one"
-            raise WireError(f"there is no voice {voice_name(voice)!r}; there is {known}", param=f"{param}.voice")
+            raise WireError(f"there is no voice {voice_name(voice)!r}; known voices: {known}", param=f"{param}.voice")
         current = replace(current, voice=voice)
-    if (format := given(change.format, None)) is not None:
+    if (format := value_or(change.format, None)) is not None:
         current = replace(current, format=wire_format(format).as_wire())
-    return replace(current, speed=given(change.speed, current.speed))
+    return replace(current, speed=value_or(change.speed, current.speed))
 
 
 def conversation_settings(
     session: SessionObject, base: ConversationSettings, voices: Sequence[str]
 ) -> ConversationSettings:
-    """What a session object asks of the conversation."""
+    """The conversation settings of a session object."""
     transcription = session.audio.input.transcription
     settings = replaced(
         base,
@@ -292,14 +293,14 @@ def conversation_settings(
 
 
 def turn_settings(detection: TurnDetection | None, base: TurnSettings) -> TurnSettings:
-    """How a turn ends, as the session object has it."""
+    """The turn settings of a session object."""
     if detection is None:
         return replaced(base, detector="none")
     return replaced(base, detector=DETECTORS[str(detection.__struct_config__.tag)], **asdict(detection))
 
 
 def output_format(session: SessionObject) -> WireFormat:
-    """The format of the audio a client gets."""
+    """The format of the audio of responses."""
     return wire_format(session.audio.output.format) if isinstance(session, RealtimeSessionObject) else WireFormat()
 
 

@@ -1,7 +1,8 @@
-"""Sessions in Realtime events: what a client may ask of one, and the object that is in force.
+"""Sessions in Realtime events: the parameters a client may send, and the session object in force.
 
-`Maybe` fields tell an absent field (`UNSET`, never encoded) from an explicit null. `…Params` are what a client sends:
-every field optional, the beta protocol's names included. The others are what the server sends, and always complete.
+`Maybe` fields distinguish an absent field (`UNSET`, never encoded) from an explicit null. Classes named `…Params` are
+sent by clients: every field is optional, and the names of the beta protocol are included. The others are sent by the
+server and are always complete.
 """
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -23,12 +24,15 @@ SessionType = Literal["realtime", "transcription"]
 
 # Audio
 
+FormatName = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
+SampleRate = Literal[8_000, 16_000, 24_000, 48_000]
+
 
 class AudioFormat(Struct, frozen=True):
     """PCM rates other than 24 kHz are an extension."""
 
-    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] | None = "audio/pcm"
-    rate: Maybe[Literal[8_000, 16_000, 24_000, 48_000]] = UNSET
+    type: FormatName | None = "audio/pcm"
+    rate: Maybe[SampleRate] = UNSET
 
 
 BetaFormat = Literal["pcm16", "g711_ulaw", "g711_alaw"]
@@ -64,7 +68,7 @@ IdleTimeout = Annotated[int, Meta(ge=1000, le=600_000)]
 
 
 class ServerVad(Struct, frozen=True, tag_field="type", tag="server_vad"):
-    """Every field is sent: stock clients decide by `interrupt_response` whether they must cancel themselves."""
+    """Every field is sent: stock clients read `interrupt_response` to decide whether to cancel responses."""
 
     threshold: float
     prefix_padding_ms: int
@@ -84,7 +88,7 @@ TurnDetection = ServerVad | SemanticVad
 
 
 class TurnDetectionParams(Struct):
-    """Fields of both detectors; those of the other one are ignored. Without a type the present one is changed."""
+    """Fields of both detectors; those of the other detector are ignored. Without a type the current one is changed."""
 
     type: Literal["server_vad", "semantic_vad"] | UnsetType = UNSET
     threshold: Maybe[Threshold] = UNSET
@@ -127,7 +131,7 @@ class AudioParams(Struct):
     output: Maybe[AudioOutputParams] = UNSET
 
 
-# What sessions and responses have in common
+# Options of sessions and of single responses
 
 
 class FunctionTool(Struct, frozen=True):
@@ -203,7 +207,7 @@ Truncation = Literal["auto", "disabled"] | RetentionRatio
 
 
 class ResponseOptions(Struct, kw_only=True):
-    """What both a session and a single response may say about responses, with the beta protocol's names below."""
+    """Options of responses, in a session or for one response; below, the names of the beta protocol."""
 
     instructions: Maybe[str] = UNSET
     output_modalities: Maybe[Modalities] = UNSET
@@ -233,7 +237,7 @@ class VivaParams(Struct):
     """Our extension of the session object."""
 
     binary: Maybe[Binary] = UNSET
-    """Audio in binary frames: as the session's format has it, or as Opus packets."""
+    """Audio in binary frames: in the format of the session (raw), or as Opus packets."""
 
 
 class SessionParams(ResponseOptions, kw_only=True):

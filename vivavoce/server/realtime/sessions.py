@@ -1,4 +1,4 @@
-"""All sessions of a server: opened within its limits, found again, and ended when nobody wants them."""
+"""The sessions of a server: opened within its limits, found for a resume, and ended when idle, detached or too old."""
 
 import asyncio
 import ctypes
@@ -18,12 +18,16 @@ from vivavoce.server.realtime.response import AudioSink
 from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.wire import WireError
 
-TOGETHER_SECONDS = 5.0  # those that end at about the same time are tidied up after together: whoever speaks feels it
-SHARE = 0.01  # of the time, at most, nobody is heard because of it
+logger = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 0.5
+RETRY_AFTER_SECONDS = 5
+CLEANUP_DELAY_SECONDS = 5.0  # sessions that end close together share one collection, which pauses all others
+MAX_PAUSE_SHARE = 0.01  # of the time that may be spent in collections
 
 
-class Upkeep:
-    """Tidies up after sessions that ended."""
+class SessionCleanup:
+    """Collects the garbage of ended sessions and returns their memory to the system."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -31,49 +35,42 @@ class Upkeep:
         self._has_work = asyncio.Event()
 
     def session_ended(self, session: RealtimeSession) -> None:
-        """There is something to do, as soon as nobody needs it any more."""
+        """Schedule a collection."""
         self._ended.append(weakref.ref(session))
         self._has_work.set()
 
     async def run(self) -> None:
-        """Do it whenever there is, for ever."""
+        """Collect after sessions have ended, until cancelled."""
         while True:
             await self._has_work.wait()
-            await asyncio.sleep(TOGETHER_SECONDS)
-            began = time.perf_counter()
+            await asyncio.sleep(CLEANUP_DELAY_SECONDS)
+            started = time.perf_counter()
             gc.collect()
-            took = time.perf_counter() - began
+            pause = time.perf_counter() - started
             ended, self._ended = self._ended, [session for session in self._ended if session() is not None]
-            if not self._ended:  # else they are still being closed
+            if not self._ended:  # otherwise some are still being closed
                 self._has_work.clear()
-            gone = len(ended) - len(self._ended)
-            await asyncio.to_thread(give_back_memory)
-            self._metrics.tidied.inc(gone)
-            await asyncio.sleep(took / SHARE)
+            await asyncio.to_thread(trim_heap)
+            self._metrics.released.inc(len(ended) - len(self._ended))
+            await asyncio.sleep(pause / MAX_PAUSE_SHARE)
 
 
-def give_back_memory() -> None:
-    """Let the system have what is free in the pools of all threads, where the C library can be asked to."""
+def trim_heap() -> None:
+    """Return free heap memory to the system, where the C library has `malloc_trim`."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
-logger = logging.getLogger(__name__)
-
-SWEEP_SECONDS = 0.5
-RETRY_AFTER_SECONDS = 5
-
-
 class Sessions:
-    """The sessions that are open."""
+    """The open sessions."""
 
     def __init__(self, host: Host, options: ServerOptions, metrics: Metrics) -> None:
         self.host, self.options, self.metrics = host, options, metrics
         self._sessions: dict[str, RealtimeSession] = {}
         self._rate = OpenRate(options.opens_per_minute)
         self._ending: set[asyncio.Task[None]] = set()
-        self.upkeep = Upkeep(metrics)
+        self.cleanup = SessionCleanup(metrics)
         self.is_stopping = False
 
     def __len__(self) -> int:
@@ -83,13 +80,13 @@ class Sessions:
         return iter(list(self._sessions.values()))
 
     def open(self, opening: Opening, address: str, transport: str, track: AudioSink | None = None) -> RealtimeSession:
-        """A new session, not yet started; WireError 503 or 429 where there is no room."""
+        """A new session, not yet started; WireError 429 or 503 where it is refused."""
         if not self._rate.admits(address):
             raise self._refusal(f"{address} opened too many sessions", "rate_limit_exceeded", 429)
         if self.is_stopping or not self.host.is_ready:
             raise self._refusal("the server is not ready", "server_not_ready", 503)
-        if len(self) >= self.options.max_sessions and not self._end_one_that_waits():
-            raise self._refusal(f"{len(self)} sessions are open, the most there can be", "session_limit_reached", 503)
+        if len(self) >= self.options.max_sessions and not self._evict_detached():
+            raise self._refusal(f"{len(self)} sessions are open, which is the limit", "session_limit_reached", 503)
         try:
             session = RealtimeSession(self.host, opening, self.options, self.metrics, track)
         except CapacityError as error:
@@ -105,45 +102,49 @@ class Sessions:
         """A session by its id, or by the id of its call."""
         return self._sessions.get(id.replace("rtc_", "sess_", 1))
 
-    def reclaim(self, id: str, token: str) -> RealtimeSession:
-        """The session of a client that comes back with its token; WireError 404 where it is gone."""
+    def resume(self, id: str, token: str) -> RealtimeSession:
+        """The session of a client that reconnects with its resume token; WireError 404 where it has ended."""
         session = self.find(id)
         if session is None or not hmac.compare_digest(session.resume_token.encode(), token.encode()):
             raise WireError(
-                f"there is no session {id} to resume, or the token is not its own", "session_gone", status=404
+                f"there is no session {id} to resume, or the token is wrong",
+                "session_gone",
+                status=404,
             )
         self.metrics.resumed.inc()
         return session
 
     async def sweep(self) -> None:
-        """End, for ever, what is idle, too old, or was left."""
+        """End sessions that are idle, detached or too old, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self._sweep_once()
 
     def _sweep_once(self) -> None:
         for session in self:
-            self._end_if_over(session)
+            self._end_if_expired(session)
         self.metrics.detached.set(sum(not session.connections for session in self))
 
     async def close(self) -> None:
-        """End everything; clients may come back to the next server."""
+        """End all sessions; close code 1012 lets clients reconnect after a restart."""
         self.is_stopping = True
-        await asyncio.gather(*(session.close(1012, "the server stops") for session in self), return_exceptions=True)
+        await asyncio.gather(
+            *(session.close(1012, "the server is stopping") for session in self), return_exceptions=True
+        )
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def end(self, session: RealtimeSession, code: int, reason: str) -> None:
-        """End a session, without waiting for it."""
+        """Start to end a session, without waiting for it."""
         task = asyncio.create_task(session.close(code, reason))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    def _end_if_over(self, session: RealtimeSession) -> None:
+    def _end_if_expired(self, session: RealtimeSession) -> None:
         options, idle = self.options, session.idle_seconds
         if not session.connections and not session.is_call and idle > options.resume_seconds:
-            self.end(session, 1001, "nobody came back")
+            self.end(session, 1001, "the client did not reconnect")
         elif idle > options.idle_seconds:
-            error = WireError(f"nothing was sent for {options.idle_seconds:g} s", "session_idle")
+            error = WireError(f"the session was idle for {options.idle_seconds:g} s", "session_idle")
             session.send_error(error)
             self.end(session, 1001, str(error))
         elif options.session_seconds is not None and session.age_seconds > options.session_seconds:
@@ -151,20 +152,20 @@ class Sessions:
             session.send_error(error)
             self.end(session, 1001, str(error))
 
-    def _end_one_that_waits(self) -> bool:
-        """Make room by giving up the session whose client has been away longest."""
+    def _evict_detached(self) -> bool:
+        """End the session that has been without a client for the longest time; whether there was one."""
         waiting = [session for session in self if not session.connections and not session.is_call]
         if not waiting:
             return False
         oldest = max(waiting, key=lambda session: session.idle_seconds)
-        self.end(oldest, 1013, "its place was needed")
+        self.end(oldest, 1013, "the capacity was needed for a new session")
         self._closed(oldest)
         return True
 
     def _closed(self, session: RealtimeSession) -> None:
         if self._sessions.pop(session.id, None) is not None:
             self.metrics.sessions.set(len(self))
-            self.upkeep.session_ended(session)
+            self.cleanup.session_ended(session)
             logger.info("session %s closed", session.id)
 
     def _refusal(self, message: str, code: str, status: int) -> WireError:
@@ -173,6 +174,6 @@ class Sessions:
 
 
 def served_model(sessions: Sessions, name: str | None) -> str:
-    """The model by this name; clients made for other servers name others, and get the first."""
+    """The model of this name, else the first one: stock clients name models of other servers."""
     names = [card.id for card in sessions.host.models]
     return name if name in names else names[0]

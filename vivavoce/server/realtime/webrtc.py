@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Coroutine
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +14,7 @@ from vivavoce.audio.io import float_to_pcm16
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import MissingDependencyError
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.realtime.audio_formats import mono, resampler
+from vivavoce.server.realtime.audio_formats import resampler, to_mono
 from vivavoce.server.realtime.event_log import Cursor
 from vivavoce.server.realtime.items import InputAudio, MessageItem, OutputAudio
 from vivavoce.server.realtime.output import OutputPiece
@@ -25,7 +26,7 @@ from vivavoce.server.wire import WireError
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE = 200_000  # what every browser takes on a data channel
+MAX_MESSAGE = 200_000  # which every browser accepts on a data channel
 MAX_BUFFERED = 1 << 20
 LOST_SECONDS = 5.0
 OFFER_SECONDS = 10.0
@@ -35,53 +36,53 @@ FADE = CALL_RATE // 200  # 5 ms at the edges of a gap
 
 
 class CallOutput:
-    """Audio of responses as packets of 20 ms, silence where there is none."""
+    """The audio of responses as packets of 20 ms, with silence between responses."""
 
     def __init__(self) -> None:
-        self._waiting: Samples = np.zeros(0, np.float32)
-        self._is_sounding = False
+        self._queue: Samples = np.zeros(0, np.float32)
+        self._is_playing = False
         self._is_ending = False
         self._resampler = resampler(CALL_RATE, CALL_RATE)
         self._state = self._resampler.initial_state()
 
     def start(self, rate: int) -> None:
-        """Set the rate of the pieces to come."""
+        """Set the sample rate of the chunks."""
         self._resampler = resampler(rate, CALL_RATE)
         self._state = self._resampler.initial_state()
 
     def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
-        """Queue a piece."""
+        """Queue a chunk."""
         output, self._state = self._resampler.step(self._state, piece.samples[None])
-        pieces = [self._waiting, output[0]]
+        pieces = [self._queue, output[0]]
         if piece.is_end:
             pieces.append(self._resampler.flush(self._state)[0])
             self._state = self._resampler.initial_state()
-        self._waiting = np.concatenate(pieces)
+        self._queue = np.concatenate(pieces)
         self._is_ending = piece.is_end
 
     def clear(self) -> None:
-        """Drop what waits, but for a short fade."""
-        self._waiting = self._waiting[:FADE]
+        """Drop the queue except for a short fade-out."""
+        self._queue = self._queue[:FADE]
         self._is_ending = True
         self._state = self._resampler.initial_state()
 
     def packet(self) -> Samples:
-        """The next 20 ms. A piece that is not whole waits for its rest, unless none comes."""
-        if len(self._waiting) < PACKET and not (self._is_ending and len(self._waiting)):
-            self._is_sounding = False
+        """The next 20 ms. An incomplete packet waits for more audio, except at the end."""
+        if len(self._queue) < PACKET and not (self._is_ending and len(self._queue)):
+            self._is_playing = False
             return np.zeros(PACKET, np.float32)
-        samples, self._waiting = self._waiting[:PACKET].copy(), self._waiting[PACKET:]
+        samples, self._queue = self._queue[:PACKET].copy(), self._queue[PACKET:]
         ramp = np.linspace(0, 1, min(FADE, len(samples)), dtype=np.float32)
-        if not self._is_sounding:
+        if not self._is_playing:
             samples[: len(ramp)] *= ramp
-        if self._is_ending and not len(self._waiting):
+        if self._is_ending and not len(self._queue):
             samples[len(samples) - len(ramp) :] *= ramp[::-1]
-        self._is_sounding = True
+        self._is_playing = True
         return np.pad(samples, (0, PACKET - len(samples)))
 
 
 def new_track(output: CallOutput) -> Any:
-    """An aiortc track that plays this output."""
+    """An aiortc track that sends this output."""
     import av
     from aiortc.mediastreams import MediaStreamTrack
 
@@ -90,14 +91,14 @@ def new_track(output: CallOutput) -> Any:
 
         def __init__(self) -> None:
             super().__init__()
-            self._began: float | None = None
+            self._started_at: float | None = None
             self._sent = 0
 
         async def recv(self) -> Any:
-            """The next packet, at its time; slots missed in a stall are skipped, not sent in a burst."""
+            """The next packet at its time; after a stall, missed packets are skipped, not sent in a burst."""
             loop = asyncio.get_running_loop()
-            self._began = loop.time() if self._began is None else self._began
-            wait = self._began + self._sent * PACKET / CALL_RATE - loop.time()
+            self._started_at = loop.time() if self._started_at is None else self._started_at
+            wait = self._started_at + self._sent * PACKET / CALL_RATE - loop.time()
             if wait > 0:
                 await asyncio.sleep(wait)
             else:
@@ -111,7 +112,7 @@ def new_track(output: CallOutput) -> Any:
 
 
 class WebRtcCall:
-    """A peer connection that speaks for a session."""
+    """Connects a peer connection to a session."""
 
     def __init__(self, peer: Any, session: RealtimeSession, output: CallOutput) -> None:
         self.peer, self.session = peer, session
@@ -125,7 +126,7 @@ class WebRtcCall:
         peer.on("connectionstatechange", self._on_state)
 
     async def answer(self, offer: str) -> str:
-        """The SDP that answers an offer; WireError where it is none."""
+        """The SDP answer to an offer; WireError where the offer is not valid."""
         from aiortc import RTCSessionDescription
 
         if "m=audio" not in offer:
@@ -141,16 +142,16 @@ class WebRtcCall:
         return str(self.peer.localDescription.sdp)
 
     def drop(self, code: int, reason: str) -> None:
-        """The event log is no longer read; the session ends with the call."""
+        """End the session; a call cannot be resumed."""
         self._start(self.session.close(code, reason))
 
     def hang_up(self) -> None:
-        """The session is over."""
+        """Close the peer connection after the session has ended."""
         self._start(self._close())
 
     def _on_track(self, track: Any) -> None:
         if track.kind == "audio":
-            self._start(self._listen(track))
+            self._start(self._receive_audio(track))
 
     def _on_channel(self, channel: Any) -> None:
         if channel.label != "oai-events":
@@ -165,7 +166,7 @@ class WebRtcCall:
         try:
             self._received.put_nowait(message)
         except asyncio.QueueFull:
-            self.session.send_error(WireError("events come faster than they can be handled", "rate_limit_exceeded"))
+            self.session.send_error(WireError("events arrive faster than they can be handled", "rate_limit_exceeded"))
 
     def _on_state(self) -> None:
         if self.peer.connectionState in ("failed", "closed"):
@@ -178,7 +179,7 @@ class WebRtcCall:
                 message = message.decode("utf8", "replace")
             await self.session.receive_text(message)
 
-    async def _listen(self, track: Any) -> None:
+    async def _receive_audio(self, track: Any) -> None:
         from aiortc.mediastreams import MediaStreamError
 
         filters: Any = None
@@ -188,9 +189,9 @@ class WebRtcCall:
                 if filters is None or filters.from_rate != frame.sample_rate:
                     filters = resampler(frame.sample_rate, self.session.conversation.input_rate)
                     state = filters.initial_state()
-                output, state = filters.step(state, mono(frame)[None])
-                self.session.audio.hear(output[0])
-                self.session.stay_awake()
+                output, state = filters.step(state, to_mono(frame)[None])
+                self.session.audio.add_samples(output[0])
+                self.session.note_activity()
 
     async def _send(self, channel: Any, cursor: Cursor) -> None:
         while channel.readyState == "open":
@@ -204,7 +205,7 @@ class WebRtcCall:
             cursor.advance(entry)
 
     async def _has_room(self, channel: Any) -> bool:
-        """Wait until the channel takes more; false if it does not."""
+        """Wait until the channel accepts more data; false after a timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.stall_seconds):
                 while channel.bufferedAmount > MAX_BUFFERED:
@@ -213,15 +214,15 @@ class WebRtcCall:
         return False
 
     async def _watch(self) -> None:
-        """A caller that never comes, or is gone for a while, is hung up on."""
-        missing = 0.0
+        """End the session of a client that does not connect, or is disconnected for too long."""
+        disconnected = 0.0
         while not self.session.is_closed:
             await asyncio.sleep(0.5)
-            missing = 0.0 if self.peer.connectionState == "connected" else missing + 0.5
-            is_coming = self.peer.connectionState in ("new", "connecting")
-            limit = self._options.resume_seconds if is_coming else LOST_SECONDS
-            if missing > limit:
-                await self.session.close(1001, "the caller is gone")
+            disconnected = 0.0 if self.peer.connectionState == "connected" else disconnected + 0.5
+            is_connecting = self.peer.connectionState in ("new", "connecting")
+            limit = self._options.resume_seconds if is_connecting else LOST_SECONDS
+            if disconnected > limit:
+                await self.session.close(1001, "the client is disconnected")
 
     async def _close(self) -> None:
         self.session.detach(self)
@@ -230,14 +231,14 @@ class WebRtcCall:
             if task is not asyncio.current_task():
                 task.cancel()
 
-    def _start(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
 def without_large_audio(payload: str) -> str:
-    """The event, without its audio where it is too large for a data channel."""
+    """The event; its audio is removed where it is too large for a data channel."""
     if len(payload) <= MAX_MESSAGE:
         return payload
     try:
@@ -267,7 +268,7 @@ async def open_call(sessions: Sessions, opening: Opening, offer: str, address: s
 
 
 def new_peer(options: ServerOptions) -> Any:
-    """A peer connection; no STUN server is asked unless one was named."""
+    """A peer connection; without configured ICE servers no STUN server is used."""
     try:
         from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection
     except ImportError as error:

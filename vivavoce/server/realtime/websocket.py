@@ -1,9 +1,8 @@
-"""Realtime over a WebSocket: one task reads, one writes, and neither waits for the other."""
+"""Realtime over a WebSocket: one task receives and one sends, independently of each other."""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.log import log_failure
@@ -17,19 +16,20 @@ from vivavoce.server.realtime.sessions import Sessions, served_model
 from vivavoce.server.wire import WireError
 
 if TYPE_CHECKING:
+    from starlette.types import Message
     from starlette.websockets import WebSocket
 
 logger = logging.getLogger(__name__)
 
 BINARY_PROTOCOLS: dict[str, Binary] = {"viva.raw": "raw", "viva.opus": "opus"}
 CLOSE_SECONDS = 2.0
-BURST_SECONDS = 360.0  # of audio at once: more than the largest event can hold
-DELIBERATE = {1000, 1001, 1005}  # a client that closes like this does not mean to come back
+BURST_SECONDS = 360.0  # of audio accepted without a delay: more than the largest event can hold
+DELIBERATE = {1000, 1001, 1005}  # close codes of a client that will not resume the session
 REPLACED = 4001
 
 
 async def serve_socket(websocket: "WebSocket", caller: Identity, sessions: Sessions) -> None:
-    """A whole connection: a new session, one that is resumed, or a look at a call."""
+    """Serve one connection: a new session, a resumed session, or a sideband of a call."""
     await websocket.accept(subprotocol=chosen_protocol(offered_protocols(websocket.headers)))
     try:
         session, after, greeting = _session_for(websocket, caller, sessions)
@@ -43,19 +43,19 @@ async def serve_socket(websocket: "WebSocket", caller: Identity, sessions: Sessi
 
 
 class SocketConnection:
-    """A socket that reads a session's event log and feeds it events."""
+    """Connects a socket to a session: sends the event log, and passes received events on."""
 
     def __init__(self, websocket: "WebSocket", session: RealtimeSession) -> None:
         self._websocket, self._session, self._options = websocket, session, session.options
         self._dropped: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
 
     def drop(self, code: int, reason: str) -> None:
-        """Close the socket, soon."""
+        """Close the socket after the pending events."""
         if not self._dropped.done():
             self._dropped.set_result((code, reason))
 
     async def run(self, after: int, greeting: list[events.ServerEvent]) -> int:
-        """Read and write until one side is gone; the code it closed with."""
+        """Receive and send until one side closes; the close code."""
         cursor = self._session.attach(self, after)
         sender = asyncio.create_task(self._send(cursor, greeting))
         receiver = asyncio.create_task(self._receive())
@@ -90,16 +90,20 @@ class SocketConnection:
                         await self._websocket.send_text(entry.payload)
             except TimeoutError:
                 self._session.metrics.dropped.labels("stalled").inc()
-                self.drop(1013, f"nothing was read for {self._options.stall_seconds:g} s; come back")
+                self.drop(1013, f"nothing was read for {self._options.stall_seconds:g} s; reconnect")
                 await asyncio.Event().wait()
-            except (OSError, RuntimeError, WebSocketDisconnect):  # the client is gone; the receiver learns why
+            except (
+                OSError,
+                RuntimeError,
+                WebSocketDisconnect,
+            ):  # disconnected: the receiver has the close code
                 await asyncio.Event().wait()
             cursor.advance(entry)
 
     async def _receive(self) -> int:
         event_rate = Bucket(self._options.events_per_second, 4 * self._options.events_per_second)
         audio_rate = Bucket(self._options.sound_per_second, BURST_SECONDS)
-        heard_ms = self._session.clock.heard_ms
+        received_ms = self._session.clock.received_ms
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
@@ -107,14 +111,15 @@ class SocketConnection:
             if message.get("text") is not None:
                 await self._session.receive_text(message["text"])
             else:
-                await self._session.receive_sound(message["bytes"])
-            seconds, heard_ms = (self._session.clock.heard_ms - heard_ms) / 1000, self._session.clock.heard_ms
+                await self._session.receive_audio(message["bytes"])
+            new_ms = self._session.clock.received_ms
+            seconds, received_ms = (new_ms - received_ms) / 1000, new_ms
             wait = max(event_rate.take(1), audio_rate.take(seconds))
-            if wait > 0:  # what comes too fast waits in the socket
+            if wait > 0:  # messages above the rate limit wait in the socket
                 await asyncio.sleep(wait)
 
     async def _close(self, sender: asyncio.Task[None], cursor: Cursor, code: int, reason: str) -> int:
-        """Let what was logged reach the client, if it reads, then close."""
+        """Close after the logged events have been sent, or after a timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 while cursor.pending_bytes and not sender.done():
@@ -123,7 +128,7 @@ class SocketConnection:
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._websocket.close(code, reason)
-        except Exception:  # the client may be gone
+        except Exception:  # the client may have disconnected
             logger.debug("session %s: the socket could not be closed", self._session.id, exc_info=True)
         return code
 
@@ -131,20 +136,20 @@ class SocketConnection:
 def _session_for(
     websocket: "WebSocket", caller: Identity, sessions: Sessions
 ) -> tuple[RealtimeSession, int, list[events.ServerEvent]]:
-    """The session of a connection, the event it reads on from, and what it is sent first."""
-    asked = websocket.query_params
-    if "resume_token" in asked:
-        return _resumed(asked.get("session_id", ""), asked["resume_token"], asked.get("last_event_id"), sessions)
-    if "call_id" in asked:
-        session = sessions.find(asked["call_id"])
+    """The session of a connection, the number of the last event it has, and the events it is sent first."""
+    query = websocket.query_params
+    if "resume_token" in query:
+        return _resumed(query.get("session_id", ""), query["resume_token"], query.get("last_event_id"), sessions)
+    if "call_id" in query:
+        session = sessions.find(query["call_id"])
         if session is None or caller.is_browser:
-            raise WireError(f"there is no call {asked['call_id']}", "call_not_found", "call_id", status=404)
+            raise WireError(f"there is no call {query['call_id']}", "call_not_found", "call_id", status=404)
         event_id = session.log.event_id(session.log.last)
         return session, session.log.last, [events.SessionCreated(session.session_object(), event_id=event_id)]
-    kind: SessionType = "transcription" if asked.get("intent") == "transcription" else "realtime"
+    kind: SessionType = "transcription" if query.get("intent") == "transcription" else "realtime"
     bound = caller.session or SessionParams()
     opening = Opening(
-        model=served_model(sessions, asked.get("model") or bound.model or None),
+        model=served_model(sessions, query.get("model") or bound.model or None),
         kind=bound.type or kind,
         session=bound,
         binary=next(
@@ -160,7 +165,7 @@ def _session_for(
 def _resumed(
     id: str, token: str, last_event_id: str | None, sessions: Sessions
 ) -> tuple[RealtimeSession, int, list[events.ServerEvent]]:
-    session = sessions.reclaim(id, token)
+    session = sessions.resume(id, token)
     for connection in list(session.connections):
         connection.drop(REPLACED, "the session was resumed elsewhere")
         session.detach(connection)
@@ -170,30 +175,30 @@ def _resumed(
     greeting = events.SessionResumed(
         session.session_object(),
         lost_events=max(session.log.first - 1 - last, 0),
-        received_audio_ms=round(session.clock.heard_ms),
+        received_audio_ms=round(session.clock.received_ms),
         last_client_event_id=session.last_client_event,
         event_id=session.log.event_id(last),
     )
     return session, last, [greeting]
 
 
-def close_code(message: Mapping[str, Any]) -> int:
-    """How a client left; a lost connection gives no reason."""
+def close_code(message: "Message") -> int:
+    """The close code of a client; 1006 for a lost connection, which gives no reason."""
     return int(message["code"]) if "reason" in message else 1006
 
 
 def chosen_protocol(offered: list[str]) -> str | None:
-    """Ours, where it is offered; else the one that browsers insist on."""
+    """The first supported subprotocol; browsers require one of those they offered."""
     return next((name for name in offered if name in (*BINARY_PROTOCOLS, "realtime")), None)
 
 
 async def refuse(websocket: "WebSocket", error: WireError) -> None:
-    """The protocol's error, then the code that tells clients whether to try again."""
+    """Send an error event and close with a code that says whether the client may retry."""
     event = events.error_event(error)
     event.event_id = "event_refused"
     code = 1013 if error.status in (429, 503) else 1008
     try:
         await websocket.send_text(events.encode(event).decode())
         await websocket.close(code, str(error)[:120])
-    except Exception:  # the client may be gone
+    except Exception:  # the client may have disconnected
         logger.debug("a refused socket could not be closed", exc_info=True)

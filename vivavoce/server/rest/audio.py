@@ -1,4 +1,4 @@
-"""`/v1/audio/speech`, `transcriptions`, `translations` and `voices`, and the encoding of audio as it is generated."""
+"""`/v1/audio/speech`, `transcriptions`, `translations` and `voices`: request bodies, responses and audio encoders."""
 
 import asyncio
 import io
@@ -92,15 +92,15 @@ class SpeechApi:
     async def speak(self, request: Request, caller: Identity) -> Response:
         """An audio file, or events with its chunks, streamed while the audio is generated."""
         body = await json_body(request, SpeechRequest)
-        words = _checked_input(body.input)
+        text = _checked_input(body.input)
         format = one_of(body.response_format or "mp3", CONTENT_TYPES, "response_format")
         stream_format = one_of(body.stream_format or "audio", STREAM_FORMATS, "stream_format")
         speed = 1.0 if body.speed is None else within(0.25, 4.0, body.speed, "speed")
-        chunks = self.maker.speak(words, self._voice(body.voice), speed, body.instructions or "")
+        chunks = self.maker.speak(text, self._voice(body.voice), speed, body.instructions or "")
         sound = encode(chunks, self.maker.rate, format)
         first = await anext(sound, b"")  # a failure before the first chunk is still an error response
         if stream_format == "sse":
-            return StreamingResponse(_speech_events(first, sound, len(words)), media_type="text/event-stream")
+            return StreamingResponse(_speech_events(first, sound, len(text)), media_type="text/event-stream")
         return StreamingResponse(_with_first(first, sound), media_type=CONTENT_TYPES[format])
 
     def _voice(self, voice: Voice | None) -> str | None:
@@ -110,7 +110,7 @@ class SpeechApi:
         if name in (None, "default", *STOCK_VOICES):
             return None
         known = ", ".join(self.maker.voices) or "only the default one"
-        raise WireError(f"there is no voice {name!r}; there is {known}", param="voice")
+        raise WireError(f"there is no voice {name!r}; known voices: {known}", param="voice")
 
 
 class TranscriptionApi:
@@ -133,26 +133,26 @@ class TranscriptionApi:
             data = await read_upload(form, "file", self.options.max_upload_bytes)
         values = dict(fields)
         format = one_of(values.get("response_format") or "json", FORMATS, "response_format")
-        wanted = _transcription_request(values, fields, translates)
+        options = _transcription_request(values, fields, translates)
         sound = await asyncio.to_thread(read, data, self.transcriber.rate)
-        found = self.transcriber.transcribe(sound.samples[0], wanted)
+        stream = self.transcriber.transcribe(sound.samples[0], options)
         if values.get("stream", "").lower() == "true":
             return StreamingResponse(
-                _transcript_events(found, sound.seconds, format == "diarized_json"), media_type="text/event-stream"
+                _transcript_events(stream, sound.seconds, format == "diarized_json"), media_type="text/event-stream"
             )
-        segments = [segment async for segment in found]
-        result = render(segments, format, sound.seconds, wanted.with_words)
+        segments = [segment async for segment in stream]
+        result = render(segments, format, sound.seconds, options.with_words)
         return PlainTextResponse(result) if isinstance(result, str) else json_response(result)
 
 
 class VoicesApi:
-    """`/v1/audio/voices`: lists voices, and adds and removes them where the TTS model can make them of recordings."""
+    """`/v1/audio/voices`: lists voices, and adds and removes them where the TTS model can clone recordings."""
 
     def __init__(self, host: Host, speech: SpeechMaker | None, options: ServerOptions) -> None:
         self.host, self.speech, self.options = host, speech, options
 
     async def list(self, request: Request, caller: Identity) -> Response:
-        """The voices of conversations by name, and those of all models."""
+        """The voices of the conversation model and of the TTS model."""
         named = [(card.id, name) for card in self.host.models[:1] for name in self.host.voices]
         if self.speech is not None:
             named += [(self.speech.model, name) for name in self.speech.voices]
@@ -160,7 +160,7 @@ class VoicesApi:
         return json_response(VoiceList("list", data, [*self.host.voices]))
 
     async def create(self, request: Request, caller: Identity) -> Response:
-        """A new voice of a recording whose speaker has consented."""
+        """Create a voice from a recording whose speaker has consented."""
         registry = self._registry(caller)
         async with request.form(max_files=1, max_part_size=self.options.max_upload_bytes) as form:
             fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
@@ -170,7 +170,7 @@ class VoicesApi:
             raise WireError("a voice needs a name", param="name")
         if not consent:
             raise WireError(
-                "a voice is kept only with its speaker's consent: say which it is, in words or by its id",
+                "a voice is stored only with the consent of its speaker: send the consent as text or as its id",
                 "consent_required",
                 "consent",
             )
@@ -189,14 +189,14 @@ class VoicesApi:
             raise WireError("a browser key cannot change voices; use an API key", "invalid_api_key", status=403)
         registry: object = self.speech
         if not isinstance(registry, VoiceRegistry):
-            raise WireError("no model here keeps voices; serve one with --tts", "not_found", status=404)
+            raise WireError("no served model can store voices; serve one with --tts", "not_found", status=404)
         return registry
 
 
-def _checked_input(words: str) -> str:
-    if not words.strip() or len(words) > MAX_INPUT:
-        raise WireError(f"input must have 1 to {MAX_INPUT} characters, not {len(words)}", param="input")
-    return words
+def _checked_input(text: str) -> str:
+    if not text.strip() or len(text) > MAX_INPUT:
+        raise WireError(f"input must have 1 to {MAX_INPUT} characters, not {len(text)}", param="input")
+    return text
 
 
 def _transcription_request(
@@ -212,7 +212,7 @@ def _transcription_request(
     try:
         temperature = float(values.get("temperature") or 0)
     except ValueError as error:
-        raise WireError(f"temperature is {values['temperature']!r}, no number", param="temperature") from error
+        raise WireError(f"temperature must be a number, not {values['temperature']!r}", param="temperature") from error
     return TranscriptionRequest(
         language=values.get("language") or next(iter(lists["languages"]), None),
         prompt=values.get("prompt", ""),
@@ -279,13 +279,13 @@ async def _speech_events(first: bytes, rest: AsyncIterator[bytes], characters: i
 
 
 async def _transcript_events(
-    found: AsyncIterator[WireSegment], seconds: float, by_speaker: bool
+    stream: AsyncIterator[WireSegment], seconds: float, by_speaker: bool
 ) -> AsyncIterator[bytes]:
     segments: list[WireSegment] = []
-    async for segment in found:
+    async for segment in stream:
         if by_speaker:
-            place = f"seg_{len(segments)}", segment.start, segment.end
-            yield sse(TranscriptTextSegment(*place, segment.speaker or "A", segment.text.strip()))
+            id, speaker = f"seg_{len(segments)}", segment.speaker or "A"
+            yield sse(TranscriptTextSegment(id, segment.start, segment.end, speaker, segment.text.strip()))
         delta = segment.text if segments else segment.text.lstrip()
         segments.append(segment)
         yield sse(TranscriptTextDelta(delta))
@@ -320,14 +320,14 @@ def wav_header(rate: int) -> bytes:
 
 
 class FlacWriter:
-    """Sends a FLAC when it is complete: libsndfile reads only files whose header has the length."""
+    """Encodes a FLAC file at its end: libsndfile reads only files whose header holds the length."""
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
         self._chunks: list[Samples] = []
 
     def write(self, samples: Samples) -> list[bytes]:
-        """Nothing yet."""
+        """An empty list: the file is encoded at the end."""
         self._chunks.append(samples)
         return []
 
