@@ -153,7 +153,7 @@ def test_a_folder_that_cannot_be_created_is_an_error_before_any_work(command):
 def test_a_port_in_use_is_an_error_before_a_model_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = invoke("serve", "--port", str(taken.getsockname()[1]))
-    assert isinstance(done.exception, VivaError) and "give another --port" in str(done.exception)
+    assert isinstance(done.exception, VivaError) and "choose another --port" in str(done.exception)
 
 
 def test_doctor_describes_the_machine():

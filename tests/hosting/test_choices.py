@@ -113,7 +113,7 @@ def test_former_names_of_options_work_and_are_logged(tmp_path, caplog):
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
     assert f"{file}: server: the option 'most_sessions' is deprecated, it is now called 'max_sessions'" in lines
-    with pytest.raises(InputError, match="'max_sessions' is given twice"):
+    with pytest.raises(InputError, match="'max_sessions' is set twice"):
         read_serving_options(file, {"server": {"max_sessions": 5}})
 
 
@@ -135,12 +135,12 @@ def test_former_names_work_in_python(caplog):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"modle": "x"}, "'modle' is none of model, codec"),
-        ({"turn": {"silence": 3}}, "turn: 'silence' is none of"),
-        ({"turn": "semantic"}, "turn is a table"),
+        ({"modle": "x"}, "unknown option 'modle'; known are model, codec"),
+        ({"turn": {"silence": 3}}, "turn: unknown option 'silence'"),
+        ({"turn": "semantic"}, "turn must be a table"),
         ({"turn": {"detector": "magic"}}, "one of none, silence, semantic, not 'magic'"),
-        ({"server": {"port": "9000"}}, "port is to be int, not '9000'"),
-        ({"server": {"log_content": 1}}, "log_content is to be bool"),
+        ({"server": {"port": "9000"}}, "port must be int, not '9000'"),
+        ({"server": {"log_content": 1}}, "log_content must be bool"),
         ({"model": "mini-speech", "chat": "smollm2"}, "not both"),
     ],
 )

@@ -191,7 +191,7 @@ async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
         last, _ = await ears.do((RemoteState(), sound[:1280], True)), await voices.do((RemoteState(), codes[:8], True))
         del last
         assert host.states == 2  # of the two jobs that told it what nobody holds any more
-        with pytest.raises(VivaError, match="no state"):
+        with pytest.raises(VivaError, match="is unknown"):
             await ears.do((RemoteState(await at(server)(), "nobody"), sound[:1280], True))
         for desk in (ears, voices, near.speech_encoder, near.vocoder):
             await desk.close()
@@ -202,7 +202,7 @@ async def test_a_codec_counts_its_jobs_and_the_exceptions_of_those_that_fail(cod
         encoder = RemoteSpeechEncoder(at(server), "ear")
         encoder.start()
         _, state = await encoder.do((RemoteState(), torch.zeros(1280), False))
-        with pytest.raises(VivaError, match="no state"):
+        with pytest.raises(VivaError, match="is unknown"):
             await encoder.do((RemoteState(state.endpoint, "nobody"), torch.zeros(1280), True))
         await encoder.close()
         async with http.get(f"{server.http}/metrics") as response:

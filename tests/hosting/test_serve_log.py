@@ -37,5 +37,5 @@ def test_every_line_on_stderr_is_in_the_format_that_was_asked_for(tmp_path, form
 
 @pytest.mark.parametrize("wrong", [{"log_level": "loud"}, {"log_format": "xml"}])
 def test_a_level_or_format_that_does_not_exist_is_one_line(wrong):
-    with pytest.raises(InputError, match=f"{next(iter(wrong))} is one of"):
+    with pytest.raises(InputError, match=f"{next(iter(wrong))} must be one of"):
         read_serving_options(None, {"server": wrong})

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -12,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from vivavoce.server.auth import Identity, Keys, check_origin, request_key
@@ -62,7 +61,7 @@ def build_app(
     return app
 
 
-def middleware(options: ServerOptions) -> list[Any]:
+def middleware(options: ServerOptions) -> list[Middleware]:
     """CORS, and the timeout of request bodies."""
     cors = Middleware(
         CORSMiddleware,
@@ -87,7 +86,7 @@ def serve(
 
 
 def uvicorn_config(app: Starlette, options: ServerOptions) -> uvicorn.Config:
-    """The configuration of uvicorn. A message slightly over our limit still gets an error event from us."""
+    """The configuration of uvicorn. Its message limit is above ours, so that we can answer with an error event."""
     return uvicorn.Config(
         app,
         host=options.host,
@@ -99,13 +98,13 @@ def uvicorn_config(app: Starlette, options: ServerOptions) -> uvicorn.Config:
         timeout_graceful_shutdown=5,
         access_log=False,
         server_header=False,
-        log_config=None,  # its loggers get no handlers: their records go to the root logger, as ours do
-        log_level="warning",  # below, it logs connections with their query strings
+        log_config=None,  # its records go to the root logger, like ours
+        log_level="warning",  # at lower levels it logs connections with their query strings
     )
 
 
 class RealtimeServer:
-    """A host, its sessions and its keys, and the routes to them."""
+    """The sessions, the keys and the routes of one host."""
 
     def __init__(
         self,
@@ -133,12 +132,12 @@ class RealtimeServer:
                 with suppress(asyncio.CancelledError):
                     await task
 
-    def routes(self) -> list[Any]:
+    def routes(self) -> list[BaseRoute]:
         """The routes of all APIs and of the page."""
         calls = CallsApi(self.sessions, self.keys)
         voices = VoicesApi(self.host, self.speech, self.options)
         posts: dict[str, Handler] = {
-            "/v1/realtime": calls.create,  # as the beta protocol had it
+            "/v1/realtime": calls.create,  # the path of the beta protocol
             "/v1/realtime/calls": calls.create,
             "/v1/realtime/calls/{call_id}/hangup": calls.hang_up,
             "/v1/realtime/client_secrets": calls.client_secret,

@@ -13,7 +13,9 @@ from vivavoce.server.realtime.session_types import SessionParams
 from vivavoce.server.wire import WireError
 
 BROWSER_KEY = "ek_"
-PROTOCOL_KEY = "openai-insecure-api-key."  # a browser cannot set headers on a socket and sends its key like this
+PROTOCOL_KEY = (
+    "openai-insecure-api-key."  # browsers cannot set headers on a WebSocket; they offer the key as a subprotocol
+)
 MAX_BROWSER_KEYS = 10_000
 
 
@@ -45,14 +47,14 @@ class Keys:
     def admit(self, key: str | None) -> Identity:
         """The caller with this key; WireError 401 for an unknown key. Without API keys every caller is admitted."""
         if key is not None and key.startswith(BROWSER_KEY):
-            found = self._browser_keys.get(_digest(key))
-            if found is not None and found.expires_at > time.time():
-                return Identity(found.session, is_browser=True)
+            known = self._browser_keys.get(_digest(key))
+            if known is not None and known.expires_at > time.time():
+                return Identity(known.session, is_browser=True)
             raise WireError("this browser key is unknown or has expired", "invalid_api_key", status=401)
         if not self._digests:
             return Identity()
         digest = _digest(key or "")
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them, in constant time
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # every key, in constant time
         if not any(matches):
             problem = "no API key was given" if key is None else "the API key is not one of this server's"
             raise WireError(f"{problem}; send it as Authorization: Bearer", "invalid_api_key", status=401)
@@ -63,7 +65,7 @@ class Keys:
         now = time.time()
         self._browser_keys = {digest: key for digest, key in self._browser_keys.items() if key.expires_at > now}
         if len(self._browser_keys) >= MAX_BROWSER_KEYS:
-            raise WireError("too many browser keys are in use; wait", "too_many_keys", status=429)
+            raise WireError("too many browser keys are in use; try again later", "too_many_keys", status=429)
         key = BROWSER_KEY + secrets.token_urlsafe(32)
         expires_at = int(now + (seconds or self._options.browser_key_seconds))
         self._browser_keys[_digest(key)] = BrowserKey(session, expires_at)
@@ -90,14 +92,18 @@ def check_origin(headers: Mapping[str, str], options: ServerOptions) -> None:
     """WireError 403 for a page whose origin is not allowed, and for a Host header that does not name this server."""
     host = headers.get("host", "")
     if not _is_known_host(host, options):
-        raise WireError(f"this server is not called {host!r}; --allow-host lets a name in", "unknown_host", status=403)
+        raise WireError(
+            f"{host!r} is not a host name of this server; allow it with --allow-host", "unknown_host", status=403
+        )
     origin = headers.get("origin")
     if origin is not None and not is_allowed_origin(origin, host, options):
-        raise WireError(f"pages of {origin} are not let in; --allow-origin does", "origin_not_allowed", status=403)
+        raise WireError(
+            f"the origin {origin} is not allowed; allow it with --allow-origin", "origin_not_allowed", status=403
+        )
 
 
 def is_allowed_origin(origin: str, host: str, options: ServerOptions) -> bool:
-    """Whether a page may connect: our own, one on this machine, or one of the allowed origins."""
+    """Whether a page may connect: the page of this server, a page on this machine, or one of the allowed origins."""
     if "*" in options.allowed_origins or origin in options.allowed_origins:
         return True
     parts = urlsplit(origin)
@@ -105,7 +111,7 @@ def is_allowed_origin(origin: str, host: str, options: ServerOptions) -> bool:
 
 
 def _is_known_host(host: str, options: ServerOptions) -> bool:
-    """On loopback a browser could be led here under any name (DNS rebinding); elsewhere a key is required anyway."""
+    """On loopback the Host header is checked against DNS rebinding; other addresses require a key anyway."""
     if not is_loopback(options.host) or "*" in options.allowed_hosts:
         return True
     name = urlsplit(f"//{host}").hostname or ""

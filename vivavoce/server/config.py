@@ -72,7 +72,7 @@ def with_present_names(options: type, values: Mapping[str, object], where: str) 
         if present != name:
             logger.warning("%s: the option %r is deprecated, it is now called %r", where, name, present)
         if present in result:
-            raise InputError(f"{where}: {present!r} is given twice, once under a former name")
+            raise InputError(f"{where}: {present!r} is set twice, once under a former name")
         result[present] = value
     return result
 
@@ -137,7 +137,7 @@ class ServerOptions:
         """Raise InputError for options that must not be served."""
         if not self.api_keys and not is_loopback(self.host):
             raise InputError(
-                f"binding to {self.host} lets other machines in without a key; give --api-key, or bind 127.0.0.1"
+                f"binding to {self.host} admits other machines without a key; set --api-key, or bind 127.0.0.1"
             )
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
             raise InputError("an API key needs at least 8 printable ASCII characters without spaces")
@@ -153,7 +153,7 @@ class ServerOptions:
                 probe.bind(address)
         except OSError as error:
             raise InputError(
-                f"cannot listen on {self.host}:{self.port}: {error.strerror}; give another --port or --host"
+                f"cannot listen on {self.host}:{self.port}: {error.strerror}; choose another --port or --host"
             ) from error
 
 
@@ -171,19 +171,19 @@ def is_loopback(host: str) -> bool:
 
 
 def read_options(kind: type[Table], values: Mapping[str, object], where: str) -> Table:
-    """A dataclass of options with these values; InputError names the first one that it does not take."""
+    """A dataclass of options with these values; InputError for an unknown name or a wrong value."""
     hints, known = get_type_hints(kind), [each.name for each in fields(kind)]  # type: ignore[arg-type]
     values = with_present_names(kind, values, where)
     unknown = [name for name in values if name not in known]
     if unknown:
-        raise InputError(f"{where}: {unknown[0]!r} is none of {', '.join(known)}")
+        raise InputError(f"{where}: unknown option {unknown[0]!r}; known are {', '.join(known)}")
     return kind(**{name: _value(hints[name], value, f"{where}: {name}") for name, value in values.items()})
 
 
 def _value(kind: Any, value: object, where: str) -> object:
     if is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, Mapping):
-            raise InputError(f"{where} is a table of names and values, not {value!r}")
+            raise InputError(f"{where} must be a table of names and values, not {value!r}")
         return read_options(kind, value, where)
     origin, choices = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
@@ -191,7 +191,7 @@ def _value(kind: Any, value: object, where: str) -> object:
         return None if value is None else _value(types[0], value, where)
     if origin is Literal:
         if value not in choices:
-            raise InputError(f"{where} is one of {', '.join(map(str, choices))}, not {value!r}")
+            raise InputError(f"{where} must be one of {', '.join(map(str, choices))}, not {value!r}")
         return value
     if origin is tuple:
         items = value if isinstance(value, list | tuple) else [value]
@@ -206,7 +206,7 @@ def _scalar(kind: type, value: object, where: str) -> object:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise InputError(f"{where} is to be {kind.__name__}, not {value!r}")
+        raise InputError(f"{where} must be {kind.__name__}, not {value!r}")
     return value
 
 
@@ -221,7 +221,7 @@ class Bucket:
         self._level, self._updated_at = burst, _now()
 
     def take(self, amount: float) -> float:
-        """Take tokens; the seconds to wait before going on."""
+        """Take tokens; the seconds to wait until the bucket is no longer overdrawn."""
         now = _now()
         self._level = min(self.burst, self._level + (now - self._updated_at) * self.rate) - amount
         self._updated_at = now

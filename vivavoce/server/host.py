@@ -1,4 +1,4 @@
-"""The interface between the server and the models it serves."""
+"""The interfaces between the server and the models it serves."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
 from vivavoce.server.rest.transcripts import WireSegment
 
 STOCK_VOICES = ("alloy", "ash", "ballad", "coral", "echo", "sage", "shimmer", "verse", "marin", "cedar")
-"""Names that stock clients send; they stand for the default voice where we have none of that name."""
+"""Voice names that stock clients send; the default voice is used where the model has no voice of that name."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ else:
 LATENCY_BUCKETS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 LAG_SECONDS = 0.1
 SLACK_SECONDS = 15.0
-ARRIVALS = 2048  # audio chunks whose time of arrival is kept
+ARRIVALS = 2048  # audio chunks whose time of arrival is stored
 COUNTED_LOGGERS = ("vivavoce", "asyncio", "uvicorn")
 
 
@@ -84,7 +84,7 @@ class Metrics:
             self._slacks.append((time.monotonic(), schedule.slack))
 
     def _min_slack(self) -> float:
-        """NaN where no reply ended lately."""
+        """NaN where no reply ended recently."""
         while self._slacks and self._slacks[0][0] < time.monotonic() - SLACK_SECONDS:
             self._slacks.popleft()
         return min((slack for _, slack in self._slacks), default=math.nan)
@@ -117,7 +117,7 @@ class ExceptionCounter(logging.Handler):
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count what the package, the event loop and uvicorn log."""
+        """Count exceptions logged by the package, the event loop and uvicorn, within this context."""
         loggers = [logging.getLogger(name) for name in COUNTED_LOGGERS]
         for logger in loggers:
             logger.addHandler(self)
@@ -140,11 +140,11 @@ class _HostGauges:
 
     def collect(self) -> Iterable[Any]:
         for name, value in self._host.gauges().items():
-            yield GaugeMetricFamily(f"viva_{name}", "Reported by the models' host.", value)
+            yield GaugeMetricFamily(f"viva_{name}", "Reported by the host of the models.", value)
 
 
 class TurnClock:
-    """How long the user of one session waits for a reply."""
+    """Measures how long the user of a session waits for replies."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -162,7 +162,7 @@ class TurnClock:
 
     @property
     def waiting_seconds(self) -> float:
-        """How long the user has been waiting for a reply."""
+        """Seconds since the end of the turn or the request, while no reply has started."""
         return 0.0 if self._turn_ended_at is None else self._now() - self._turn_ended_at
 
     def note_received_audio(self, seconds: float) -> None:
@@ -199,11 +199,11 @@ class TraceSpan(Protocol):
     """The trace of one reply."""
 
     def note_first_audio(self) -> None:
-        """The first audio was sent."""
+        """Record that the first audio was sent."""
         ...
 
     def end(self, reason: str) -> None:
-        """The reply ended."""
+        """End the span."""
         ...
 
 
@@ -235,7 +235,7 @@ class OpenTelemetrySpan:
 
 
 def new_span(session: str, reply: str, waited_seconds: float) -> TraceSpan:
-    """A span for a reply the user has been waiting for; it never holds what is said."""
+    """A span for a reply, started `waited_seconds` ago; it never holds content."""
     if not IS_TRACING:
         return NoSpan()
     return OpenTelemetrySpan(trace.get_tracer("vivavoce.server"), session, reply, waited_seconds)

@@ -7,11 +7,10 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 from starlette.applications import Starlette
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from vivavoce.server.app import middleware
@@ -43,7 +42,7 @@ def ingress_app(options: FleetOptions, registry: RemoteRegistry) -> Starlette:
 
 
 class Ingress:
-    """Admits clients or refuses them at once; holds what is needed to restore their sessions elsewhere."""
+    """Admits or refuses clients without queueing them; mirrors their sessions to restore them at other replicas."""
 
     def __init__(self, options: FleetOptions, registry: RemoteRegistry) -> None:
         self.options, self.registry = options, registry
@@ -70,7 +69,7 @@ class Ingress:
             with suppress(asyncio.CancelledError):
                 await watching
 
-    def routes(self) -> list[Any]:
+    def routes(self) -> list[BaseRoute]:
         """The routes of one server, and of the page."""
         requests, endpoint = self._requests, self._gate.endpoint
         posts: dict[str, Handler] = {
@@ -136,7 +135,7 @@ class Ingress:
         id = query.get("session_id", "")
         held = self._held.get(id) or await self._hold_from_registry(id, request)
         if held is None or not hmac.compare_digest(held.mirror.token.encode(), query["resume_token"].encode()):
-            message = f"there is no session {id} to resume, or the token is not its own"
+            message = f"there is no session {id} to resume, or the token is wrong"
             raise WireError(message, "session_gone", status=404)
         held.expires_at = None
         self._held[id] = held
@@ -184,7 +183,7 @@ class Ingress:
             self._proxies.discard(proxy)
         if code in DELIBERATE:
             self._held.pop(held.mirror.id, None)
-        elif not any(each.held is held for each in self._proxies):  # another connection may have taken over
+        elif not any(each.held is held for each in self._proxies):  # the client may have reconnected already
             held.expires_at = asyncio.get_running_loop().time() + self.server.resume_seconds + SPARE_SECONDS
 
     async def _watch(self) -> None:
@@ -197,7 +196,7 @@ class Ingress:
             }
             try:
                 replicas = await self.registry.replicas()
-            except Exception:  # it is being restarted
+            except Exception:  # the registry is being restarted
                 logger.warning("the replica registry does not answer", exc_info=True)
                 continue
             draining = {each.replica for each in replicas if each.is_draining}
@@ -318,7 +317,7 @@ class SessionProxy:
         self._is_connected.clear()
         try:
             self._upstream = await self._router.restore(self.held, {last.replica.replica})
-        except (WireError, ConnectionError, TimeoutError):  # the others are full: it stays as long as it may
+        except (WireError, ConnectionError, TimeoutError):  # the others are full: it stays until the replica ends
             logger.info("session %s stays at %s", self.held.mirror.id, last.replica.replica)
         else:
             self._router.counters["moved"] += 1
@@ -328,22 +327,22 @@ class SessionProxy:
     async def _recover(self) -> None:
         """The replica is lost: notify the client, end the replies in progress, and restore the session."""
         self._is_connected.clear()
-        gone = self._upstream.replica
-        logger.warning("session %s: replica %s is lost", self.held.mirror.id, gone.replica)
-        await self._router.mark_lost(gone)
-        message = "the replica that held this session is lost; the session goes on at another, the reply under way ends"
+        lost = self._upstream.replica
+        logger.warning("session %s: replica %s is lost", self.held.mirror.id, lost.replica)
+        await self._router.mark_lost(lost)
+        message = "the replica of this session is lost; the session continues at another, the reply in progress ends"
         await self._send_event(error_event(WireError(message, "replica_lost", kind="server_error")))
         for event in self.held.mirror.fail_active_replies():
             await self._send_event(event)
-        self._upstream = await self._restore(gone.replica)
+        self._upstream = await self._restore(lost.replica)
         self._is_connected.set()
 
-    async def _restore(self, gone: str) -> Upstream:
+    async def _restore(self, lost: str) -> Upstream:
         """The session at another replica, as soon as one has capacity."""
         deadline = asyncio.get_running_loop().time() + self._max_wait
         while True:
             try:
-                return await self._router.restore(self.held, {gone})
+                return await self._router.restore(self.held, {lost})
             except (WireError, ConnectionError, TimeoutError) as error:
                 if asyncio.get_running_loop().time() > deadline:
                     message = f"the session is lost: {error}"
@@ -356,7 +355,7 @@ class SessionProxy:
         await self._send_to_client(encode(event).decode())
 
     async def _send_to_client(self, message: str | bytes) -> None:
-        """Send to the client; where it is gone, the task that reads from it returns the close code."""
+        """Send to the client; where it has disconnected, the task that reads from it returns the close code."""
         with contextlib.suppress(OSError, RuntimeError, WebSocketDisconnect):
             if isinstance(message, str):
                 await self._websocket.send_text(message)
@@ -371,5 +370,5 @@ class SessionProxy:
     async def _close_client(self, code: int, reason: str) -> None:
         try:
             await self._websocket.close(code, reason[:120])
-        except Exception:  # the client may be gone too
+        except Exception:  # the client may have disconnected too
             logger.debug("session %s: the socket could not be closed", self.held.mirror.id, exc_info=True)

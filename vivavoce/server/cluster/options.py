@@ -100,12 +100,12 @@ class FleetOptions:
             pool.check(role)
             for part in PARTS:
                 if pool.model.get(part) == POOL and part not in self.pools:
-                    raise InputError(f"{role} has its {part} in a pool, and the fleet has no pool called {part}")
+                    raise InputError(f"{role} uses a pool for {part}, and the fleet has no pool called {part}")
         if self.ingresses < 1:
             raise InputError(f"ingresses is {self.ingresses}; at least one is needed")
 
     def check_capacity(self, resources: Mapping[str, float]) -> None:
-        """Raise CapacityError where a Ray cluster can never hold the smallest fleet; Ray would wait for ever."""
+        """Raise CapacityError where a Ray cluster can never hold the smallest fleet: Ray would wait without end."""
         pools = self.pools.values()
         needed = {
             "CPU": self.ingresses * self.ingress_cpus + sum(pool.min_replicas * pool.cpus for pool in pools),
@@ -116,7 +116,7 @@ class FleetOptions:
             if count > have:
                 what = f"{have:g} {name}s" if have else f"no {name}s"
                 raise CapacityError(
-                    f"the fleet needs {count:g} {name}s and the cluster has {what}; add nodes or ask less"
+                    f"the fleet needs {count:g} {name}s and the cluster has {what}; add nodes or reduce the fleet"
                 )
 
     @classmethod

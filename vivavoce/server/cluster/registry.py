@@ -1,6 +1,6 @@
 """The replica registry of a fleet: which replicas there are, how full they are, and which one has a session.
 
-Replicas and ingresses report everything again, so a registry that restarts is complete within a heartbeat or two.
+Reports are repeated with every heartbeat, so a restarted registry is complete within one or two heartbeats.
 """
 
 import time
@@ -11,7 +11,7 @@ from typing import Any
 
 from vivavoce.server.realtime.session_types import SessionParams
 
-STALE_SECONDS = 3.0  # a replica that reported nothing for so long gets no sessions
+STALE_SECONDS = 3.0  # a replica whose last report is older gets no sessions
 PENDING_SECONDS = 5.0  # a reservation that is not used is released
 FORGET_SECONDS = 60.0
 MAX_PLACEMENTS = 200_000
@@ -180,12 +180,12 @@ class RemoteRegistry:
         await self.handle.call.remote("mark_lost", replica)
 
     async def admit(self, role: str, avoid: Iterable[str] = ()) -> ReplicaReport | None:
-        found: ReplicaReport | None = await self.handle.call.remote("admit", role, list(avoid))
-        return found
+        result: ReplicaReport | None = await self.handle.call.remote("admit", role, list(avoid))
+        return result
 
     async def pick(self, role: str) -> ReplicaReport | None:
-        found: ReplicaReport | None = await self.handle.call.remote("pick", role)
-        return found
+        result: ReplicaReport | None = await self.handle.call.remote("pick", role)
+        return result
 
     async def replicas(self) -> list[ReplicaReport]:
         return list(await self.handle.call.remote("replicas"))
@@ -194,12 +194,12 @@ class RemoteRegistry:
         await self.handle.call.remote("place", placement)
 
     async def locate(self, session: str) -> tuple[Placement, ReplicaReport] | None:
-        found: tuple[Placement, ReplicaReport] | None = await self.handle.call.remote("locate", session)
-        return found
+        result: tuple[Placement, ReplicaReport] | None = await self.handle.call.remote("locate", session)
+        return result
 
     async def store_key(self, digest: str, session: SessionParams, expires_at: float) -> None:
         await self.handle.call.remote("store_key", digest, session, expires_at)
 
     async def session_of_key(self, digest: str) -> SessionParams | None:
-        found: SessionParams | None = await self.handle.call.remote("session_of_key", digest)
-        return found
+        result: SessionParams | None = await self.handle.call.remote("session_of_key", digest)
+        return result

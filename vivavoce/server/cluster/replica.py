@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 HEARTBEAT_SECONDS = 1.0
-READY_SECONDS = 1800.0  # a large model is read from a slow disk
+READY_SECONDS = 1800.0  # for a large model on a slow disk
 UNLIMITED = 1e9
 
 
@@ -75,7 +75,7 @@ async def resolve_pools(
 
 @dataclass(frozen=True)
 class ReplicaMetrics:
-    """The load of a server, read from its own `/metrics`."""
+    """The load of a server, read from its `/metrics`."""
 
     sessions: int = 0
     """Sessions and requests in progress."""
@@ -127,7 +127,7 @@ class Replica:
             port=_free_port(address),
             api_keys=(self.key,),
             max_sessions=pool.sessions,
-            opens_per_minute=UNLIMITED,  # all sessions come from the ingresses
+            opens_per_minute=UNLIMITED,  # all sessions are opened by the ingresses
         )
         self.url = f"http://{address}:{self._options.port}"
         self.is_draining = False
@@ -138,7 +138,7 @@ class Replica:
         self._reporting = asyncio.create_task(self._report())
 
     async def check_health(self) -> None:
-        """Raise where the server has ended, so that Ray replaces this replica."""
+        """Raise RuntimeError where the server has ended, so that Ray replaces this replica."""
         if self._server.done() or self._reporting.done():
             raise RuntimeError(f"the server of replica {self.name} ended")
 
@@ -150,7 +150,7 @@ class Replica:
         return stats if self._metrics.slack is None else stats | {"slack": self._metrics.slack}
 
     async def __del__(self) -> None:
-        """Drain: the ingresses move idle sessions away; the others may end by themselves."""
+        """Drain: the ingresses move idle sessions away, the other sessions may end."""
         self.is_draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_seconds):

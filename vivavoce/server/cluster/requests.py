@@ -101,7 +101,10 @@ class RequestForwarder:
         exceptions: ExceptionCounter,
     ) -> None:
         self._registry, self._router, self._gate, self._pools = registry, router, gate, pools
-        self._max_bytes, self._exceptions = max_bytes, exceptions  # `max_bytes`: of a body that is sent more than once
+        self._max_bytes, self._exceptions = (
+            max_bytes,
+            exceptions,
+        )  # `max_bytes`: of bodies sent to all replicas
 
     async def create_call(self, request: Request, caller: Identity) -> Response:
         """Open a WebRTC call; its audio goes directly to the replica."""
@@ -126,7 +129,7 @@ class RequestForwarder:
     async def create_browser_key(self, request: Request, caller: Identity) -> Response:
         """A replica validates the session and mints the key; the registry makes it known to all ingresses."""
         if caller.is_browser:
-            raise WireError("a browser key cannot make others; use an API key", "invalid_api_key", status=403)
+            raise WireError("a browser key cannot create others; use an API key", "invalid_api_key", status=403)
         data = await read_body(request)
         response = await self._forward(request, await self._pick(self._main_pool), data=data)
         if response.status_code == 200:
@@ -137,7 +140,7 @@ class RequestForwarder:
         return response
 
     async def forward_to_one(self, request: Request, caller: Identity) -> Response:
-        """Forward to a replica of the right pool; a pool of its own admits as many requests as it has capacity."""
+        """Forward to a replica of the right pool; a separate pool admits requests up to its capacity."""
         role = POOL_OF_PATH.get(request.url.path, "speech")
         if role not in self._pools:
             return await self._forward(request, await self._pick(self._main_pool))
@@ -178,7 +181,7 @@ class RequestForwarder:
         return readiness_response(await self._registry.pick(self._main_pool) is not None)
 
     async def metrics(self, request: Request, caller: Identity) -> Response:
-        """The fleet for Prometheus; each replica has metrics of its own at its private port."""
+        """The fleet for Prometheus; every replica has its metrics at its private port."""
         page = fleet_metrics(await self._registry.replicas(), self._router.counters, self._exceptions)
         return Response(page, media_type=CONTENT_TYPE_LATEST)
 
@@ -214,7 +217,7 @@ class RequestForwarder:
             )
         except aiohttp.ClientError as error:
             await router.mark_lost(replica)
-            message = f"the replica does not answer: {error}"
+            message = f"the replica does not respond: {error}"
             raise WireError(message, "replica_lost", None, 503, "server_error") from error
         passed = {name: value for name, value in response.headers.items() if name.lower() not in HOP_BY_HOP}
         passed[REPLICA_HEADER] = replica.replica

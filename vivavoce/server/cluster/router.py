@@ -24,7 +24,7 @@ from vivavoce.server.wire import ErrorBody, ErrorDetail, WireError
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 6.0  # a replica whose machine is gone is noticed after one and a half
+HEARTBEAT_SECONDS = 6.0  # a replica whose machine fails is detected after 1.5 heartbeats
 ANSWER_SECONDS = 10.0
 TRIES = 3
 RESUME_LATER = 4000  # a close code after which the replica keeps the session
@@ -38,8 +38,8 @@ class Upstream:
     socket: aiohttp.ClientWebSocketResponse
 
     async def next_event(self) -> ServerEvent | None:
-        """The next event, None if of no interest here, while the session is opened; ConnectionError if the replica is
-        gone."""
+        """The next event while a session is opened, None for one that is not read; ConnectionError where the replica is
+        lost."""
         async with asyncio.timeout(ANSWER_SECONDS):
             while True:
                 message = await self.socket.receive()
@@ -49,9 +49,9 @@ class Upstream:
                     raise ConnectionResetError(f"replica {self.replica.replica} closed")
 
     async def send(self, message: str | bytes) -> None:
-        """Send to the replica; ConnectionError where it is gone."""
+        """Send to the replica; ConnectionError where it is lost."""
         if self.socket.closed:
-            raise ConnectionResetError(f"replica {self.replica.replica} is gone")
+            raise ConnectionResetError(f"replica {self.replica.replica} is lost")
         await (self.socket.send_str(message) if isinstance(message, str) else self.socket.send_bytes(message))
 
 
@@ -104,7 +104,7 @@ class ReplicaRouter:
         mirror = held.mirror
         for message in mirror.history():
             await upstream.send(message)
-        await upstream.send('{"type":"input_audio_buffer.clear"}')  # its answer says that the history is complete
+        await upstream.send('{"type":"input_audio_buffer.clear"}')  # the answer comes after those to the history
         event = await upstream.next_event()
         while not isinstance(event, InputAudioBufferCleared):
             event = await upstream.next_event()
@@ -119,7 +119,7 @@ class ReplicaRouter:
         return upstream
 
     async def resume(self, held: HeldPlacement, last_event_id: str | None) -> Upstream:
-        """A socket to the session at its replica, from an event on; ConnectionError where the replica is gone."""
+        """A socket to the session at its replica, after an event; ConnectionError where the replica is lost."""
         mirror = held.mirror
         prefix = f"event_{mirror.replica_session[5:13]}_"
         last = last_event_id if last_event_id and last_event_id.startswith(prefix) else mirror.restore_event
@@ -177,7 +177,7 @@ class ReplicaRouter:
                 upstream = await self.connect(replica, request.query, request.protocols, request.bound_session)
                 event = await upstream.next_event()
             except (ConnectionError, TimeoutError) as error:
-                logger.warning("replica %s takes no session: %s", replica.replica, type(error).__name__)
+                logger.warning("replica %s opens no session: %s", replica.replica, type(error).__name__)
                 avoid = avoid | {replica.replica}
                 continue
             if isinstance(event, SessionCreated):
@@ -207,7 +207,7 @@ def capacity_error(replicas: list[ReplicaReport], role: str) -> WireError:
     """Why no replica takes one more session."""
     members = [each for each in replicas if each.role == role and not each.is_draining]
     places = sum(each.capacity for each in members)
-    message = f"all {places} places are taken" if members else f"no {role} replica is ready"
+    message = f"all {places} sessions are in use" if members else f"no {role} replica is ready"
     code = "session_limit_reached" if members else "server_not_ready"
     return WireError(f"{message}; try again in {RETRY_AFTER_SECONDS} s", code, status=503, kind="server_error")
 

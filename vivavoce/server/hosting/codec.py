@@ -1,4 +1,4 @@
-"""A codec as a deployment of its own: runs the jobs of `s2s/remote_codec.py` and keeps their streaming states."""
+"""A codec as a separate deployment: runs the jobs of `s2s/remote_codec.py` and stores their streaming states."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ from vivavoce.server.wire import WireError
 
 logger = logging.getLogger(__name__)
 
-STATE_SECONDS = 600.0  # a state that was not used for so long has lost its client
+STATE_SECONDS = 600.0  # a state unused for longer is dropped: its client is lost
 
 
 class CodecDescription(TypedDict):
@@ -94,8 +94,8 @@ class CodecHost:
             )
             result = np.asarray(codes, np.int64).tobytes()
         else:
-            given = torch.from_numpy(np.frombuffer(payload, np.int64).copy())
-            sound, following = await self.local.vocoder.do((state, given, header["is_last"]), header["urgency"])
+            tokens = torch.from_numpy(np.frombuffer(payload, np.int64).copy())
+            sound, following = await self.local.vocoder.do((state, tokens, header["is_last"]), header["urgency"])
             result = sound.numpy().tobytes()
         self._states[header["next"]] = (following, time.monotonic())
         return result
@@ -107,7 +107,7 @@ class CodecHost:
                 return self.local.codec.speech_encoder.initial_state()
             return self.voices.get(header["voice"]) or next(iter(self.voices.values()))
         if header["state"] not in self._states:
-            raise VivaError(f"there is no state {header['state']} here")
+            raise VivaError(f"the state {header['state']} is unknown")
         return self._states[header["state"]][0]
 
     def _forget(self, released: list[str]) -> None:
@@ -130,11 +130,11 @@ class _CodecGauges:
 
 def load_codec(codec: str, device: str = "auto", voice: Path | None = None) -> CodecHost:
     """The codec of a bundled name, folder or hub id; of a model that contains one, that one."""
-    folder, place = hub.resolve(codec), pick(device)
+    folder = hub.resolve(codec)
     options = checkpoint_options(folder, MossSpeechOptions())
     if (folder / CODEC_FOLDER).is_dir():
         folder = folder / CODEC_FOLDER
-    loaded = load_moss_codec(folder, place)
+    loaded = load_moss_codec(folder, pick(device))
     return CodecHost(LocalCodec(loaded, options.left_chunks), codec_voices(loaded, folder, voice))
 
 

@@ -171,10 +171,10 @@ def read_table(file: Path) -> dict[str, object]:
         content = _yaml().safe_load(text) or {} if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except MissingDependencyError:
         raise
-    except Exception as error:  # each library has its own
+    except Exception as error:  # every library raises different ones
         raise InputError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise InputError(f"{file} holds no names and values")
+        raise InputError(f"{file} is not a table of names and values")
     return content
 
 
@@ -190,7 +190,7 @@ def _yaml() -> Any:  # imported here because TOML files, the documented format, 
     try:
         return import_module("yaml")
     except ImportError as error:
-        raise MissingDependencyError("a YAML file needs pip install pyyaml; or write it as TOML") from error
+        raise MissingDependencyError("a YAML file needs pip install pyyaml; or use TOML") from error
 
 
 def merge_tables(values: Mapping[str, object], override: Mapping[str, object]) -> dict[str, object]:

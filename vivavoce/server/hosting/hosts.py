@@ -136,7 +136,7 @@ class AudioHost:
     def open(self, settings: ConversationSettings, model: str) -> Conversation:
         """A conversation that is only transcribed."""
         if self.recogniser is None:
-            raise CapacityError("this server only speaks: there are no sessions here")
+            raise CapacityError("this server only synthesises speech and has no sessions")
         backend = CascadeBackend(WholeTurns(self.recogniser), NO_CONVERSATION, NO_CONVERSATION)
         return LiveConversation(backend, settings, replace(self.options, transcriber=self.recogniser))
 
@@ -161,11 +161,11 @@ class NoConversationBackend:
 
     def reply(self, messages: Sequence[JsonObject], settings: ConversationSettings) -> AsyncIterator[ChatPiece]:
         """Raise InputError."""
-        raise InputError("this server only transcribes and gives no replies; ask for a transcription session")
+        raise InputError("this server only transcribes and generates no replies; open a transcription session")
 
     def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
         """Raise InputError."""
-        raise InputError("this server only transcribes and has no voice")
+        raise InputError("this server only transcribes and synthesises no speech")
 
 
 NO_CONVERSATION = NoConversationBackend()
@@ -212,15 +212,15 @@ class SpeechHost:
 
     def gauges(self) -> Mapping[str, float]:
         """Queue depth and requests; KV cache use and deadline slack where the engine is in this process."""
-        found = {"queue_depth": float(self.pipeline.waiting), **request_gauges(self.speech, self.transcriber)}
+        gauges = {"queue_depth": float(self.pipeline.waiting), **request_gauges(self.speech, self.transcriber)}
         generator = self.pipeline.chat if isinstance(self.pipeline, LoadedCascade) else self.pipeline
         if isinstance(generator, LocalChat | MossSpeechBackend):
             pool = generator.core.scheduler.pool
-            found["kv_used_ratio"] = (pool.size - pool.free) / pool.size
+            gauges["kv_used_ratio"] = (pool.size - pool.free) / pool.size
             slack = generator.core.slack.recent_min_slack(generator.core.scheduler.now())
             if slack is not None:
-                found["engine_slack_seconds"] = slack
-        return found
+                gauges["engine_slack_seconds"] = slack
+        return gauges
 
     async def warm_up(self) -> None:
         """Run every stage once; then the host is ready."""

@@ -102,7 +102,7 @@ class CallsApi:
 
     def _mint(self, caller: Identity, params: SessionParams, seconds: int | None) -> tuple[ClientSecret, SessionObject]:
         if caller.is_browser:
-            raise WireError("a browser key cannot make others; use an API key", "invalid_api_key", status=403)
+            raise WireError("a browser key cannot create others; use an API key", "invalid_api_key", status=403)
         kind = params.type or "realtime"
         model = served_model(self.sessions, params.model or None)
         session = Configuration(self.sessions.host, model, kind, params).session

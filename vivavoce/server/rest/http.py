@@ -1,15 +1,16 @@
-"""HTTP of the server: handlers with authentication and error responses, bodies within limits, the files of the page."""
+"""HTTP of the server: authenticated handlers, error responses, bodies within limits, `/v1/models`, the page's files."""
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
+from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -30,7 +31,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, Identity], Awaitable[Response]]
 MAX_BODY = 1 << 20
 
-MEDIA_TYPES = {  # the system's own table may differ
+MEDIA_TYPES = {  # the table of the operating system may differ
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -73,8 +74,8 @@ def authenticated(handler: Handler, admit: Callable[[Request], Awaitable[Identit
             return error_response(WireError(str(error)))
         except HTTPException as error:
             return http_exception_response(request, error)
-        except ClientDisconnect:  # while it sent the body; the response is not read
-            return error_response(WireError("the body ended too soon", "incomplete_body"))
+        except ClientDisconnect:  # within the body; the response will not be read
+            return error_response(WireError("the body is incomplete", "incomplete_body"))
         except Exception as error:
             log_failure(logger, error, "%s failed", _route(request))
             message = f"the request could not be handled: {type(error).__name__}"
@@ -89,7 +90,7 @@ def _route(request: Request) -> str:
 
 
 def http_exception_response(request: Request, error: Exception) -> Response:
-    """What Starlette itself refuses, such as an unknown path, as an error body of the protocol."""
+    """The error response for an exception of Starlette, such as an unknown path."""
     status, detail = getattr(error, "status_code", 400), getattr(error, "detail", str(error))
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
     return error_response(WireError(f"{request.method} {request.url.path}: {detail}", code, status=status))
@@ -105,7 +106,7 @@ def error_response(error: WireError) -> Response:
     headers = {"Retry-After": "5"} if error.status in (429, 503) else None
     if error.status == 401:
         headers = {"WWW-Authenticate": "Bearer"}
-    if error.status == 408:  # the rest of the body would be read as the next request
+    if error.status == 408:  # otherwise the rest of the body would be read as the next request
         headers = {"Connection": "close"}
     return json_response(ErrorBody(error.detail()), error.status, headers)
 
@@ -179,7 +180,7 @@ class BodyTimeout:
             try:
                 message = await asyncio.wait_for(receive(), self.seconds)
             except TimeoutError as error:
-                problem = f"nothing more of the body came for {self.seconds:g} s"
+                problem = f"no data of the request body arrived for {self.seconds:g} s"
                 raise WireError(problem, "request_timeout", status=408) from error
             is_complete = not message.get("more_body", False)
             return message
@@ -203,7 +204,7 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY) -> bytes:
     async for chunk in request.stream():
         size += len(chunk)
         if size > max_bytes:
-            raise WireError(f"a body of more than {max_bytes} bytes", "body_too_large", status=413)
+            raise WireError(f"the body is larger than {max_bytes} bytes", "body_too_large", status=413)
         chunks.append(chunk)
     return b"".join(chunks)
 
@@ -222,14 +223,14 @@ def within(low: float, high: float, value: float, param: str) -> float:
     return value
 
 
-async def read_upload(form: Mapping[str, Any], name: str, max_bytes: int) -> bytes:
+async def read_upload(form: FormData, name: str, max_bytes: int) -> bytes:
     """The bytes of a form's file; WireError where it is missing or too large."""
     upload = form.get(name)
     if upload is None or isinstance(upload, str):
-        raise WireError(f"there is no {name}", "missing_file", name)
+        raise WireError(f"the file {name} is missing", "missing_file", name)
     data = bytes(await upload.read(max_bytes + 1))
     if len(data) > max_bytes:
-        raise WireError(f"a file of more than {max_bytes >> 20} MiB", "file_too_large", name, 413)
+        raise WireError(f"the file is larger than {max_bytes >> 20} MiB", "file_too_large", name, 413)
     return data
 
 
@@ -266,7 +267,7 @@ def page_files() -> dict[str, PageFile]:
     return found
 
 
-def page_routes() -> list[Any]:
+def page_routes() -> list[Route]:
     """Routes of the page, which need no key."""
     paths = {"/" if name == "index.html" else f"/{name}": file for name, file in page_files().items()}
     return [Route(path, file.respond) for path, file in paths.items()]
