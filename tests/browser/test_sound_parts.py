@@ -117,8 +117,8 @@ async def test_too_much_is_cut_at_its_oldest(page):
 async def test_sound_of_a_break_is_sent_once(page):
     numbers = await page.evaluate(
         """async () => {
-          const { UnheardSound } = await import("/unheard-sound.js");
-          const sound = new UnheardSound();
+          const { UnconfirmedAudio } = await import("/unconfirmed-audio.js");
+          const sound = new UnconfirmedAudio();
           const piece = () => sound.add(new Float32Array(480));
           for (let count = 0; count < 100; count++) piece();
           const short = sound.after(1500).length;

@@ -13,9 +13,7 @@ from vivavoce.server.realtime.session_types import SessionParams
 from vivavoce.server.wire import WireError
 
 BROWSER_KEY = "ek_"
-PROTOCOL_KEY = (
-    "openai-insecure-api-key."  # browsers cannot set headers on a WebSocket; they offer the key as a subprotocol
-)
+PROTOCOL_KEY = "openai-insecure-api-key."  # a subprotocol with the key: browsers cannot set headers of a WebSocket
 MAX_BROWSER_KEYS = 10_000
 
 

@@ -1,4 +1,4 @@
-// What both sides said, as it is said; and once more, when it is finished, for screen readers.
+// Live captions of both sides; finished entries are announced to screen readers.
 
 export class Captions {
   #list;
@@ -13,7 +13,7 @@ export class Captions {
     this.#strings = strings;
   }
 
-  // `text` replaces, `delta` adds; `isDone` says that no more comes.
+  // `text` replaces, `delta` appends; `isDone` marks the end.
   show({ item, role, text, delta, isSpoken, isDone }) {
     const entry = this.#entry(item, role);
     if (isSpoken && !text && !entry.text) entry.words.textContent = this.#strings.say("spoken");

@@ -1,4 +1,4 @@
-// The microphone's end of the sound: runs on the audio thread and gives 20 ms at the wire's rate.
+// Captures microphone audio on the audio thread, in chunks of 20 ms at the rate of the protocol.
 
 import { Resampler } from "./resampler.js";
 import { WIRE_RATE, loudness } from "./pcm.js";

@@ -1,6 +1,6 @@
-// A Realtime connection that comes back: after a break it resumes the session, and nothing either side said is lost.
+// A Realtime connection that reconnects: it resumes the session, and neither events nor audio are lost.
 
-import { UnheardSound } from "./unheard-sound.js";
+import { UnconfirmedAudio } from "./unconfirmed-audio.js";
 
 const RETRY_MS = [250, 500, 1000, 2000, 4000, 8000];
 const GIVE_UP_MS = 30000;
@@ -17,9 +17,9 @@ export class Connection extends EventTarget {
   #socket = null;
   #resume = null; // { id, token }
   #lastEvent = null;
-  #waiting = []; // for the session to begin
-  #sentEvents = []; // with ids, newest last; what the server did not get is sent again
-  #sound = new UnheardSound();
+  #waiting = []; // messages for when the session has started
+  #sentEvents = []; // with ids, newest last; those the server did not receive are sent again
+  #sound = new UnconfirmedAudio();
   #nextId = 1;
   #tries = 0;
   #lostAt = null;
@@ -64,19 +64,19 @@ export class Connection extends EventTarget {
     else this.#post(numbered);
   }
 
-  // Sound made before there is a session is nobody's; sound made during a break is sent when it is over.
+  // Audio before the session has started is dropped; audio during a disconnect is sent after the reconnect.
   sendSound(samples) {
     if (this.state !== "open" && this.state !== "waiting") return;
     const audio = this.#sound.add(samples);
     this.#post({ type: "input_audio_buffer.append", audio });
   }
 
-  // What need not arrive if the connection is broken.
+  // For messages that may be lost while disconnected.
   sendIfOpen(event) {
     this.#post(event);
   }
 
-  // A socket that is closing takes nothing any more; what it did not take is sent when the session is taken up again.
+  // A closing socket accepts no messages; they are sent when the session is resumed.
   #post(event) {
     if (this.state === "open" && this.#socket.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(event));
   }
@@ -126,18 +126,18 @@ export class Connection extends EventTarget {
     this.#enter(this.#resume ? "waiting" : "connecting");
   }
 
-  // The session is gone for good (the server was restarted, or we were away too long): a new one, without its past.
+  // The session has ended (the server was restarted, or the disconnect was too long): open a new one, without history.
   #startAgain() {
     this.#resume = this.#lastEvent = this.#refusal = null;
     this.#sentEvents = [];
     this.#waiting = [];
-    this.#sound = new UnheardSound();
-    this.dispatchEvent(new Event("forgotten"));
+    this.#sound = new UnconfirmedAudio();
+    this.dispatchEvent(new Event("restarted"));
     this.open();
   }
 
   #end(reason, message = "") {
-    this.dispatchEvent(new CustomEvent("ended", { detail: { reason, message } })); // while somebody still listens
+    this.dispatchEvent(new CustomEvent("ended", { detail: { reason, message } })); // before the listeners are removed
     this.#enter("closed");
   }
 
@@ -150,10 +150,10 @@ export class Connection extends EventTarget {
   #address() {
     const address = new URL("v1/realtime", location.href);
     address.protocol = location.protocol === "https:" ? "wss:" : "ws:";
-    const asked = this.#resume
+    const query = this.#resume
       ? { session_id: this.#resume.id, resume_token: this.#resume.token, last_event_id: this.#lastEvent }
       : { model: this.#model };
-    for (const [name, value] of Object.entries(asked)) if (value) address.searchParams.set(name, value);
+    for (const [name, value] of Object.entries(query)) if (value) address.searchParams.set(name, value);
     return address;
   }
 }

@@ -1,23 +1,23 @@
-// One conversation: what the server tells, done to loudspeaker and captions; what the person does, told to the server.
+// One conversation: applies server events to playback and captions, and sends the user's actions to the server.
 //
-// It tells: state (off, connecting, listening, hearing, thinking, speaking, reconnecting), session, caption, cut, turn
-// (how long an answer took), problem, forgotten.
+// Events: state (off, connecting, listening, hearing, thinking, speaking, reconnecting), session, caption, cut, turn
+// (with the response time), problem, restarted.
 
 import { Connection } from "./connection.js";
 import { fromBase64 } from "./pcm.js";
 
 const PLAYED_EVERY_MS = 100;
-const EXPECTED_ERRORS = new Set(["response_cancel_not_active"]); // the reply ended while we were stopping it
+const EXPECTED_ERRORS = new Set(["response_cancel_not_active"]); // the reply ended before the cancel event arrived
 
 export class Conversation extends EventTarget {
   #audio; // { context, player, microphone }
   #connection;
   #wanted;
-  #cut = new Set(); // items whose sound shall not be heard any more
-  #active = null; // the response under way
-  #responses = new Map(); // of items that sound
-  #asked = null; // when the turn ended that waits for an answer, in the audio context's time
-  #toldMs = 0;
+  #cut = new Set(); // items whose audio must not be played any more
+  #active = null; // the response in progress
+  #responses = new Map(); // of the items being played
+  #turnEndedAt = null; // end of the turn that waits for a reply, in the time of the audio context
+  #reportedMs = 0;
   #takesPlayed = false; // stock servers would answer with an error
   session = null;
   state = "off";
@@ -29,8 +29,8 @@ export class Conversation extends EventTarget {
     this.#connection = new Connection(keys, model);
     this.#connection.addEventListener("event", ({ detail }) => this.#handlers[detail.type]?.(detail));
     this.#connection.addEventListener("state", ({ detail }) => this.#connectionIs(detail));
-    this.#connection.addEventListener("forgotten", () => this.#forget());
-    this.#connection.addEventListener("ended", ({ detail }) => this.#tell("problem", detail));
+    this.#connection.addEventListener("restarted", () => this.#restart());
+    this.#connection.addEventListener("ended", ({ detail }) => this.#emit("problem", detail));
     this.#listenTo(audio.player, { started: this.#sounded, progress: this.#played, finished: this.#finished });
     if (audio.microphone) this.hearFrom(audio.microphone);
   }
@@ -45,10 +45,10 @@ export class Conversation extends EventTarget {
   }
 
   hearFrom(microphone) {
-    this.#listenTo(microphone, { sound: this.#heard });
+    this.#listenTo(microphone, { sound: this.#onAudio });
   }
 
-  // Settings as a session object's fields; the server answers with all that is in force.
+  // Settings as fields of a session object; the server answers with the complete session.
   configure(wanted) {
     this.#wanted = wanted;
     if (this.session) this.#connection.send({ type: "session.update", session: { type: "realtime", ...wanted } });
@@ -56,7 +56,7 @@ export class Conversation extends EventTarget {
 
   say(text) {
     this.#stopReply();
-    this.#asked = this.#audio.context.currentTime;
+    this.#turnEndedAt = this.#audio.context.currentTime;
     const item = { type: "message", role: "user", content: [{ type: "input_text", text }] };
     this.#connection.send({ type: "conversation.item.create", item });
     this.#connection.send({ type: "response.create" });
@@ -82,39 +82,39 @@ export class Conversation extends EventTarget {
     },
     "session.updated": ({ session }) => {
       this.session = session;
-      this.#tell("session", session);
+      this.#emit("session", session);
     },
     "input_audio_buffer.speech_started": () => {
       if (this.session.audio.input.turn_detection?.interrupt_response) this.#cutSound();
       this.#enter("hearing");
     },
     "input_audio_buffer.speech_stopped": () => {
-      this.#asked = this.#audio.microphone?.lastVoicedAt ?? null;
+      this.#turnEndedAt = this.#audio.microphone?.lastVoicedAt ?? null;
       this.#enter("thinking");
     },
     "conversation.item.added": ({ item }) => {
       if (item.type !== "message" || item.role === "system") return;
       const text = item.content.map((part) => part.text ?? part.transcript ?? "").join("");
       const isSpoken = item.content.some((part) => part.type === "input_audio");
-      this.#tell("caption", { item: item.id, role: item.role, text, isSpoken });
+      this.#emit("caption", { item: item.id, role: item.role, text, isSpoken });
     },
     "conversation.item.input_audio_transcription.delta": ({ item_id: item, delta }) =>
-      this.#tell("caption", { item, role: "user", delta }),
+      this.#emit("caption", { item, role: "user", delta }),
     "conversation.item.input_audio_transcription.completed": ({ item_id: item, transcript }) =>
-      this.#tell("caption", { item, role: "user", text: transcript, isDone: true }),
+      this.#emit("caption", { item, role: "user", text: transcript, isDone: true }),
     "conversation.item.input_audio_transcription.failed": ({ item_id: item }) =>
-      this.#tell("caption", { item, role: "user", isDone: true }),
+      this.#emit("caption", { item, role: "user", isDone: true }),
     "response.created": ({ response }) => {
       this.#active = response.id;
       if (this.state === "listening") this.#enter("thinking");
     },
     "response.output_audio_transcript.delta": ({ item_id: item, delta }) =>
-      this.#tell("caption", { item, role: "assistant", delta }),
+      this.#emit("caption", { item, role: "assistant", delta }),
     "response.output_text.delta": ({ item_id: item, delta }) => {
       this.#answered(item, this.#audio.context.currentTime);
-      this.#tell("caption", { item, role: "assistant", delta });
+      this.#emit("caption", { item, role: "assistant", delta });
     },
-    "response.output_text.done": ({ item_id: item }) => this.#tell("caption", { item, role: "assistant", isDone: true }),
+    "response.output_text.done": ({ item_id: item }) => this.#emit("caption", { item, role: "assistant", isDone: true }),
     "response.output_audio.delta": ({ item_id: item, response_id: response, delta }) => {
       if (this.#cut.has(item)) return;
       this.#responses.set(item, response);
@@ -124,25 +124,25 @@ export class Conversation extends EventTarget {
     "response.done": ({ response }) => {
       if (this.#active === response.id) this.#active = null;
       if (response.status === "failed") {
-        this.#tell("problem", { reason: "failed", message: response.status_details?.error?.message ?? "" });
+        this.#emit("problem", { reason: "failed", message: response.status_details?.error?.message ?? "" });
       }
       this.#settle();
     },
     "output_audio_buffer.cleared": () => this.#silence(),
-    "conversation.item.truncated": ({ item_id: item }) => this.#tell("cut", { item }),
+    "conversation.item.truncated": ({ item_id: item }) => this.#emit("cut", { item }),
     error: ({ error }) => {
-      if (!EXPECTED_ERRORS.has(error.code)) this.#tell("problem", { reason: "error", message: error.message });
+      if (!EXPECTED_ERRORS.has(error.code)) this.#emit("problem", { reason: "error", message: error.message });
     },
   };
 
-  // The server remembers nothing of what was: neither shall we.
-  #forget() {
+  // A new session has no history: reset the state of the old one.
+  #restart() {
     this.#silence();
-    this.#active = this.#asked = null;
-    this.#tell("forgotten");
+    this.#active = this.#turnEndedAt = null;
+    this.#emit("restarted");
   }
 
-  // Barge-in: silence now, and the server learns what was heard.
+  // Barge-in: stop the playback, and send the server the played milliseconds.
   #cutSound() {
     for (const { item, ms } of this.#silence()) {
       this.#connection.send({ type: "conversation.item.truncate", item_id: item, content_index: 0, audio_end_ms: ms });
@@ -153,7 +153,7 @@ export class Conversation extends EventTarget {
     const cut = this.#audio.player.clear();
     for (const { item } of cut) {
       this.#cut.add(item);
-      this.#tell("cut", { item });
+      this.#emit("cut", { item });
     }
     return cut;
   }
@@ -163,41 +163,41 @@ export class Conversation extends EventTarget {
     this.#cutSound();
   }
 
-  #heard({ samples }) {
+  #onAudio({ samples }) {
     this.#connection.sendSound(samples);
   }
 
   #sounded({ item, at }) {
     this.#answered(item, at + (this.#audio.context.outputLatency || 0));
-    this.#toldMs = 0;
+    this.#reportedMs = 0;
     this.#enter("speaking");
   }
 
   #answered(item, at) {
-    if (this.#asked === null) return;
-    this.#tell("turn", { item, from: this.#asked, to: at, ms: Math.round((at - this.#asked) * 1000) });
-    this.#asked = null;
+    if (this.#turnEndedAt === null) return;
+    this.#emit("turn", { item, from: this.#turnEndedAt, to: at, ms: Math.round((at - this.#turnEndedAt) * 1000) });
+    this.#turnEndedAt = null;
   }
 
-  // Our own server keeps as history what was heard, and this says how far that is.
+  // Our server truncates the history to what was played, and takes the playback position from this event.
   #played({ item, ms }) {
-    if (ms - this.#toldMs >= PLAYED_EVERY_MS) this.#tellPlayed(item, ms);
+    if (ms - this.#reportedMs >= PLAYED_EVERY_MS) this.#reportPlayed(item, ms);
   }
 
-  #tellPlayed(item, ms) {
-    this.#toldMs = ms;
+  #reportPlayed(item, ms) {
+    this.#reportedMs = ms;
     const event = { type: "viva.played", response_id: this.#responses.get(item), audio_ms: Math.round(ms) };
     if (this.#takesPlayed) this.#connection.sendIfOpen(event);
   }
 
   #finished({ item, ms }) {
-    this.#tellPlayed(item, ms);
+    this.#reportPlayed(item, ms);
     this.#responses.delete(item);
-    this.#tell("caption", { item, role: "assistant", isDone: true });
+    this.#emit("caption", { item, role: "assistant", isDone: true });
     this.#settle();
   }
 
-  // Nothing sounds and nothing is being made: it is the person's turn.
+  // No playback and no response in progress: it is the user's turn.
   #settle() {
     if (this.#audio.player.isActive || this.#active || this.state === "hearing") return;
     this.#enter("listening");
@@ -212,7 +212,7 @@ export class Conversation extends EventTarget {
   #enter(state) {
     if (state === this.state) return;
     this.state = state;
-    this.#tell("state", state);
+    this.#emit("state", state);
   }
 
   #listenTo(target, listeners) {
@@ -221,7 +221,7 @@ export class Conversation extends EventTarget {
     }
   }
 
-  #tell(type, detail) {
+  #emit(type, detail) {
     this.dispatchEvent(new CustomEvent(type, { detail }));
   }
 }

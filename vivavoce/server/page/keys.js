@@ -1,4 +1,4 @@
-// The key, if the server wants one: an API key is exchanged for a short-lived browser key, and never stored.
+// The key, if the server requires one: an API key is exchanged for a short-lived browser key, and never stored.
 
 const PROTOCOL = "openai-insecure-api-key.";
 const BROWSER_KEY = "ek_";
@@ -6,7 +6,7 @@ const BROWSER_KEY = "ek_";
 export class Keys {
   #key = null;
 
-  // A link may bring a key after its #; it is taken out of the address at once.
+  // A link may contain a key after its #; it is removed from the address bar.
   takeFromAddress() {
     const given = new URLSearchParams(location.hash.slice(1)).get("key");
     if (!given) return;
@@ -18,13 +18,13 @@ export class Keys {
     this.#key = key.trim() || null;
   }
 
-  // Subprotocols that carry the key: a browser cannot set a socket's headers.
+  // Subprotocols with the key: a browser cannot set the headers of a WebSocket.
   async protocols() {
     if (!this.#key) return [];
     return [PROTOCOL + (this.#key.startsWith(BROWSER_KEY) ? this.#key : await this.#browserKey())];
   }
 
-  // An answer of the server as JSON; null where the key does not open it.
+  // A JSON response of the server; null where the key is refused.
   async fetch(path) {
     const answer = await fetch(path, { headers: this.#headers(), cache: "no-store" });
     return answer.status === 401 ? null : answer.json();

@@ -27,8 +27,8 @@ const captions = new Captions(part("captions"), part("announcer"), strings);
 const timing = new Timing(part("timing"), strings);
 const microphoneMeter = new Meter(part("microphone-level"), part("talk"));
 const replyMeter = new Meter(part("reply-level"));
-const lanes = [strings.say("you"), strings.say("reply")];
-const timeline = new Timeline(part("timeline"), () => audio?.context.currentTime ?? 0, lanes);
+const sides = [strings.say("you"), strings.say("reply")];
+const timeline = new Timeline(part("timeline"), () => audio?.context.currentTime ?? 0, sides);
 timeline.describe(strings.say("timeline", { summary: strings.say("noTurns") }));
 
 let audio = null; // { context, player, microphone }
@@ -143,7 +143,7 @@ function converse() {
     showProblem(strings.say(reason, { message }));
     if (reason === "unreachable" || reason === "lost") lookAround(); // perhaps it is the key that is too old
   });
-  on("forgotten", () => captions.separate(strings.say("newSession")));
+  on("restarted", () => captions.separate(strings.say("newSession")));
   started.open();
   keepAwake();
 }

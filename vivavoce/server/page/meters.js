@@ -19,7 +19,7 @@ export class Meter {
     this.#level = Math.max(0, 1 - (20 * Math.log10(Math.max(level, 1e-6))) / FLOOR_DB);
   }
 
-  // Rises at once, falls slowly.
+  // Rises immediately, falls slowly.
   draw(seconds) {
     this.#shown = Math.max(this.#level, this.#shown - FALL_PER_SECOND * seconds, 0);
     const percent = Math.round(this.#shown * 100);

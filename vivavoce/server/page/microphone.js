@@ -1,11 +1,11 @@
-// The microphone: asks for it, and gives its sound in pieces of 20 ms at 24 kHz.
+// The microphone: requests access, and emits its audio in chunks of 20 ms at 24 kHz.
 
 export class Microphone extends EventTarget {
   #context;
   #stream = null;
   #source = null;
   #node = null;
-  lastVoicedAt = null; // in the audio context's time
+  lastVoicedAt = null; // in the time of the audio context
 
   constructor(context) {
     super();
@@ -20,12 +20,12 @@ export class Microphone extends EventTarget {
     await this.#context.audioWorklet.addModule("capture-worklet.js");
     this.#source = this.#context.createMediaStreamSource(this.#stream);
     this.#node = new AudioWorkletNode(this.#context, "capture", { numberOfOutputs: 0, channelCount: 1, channelCountMode: "explicit" });
-    this.#node.port.onmessage = ({ data }) => this.#heard(data);
+    this.#node.port.onmessage = ({ data }) => this.#onAudio(data);
     this.#source.connect(this.#node);
     this.#stream.getAudioTracks()[0].addEventListener("ended", () => this.dispatchEvent(new Event("lost")));
   }
 
-  // A muted microphone gives silence, so that the server still hears time pass.
+  // A muted microphone emits silence, so that the audio clock of the server advances.
   set isMuted(isMuted) {
     for (const track of this.#stream?.getAudioTracks() ?? []) track.enabled = !isMuted;
   }
@@ -36,7 +36,7 @@ export class Microphone extends EventTarget {
     for (const track of this.#stream?.getTracks() ?? []) track.stop();
   }
 
-  #heard(piece) {
+  #onAudio(piece) {
     if (piece.isVoiced) this.lastVoicedAt = piece.at;
     this.dispatchEvent(new CustomEvent("sound", { detail: piece }));
   }

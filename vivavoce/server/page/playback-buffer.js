@@ -1,12 +1,12 @@
-// What waits to be heard. It begins when enough is here, fades at the edges of gaps, and knows how far the listener is.
+// The playback buffer: starts when enough audio is buffered, fades at the edges of gaps, and tracks the position.
 //
-// Everything that happens is told as { type, item, ... }:
-//   started   the item's first sample sounds now
-//   progress  so many milliseconds of the item have sounded, this loud
-//   underrun  the sound did not come in time; the next start waits for a little more
-//   dropped   so many milliseconds were too much and will never sound
-//   finished  all of the item has sounded
-//   cleared   the item was cut, after so many milliseconds
+// Every change is emitted as { type, item, ... }:
+//   started   the first sample of the item is played now
+//   progress  milliseconds of the item played so far, and their level
+//   underrun  the audio was late; the next start waits for a larger buffer
+//   dropped   milliseconds that exceeded the buffer and are not played
+//   finished  the item was played to its end
+//   cleared   the item was cut after these milliseconds
 
 import { Resampler } from "./resampler.js";
 import { WIRE_RATE, loudness } from "./pcm.js";
@@ -19,15 +19,15 @@ const FADE_MS = 8;
 const REPORT_MS = 40;
 
 export class PlaybackBuffer {
-  constructor(rate, tell) {
+  constructor(rate, emit) {
     this.rate = rate;
-    this.tell = tell;
+    this.emit = emit;
     this.startMs = START_MS;
     this.fadeStep = 1000 / (FADE_MS * rate);
-    this.items = []; // in the order they are heard; the first is the one that sounds
+    this.items = []; // in the order of playback; the first one is being played
     this.isFlowing = false;
     this.gain = 1;
-    this.tail = new Float32Array(0); // the last moment of a cut sound, on its way out
+    this.tail = new Float32Array(0); // fade-out of audio that was cut
   }
 
   push(item, samples) {
@@ -48,13 +48,13 @@ export class PlaybackBuffer {
     if (!first) return;
     const fade = Math.min(first.waiting, Math.round(this.gain / this.fadeStep));
     this.tail = this.isFlowing ? first.take(fade).map((sample, index) => sample * (this.gain - index * this.fadeStep)) : this.tail;
-    for (const track of this.items) this.tell({ type: "cleared", item: track.item, ms: this.#ms(track.position) });
+    for (const track of this.items) this.emit({ type: "cleared", item: track.item, ms: this.#ms(track.position) });
     this.items = [];
     this.isFlowing = false;
     this.gain = 1;
   }
 
-  // The next moment of sound.
+  // The next block of output.
   pull(out) {
     out.fill(0);
     out.set(this.tail.subarray(0, out.length));
@@ -73,13 +73,13 @@ export class PlaybackBuffer {
     const [track] = this.items;
     if (!this.isFlowing && (track.isWhole || this.#ms(track.waiting) >= this.startMs)) {
       this.isFlowing = true;
-      if (!track.hasStarted) this.tell({ type: "started", item: track.item });
+      if (!track.hasStarted) this.emit({ type: "started", item: track.item });
       track.hasStarted = true;
     }
     return this.isFlowing;
   }
 
-  // Plays into `out`; how many samples it wrote. Stops flowing where the sound ends or runs dry.
+  // Writes into `out`; the number of samples written. Stops where the audio ends or underruns.
   #flow(out) {
     const [track] = this.items;
     const fadeSamples = 1 / this.fadeStep;
@@ -102,21 +102,21 @@ export class PlaybackBuffer {
     this.items.shift();
     this.isFlowing = false;
     this.gain = 1;
-    this.tell({ type: "progress", item: track.item, ms: this.#ms(track.position), level: 0 });
-    this.tell({ type: "finished", item: track.item, ms: this.#ms(track.position) });
+    this.emit({ type: "progress", item: track.item, ms: this.#ms(track.position), level: 0 });
+    this.emit({ type: "finished", item: track.item, ms: this.#ms(track.position) });
   }
 
   #runDry(track) {
     this.isFlowing = false;
     this.gain = 0;
     this.startMs = Math.min(this.startMs + MORE_PER_UNDERRUN_MS, MOST_START_MS);
-    this.tell({ type: "underrun", item: track.item, ms: this.#ms(track.position) });
+    this.emit({ type: "underrun", item: track.item, ms: this.#ms(track.position) });
   }
 
   #report(track, begin, sound) {
     const step = (REPORT_MS * this.rate) / 1000;
     if (Math.floor(begin / step) === Math.floor(track.position / step)) return;
-    this.tell({ type: "progress", item: track.item, ms: this.#ms(track.position), level: loudness(sound) });
+    this.emit({ type: "progress", item: track.item, ms: this.#ms(track.position), level: loudness(sound) });
   }
 
   #dropTooMuch() {
@@ -125,7 +125,7 @@ export class PlaybackBuffer {
       if (excess <= 0) return;
       const dropped = track.take(Math.min(excess, track.waiting)).length;
       this.gain = 0;
-      this.tell({ type: "dropped", item: track.item, ms: this.#ms(dropped) });
+      this.emit({ type: "dropped", item: track.item, ms: this.#ms(dropped) });
     }
   }
 
@@ -142,7 +142,7 @@ export class PlaybackBuffer {
   }
 }
 
-// The sound of one item.
+// The audio of one item.
 class Track {
   constructor(item, resampler) {
     this.item = item;
@@ -150,7 +150,7 @@ class Track {
     this.chunks = [];
     this.offset = 0; // in the first chunk
     this.waiting = 0;
-    this.position = 0; // samples that have sounded, or were dropped
+    this.position = 0; // samples played or dropped
     this.isWhole = false;
     this.hasStarted = false;
   }

@@ -1,4 +1,4 @@
-// The loudspeaker's end of the sound: runs on the audio thread.
+// Plays audio on the audio thread.
 
 import { PlaybackBuffer } from "./playback-buffer.js";
 

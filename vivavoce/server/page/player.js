@@ -1,8 +1,8 @@
-// The loudspeaker: takes the sound of items, and tells what of it is heard.
+// Plays the audio of items and reports the playback position.
 
 export class Player extends EventTarget {
   #node = null;
-  #heard = new Map(); // milliseconds heard of the items that are not over
+  #playedMs = new Map(); // milliseconds played of the items that have not ended
   underruns = 0;
 
   async open(context) {
@@ -13,7 +13,7 @@ export class Player extends EventTarget {
   }
 
   push(item, samples) {
-    if (!this.#heard.has(item)) this.#heard.set(item, 0);
+    if (!this.#playedMs.has(item)) this.#playedMs.set(item, 0);
     this.#node.port.postMessage({ type: "push", item, samples }, [samples.buffer]);
   }
 
@@ -21,22 +21,22 @@ export class Player extends EventTarget {
     this.#node.port.postMessage({ type: "end", item });
   }
 
-  // Silence at once; which items were cut, and how much of each was heard.
+  // Stops the playback; the items that were cut, with the milliseconds played of each.
   clear() {
-    const cut = [...this.#heard].map(([item, ms]) => ({ item, ms: Math.floor(ms) }));
-    this.#heard.clear();
+    const cut = [...this.#playedMs].map(([item, ms]) => ({ item, ms: Math.floor(ms) }));
+    this.#playedMs.clear();
     this.#node.port.postMessage({ type: "clear" });
     return cut;
   }
 
   get isActive() {
-    return this.#heard.size > 0;
+    return this.#playedMs.size > 0;
   }
 
   #happened(happening) {
     const { type, item, ms } = happening;
-    if (type === "progress" && this.#heard.has(item)) this.#heard.set(item, ms);
-    if (type === "finished") this.#heard.delete(item);
+    if (type === "progress" && this.#playedMs.has(item)) this.#playedMs.set(item, ms);
+    if (type === "finished") this.#playedMs.delete(item);
     if (type === "underrun") this.underruns += 1;
     this.dispatchEvent(new CustomEvent(type, { detail: happening }));
   }

@@ -1,4 +1,4 @@
-// Sound from one rate to another, as it comes: a windowed-sinc filter for every phase the two rates have.
+// A streaming resampler: a windowed-sinc filter for every phase of the two rates.
 
 const LOBES = 24; // zero crossings on each side; at 24 kHz the filter looks one millisecond ahead
 const CUTOFF = 0.9; // of the lower rate's half, so that the filter is closed where aliases would begin
@@ -19,7 +19,7 @@ export class Resampler {
     this.position = 0; // of the next output sample, in steps of 1/up input samples after `held`'s centre
   }
 
-  // All output samples that the input so far decides.
+  // All output samples that the input so far determines.
   step(samples) {
     if (!this.filters) return samples;
     const sound = joined(this.held, samples);
@@ -37,7 +37,7 @@ export class Resampler {
     return out;
   }
 
-  // What is left once no more input comes.
+  // The last output samples, after the end of the input.
   flush() {
     return this.filters ? this.step(new Float32Array(this.reach)) : new Float32Array(0);
   }

@@ -1,4 +1,4 @@
-// The controls, what they mean for the session, and remembering what was chosen. The rest is as the server has it.
+// The controls, their session fields, and the stored choices. All other fields have the defaults of the server.
 
 const STORE = "vivavoce.settings";
 
@@ -26,7 +26,7 @@ export class Settings extends EventTarget {
     return this.#field("announce").checked;
   }
 
-  // What was chosen, as fields of a session object. Captions need the transcript of what was heard.
+  // The choices as fields of a session object. Captions need the transcription of the input.
   get wanted() {
     const { voice, turnEnd, silence } = this.#chosen;
     const hasTurn = turnEnd !== undefined || silence !== undefined;
@@ -39,7 +39,7 @@ export class Settings extends EventTarget {
     };
   }
 
-  // The values a control has on this server.
+  // Sets the values that a control offers on this server.
   offer(name, values) {
     const select = this.#field(name);
     select.replaceChildren(...values.map((value) => new Option(value, value)));
@@ -48,7 +48,7 @@ export class Settings extends EventTarget {
     select.closest(".field").hidden = values.length === 0;
   }
 
-  // Show what is in force where nothing was chosen.
+  // Shows the values in force for controls without a choice.
   adopt(session) {
     const { turn_detection: turn } = session.audio.input;
     const inForce = { voice: session.audio.output?.voice };
@@ -98,7 +98,7 @@ function store(chosen) {
   try {
     localStorage.setItem(STORE, JSON.stringify(chosen));
   } catch {
-    // a browser that keeps nothing: the choice lasts as long as the page
+    // a browser without storage: the choice lasts as long as the page
   }
 }
 

@@ -1,31 +1,31 @@
-// The last seconds as a picture: who spoke when, how long answers took, and where the sound broke off.
+// A timeline of the last seconds: speech of both sides, response times, and playback underruns.
 
-const LONGEST_SPAN = 30; // seconds, on a wide screen
+const MAX_SPAN = 30; // seconds, on a wide screen
 const PIXELS_PER_SECOND = 20;
-const LANE = { user: 0, reply: 1 };
-const FULL_SCALE = 0.25; // speech fills its lane
+const SIDE = { user: 0, reply: 1 };
+const FULL_SCALE = 0.25; // speech fills the height of its side
 
 export class Timeline {
   #canvas;
   #now;
-  #lanes;
-  #points = []; // { at, lane, level }
-  #gaps = []; // when sound ran out
+  #sides;
+  #points = []; // { at, side, level }
+  #gaps = []; // times of underruns
   #turns = []; // { from, to, ms }
 
-  // `now` gives the audio context's time, `lanes` the names of the two sides.
-  constructor(canvas, now, lanes) {
+  // `now` returns the time of the audio context, `sides` are the names of both sides.
+  constructor(canvas, now, sides) {
     this.#canvas = canvas;
     this.#now = now;
-    this.#lanes = lanes;
+    this.#sides = sides;
   }
 
   user(at, level) {
-    this.#points.push({ at, lane: LANE.user, level });
+    this.#points.push({ at, side: SIDE.user, level });
   }
 
   reply(at, level) {
-    this.#points.push({ at, lane: LANE.reply, level });
+    this.#points.push({ at, side: SIDE.reply, level });
   }
 
   underrun(at) {
@@ -42,18 +42,18 @@ export class Timeline {
 
   draw() {
     const now = this.#now();
-    this.#forgetBefore(now - LONGEST_SPAN);
+    this.#forgetBefore(now - MAX_SPAN);
     const { context, width, height } = this.#prepare();
     const style = getComputedStyle(this.#canvas);
     const colour = (name) => style.getPropertyValue(name).trim();
-    const span = Math.min(LONGEST_SPAN, width / PIXELS_PER_SECOND);
+    const span = Math.min(MAX_SPAN, width / PIXELS_PER_SECOND);
     const x = (at) => width * (1 - (now - at) / span);
-    const middle = (lane) => height * (lane === LANE.user ? 0.28 : 0.72);
+    const middle = (side) => height * (side === SIDE.user ? 0.28 : 0.72);
     this.#drawGrid(context, width, height, { now, span, x }, colour);
-    for (const { at, lane, level } of this.#points) {
+    for (const { at, side, level } of this.#points) {
       const half = Math.max(1, Math.min(1, Math.sqrt(level / FULL_SCALE)) * height * 0.19);
-      context.fillStyle = colour(lane === LANE.user ? "--user" : "--accent");
-      context.fillRect(x(at), middle(lane) - half, Math.max(1.5, (width / span) * 0.035), 2 * half);
+      context.fillStyle = colour(side === SIDE.user ? "--user" : "--accent");
+      context.fillRect(x(at), middle(side) - half, Math.max(1.5, (width / span) * 0.035), 2 * half);
     }
     this.#drawNames(context, height, colour, style);
     for (const turn of this.#turns) this.#drawTurn(context, turn, x, height, colour, style);
@@ -61,7 +61,7 @@ export class Timeline {
     for (const at of this.#gaps) context.fillRect(x(at) - 1, height * 0.5, 3, height * 0.46);
   }
 
-  // As many pixels as the screen has.
+  // Match the resolution of the screen.
   #prepare() {
     const { clientWidth: width, clientHeight: height } = this.#canvas;
     const ratio = devicePixelRatio || 1;
@@ -85,10 +85,10 @@ export class Timeline {
     context.font = `11px ${style.fontFamily}`;
     context.textAlign = "left";
     context.fillStyle = colour("--soft");
-    this.#lanes.forEach((name, lane) => context.fillText(name, 8, height * (lane === LANE.user ? 0 : 0.5) + 16));
+    this.#sides.forEach((name, side) => context.fillText(name, 8, height * (side === SIDE.user ? 0 : 0.5) + 16));
   }
 
-  // A bar from the end of the question to the beginning of the answer, with its length.
+  // A bar from the end of the turn to the start of the reply, with its duration.
   #drawTurn(context, { from, to, ms }, x, height, colour, style) {
     context.fillStyle = colour("--text");
     context.fillRect(x(from), height / 2 - 1.5, Math.max(2, x(to) - x(from)), 3);

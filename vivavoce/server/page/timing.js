@@ -1,4 +1,4 @@
-// How long answers took.
+// Response times.
 
 export class Timing {
   #times = [];

@@ -1,8 +1,8 @@
-// Whether 20 ms of microphone sound stand out of the room. Only the latency line needs it; turns are the server's matter.
+// Whether 20 ms of microphone audio are above the noise floor. Used only to show latency; the server detects turns.
 
 const SILENCE = 0.003; // about -50 dBFS
 const ABOVE_ROOM = 4; // 12 dB
-const ROOM_RISES = 1.01; // each 20 ms: a louder room is believed within seconds
+const ROOM_RISES = 1.01; // per 20 ms: the noise floor adapts within seconds
 
 export class VoiceGate {
   constructor() {
