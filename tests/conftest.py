@@ -23,7 +23,7 @@ LONGEST = (  # files that take longest, longest first, so that no worker is left
     "export/test_onnx.py",
     "models/test_flow.py",
     "models/test_cosyvoice3_flow.py",
-    "browser/test_talking.py",
+    "browser/test_conversation.py",
     "bench/test_turn_server.py",
     "quant/test_convert.py",
     "tts/test_onnx_backend.py",

@@ -13,8 +13,8 @@ import pytest
 
 import vivavoce
 from tests.dialogue.voices import silence, talk
-from tests.hosting.listening import likeness
 from tests.hosting.processes import chat_server, viva_serve
+from tests.hosting.similarity import likeness
 from tests.s2s.small_parts import small_asr, small_tts
 from vivavoce.audio.io import Sound, float_to_pcm16, read, write
 from vivavoce.audio.level import buzz
@@ -99,10 +99,10 @@ async def test_a_tool_is_called_and_its_answer_is_spoken(client):
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "table nine"}
         await connection.conversation.item.create(item=output)
         await connection.response.create()
-        told = await one_turn(connection)
-    assert told.words.strip() == "The desk says: table nine." and len(told.sound) > 1000
-    assert told.response.status == "completed"
-    assert told.response.usage.input_tokens == 3 and told.response.usage.output_tokens == 4
+        turn = await one_turn(connection)
+    assert turn.words.strip() == "The desk says: table nine." and len(turn.sound) > 1000
+    assert turn.response.status == "completed"
+    assert turn.response.usage.input_tokens == 3 and turn.response.usage.output_tokens == 4
 
 
 async def test_a_spoken_question_is_written_down_answered_and_spoken(client):
@@ -113,12 +113,12 @@ async def test_a_spoken_question_is_written_down_answered_and_spoken(client):
         pcm = float_to_pcm16(Sound(turn.astype("f"), 16_000).resampled(24_000).samples[0]).tobytes()
         for start in range(0, len(pcm), 9600):
             await connection.input_audio_buffer.append(audio=base64.b64encode(pcm[start : start + 9600]).decode())
-        told = await one_turn(connection, wants_transcript=True)
-    assert told.heard and told.words.startswith(f"You said: {told.heard[:8]}")
-    assert told.response.status == "completed" and len(told.sound) > 1000
+        turn = await one_turn(connection, wants_transcript=True)
+    assert turn.heard and turn.words.startswith(f"You said: {turn.heard[:8]}")
+    assert turn.response.status == "completed" and len(turn.sound) > 1000
 
 
-async def test_everybody_gets_the_answer_to_their_own_question(client):
+async def test_concurrent_sessions_get_their_own_answers(client):
     async def ask(number: int) -> Turn:
         async with client.realtime.connect(model="cascade") as connection:
             await say(connection, f"Room {number}")
@@ -132,8 +132,8 @@ async def test_everybody_gets_the_answer_to_their_own_question(client):
 async def test_a_word_that_must_not_be_said_stops_the_reply(client):
     async with client.realtime.connect(model="cascade") as connection:
         await say(connection, "You scoundrel")
-        told = await one_turn(connection)
-        assert told.response.status == "incomplete" and told.response.status_details.reason == "content_filter"
+        turn = await one_turn(connection)
+        assert turn.response.status == "incomplete" and turn.response.status_details.reason == "content_filter"
         await say(connection, "Good evening")
         assert (await one_turn(connection)).response.status == "completed"
 
@@ -171,14 +171,14 @@ async def test_a_voice_is_kept_with_consent_and_speaks(address, client):
 
 async def test_an_uploaded_file_is_written_down_with_times_and_as_it_is_heard(client, tmp_path):
     write(tmp_path / "talk.wav", Sound(np.concatenate([talk(2.0)] * 3).astype("f"), 16_000))
-    wish = {"model": "mini-asr", "file": tmp_path / "talk.wav"}
+    upload = {"model": "mini-asr", "file": tmp_path / "talk.wav"}
     verbose = await client.audio.transcriptions.create(
-        **wish, response_format="verbose_json", timestamp_granularities=["word", "segment"]
+        **upload, response_format="verbose_json", timestamp_granularities=["word", "segment"]
     )
     assert verbose.duration == pytest.approx(6.0) and verbose.language == "en"
     assert all(0 <= segment.start <= segment.end <= 6.0 for segment in verbose.segments)
-    stream = await client.audio.transcriptions.create(**wish, stream=True)
+    stream = await client.audio.transcriptions.create(**upload, stream=True)
     events = [event async for event in stream]
     assert events[-1].type == "transcript.text.done"
     with pytest.raises(openai.BadRequestError, match="language 'xx'"):
-        await client.audio.transcriptions.create(**wish, language="xx")
+        await client.audio.transcriptions.create(**upload, language="xx")

@@ -43,13 +43,13 @@ def speaker(speakers):
 @pytest.fixture(scope="module")
 def said(speaker):
     """The answer as it is said in each of the manners that tests compare with."""
-    manners = {
+    styles = {
         "usual": DirectedStyle(),
         "happy": DirectedStyle(style="happy"),
         "weary": DirectedStyle(instruction="Speak like a weary teacher."),
         "slower": DirectedStyle(speed=1 / 1.2),
     }
-    return {name: speaker.say(ANSWER, "ann", style).samples[0] for name, style in manners.items()}
+    return {name: speaker.say(ANSWER, "ann", style).samples[0] for name, style in styles.items()}
 
 
 def assert_only(ours, name, said, tolerance=4e-3):
@@ -81,15 +81,15 @@ class Listener:
 async def reply_to(speaker, written=(), spoken=None):
     """The sound of a cascade's reply to what was written before, and spoken now."""
     pipeline = CascadeBackend(WholeTurns(Listener(spoken)), Chat(), TTSSynthesiser(speaker))
-    mind, settings = pipeline.open(lambda item, words, is_over: None), ConversationSettings(voice="ann")
+    backend, settings = pipeline.open(lambda item, words, is_over: None), ConversationSettings(voice="ann")
     past = [Item(str(number), Message("user", (TextPart(words),))) for number, words in enumerate(written)]
-    mind.set_history(past, settings)
+    backend.set_history(past, settings)
     if spoken is not None:
-        mind.listen(np.zeros(16_000, np.float32))
-    reply = mind.reply(ReplyPlan("reply", settings, lambda: 0.0, includes_turn=spoken is not None))
+        backend.listen(np.zeros(16_000, np.float32))
+    reply = backend.reply(ReplyPlan("reply", settings, lambda: 0.0, includes_turn=spoken is not None))
     pieces = [piece async for piece in reply.pieces()]
     assert pieces[-1] == Ended("completed")
-    await mind.close()
+    await backend.close()
     return np.concatenate([piece.samples for piece in pieces if isinstance(piece, Spoke)])
 
 
@@ -105,7 +105,7 @@ class TestConversation:
             ([], "Slow down, please.", "slower"),
         ],
     )
-    async def test_a_wish_holds_from_the_next_reply_on(self, speaker, said, written, spoken, style):
+    async def test_a_style_request_applies_from_the_next_reply(self, speaker, said, written, spoken, style):
         assert_only(await reply_to(speaker, written, spoken), style, said)
 
     async def test_what_a_version_was_not_taught_does_not_silence_it(self, speakers):
@@ -165,16 +165,16 @@ def test_what_a_model_cannot_do_is_refused_by_name(speakers):
 class TestAModelThatOnlySpeaks:
     """Any that is no CosyVoice: it can still be faster or slower."""
 
-    def test_it_can_be_told_its_speed(self):
+    def test_the_speed_can_be_set(self):
         assert with_instructions(object(), "Speak slowly, please.", SpeakingStyle(seed=3)) == SpeakingStyle(
             1 / 1.2, seed=3
         )
         assert with_instructions(object(), "  ", SpeakingStyle(0.7)) == SpeakingStyle(0.7)
 
-    def test_it_says_that_it_can_be_told_nothing_else(self):
+    def test_other_instructions_are_refused(self):
         with pytest.raises(InputError, match=r"takes no instructions such as 'More cheerful, please\.'"):
             with_instructions(object(), "More cheerful, please.", SpeakingStyle())
 
-    def test_a_listener_s_other_wishes_change_nothing(self):
+    def test_other_requests_of_the_user_change_nothing(self):
         heard = ["faster please", "More cheerful, please.", "what is for lunch?", "louder please"]
         assert with_user_requests(object(), heard, SpeakingStyle()) == SpeakingStyle(1.2)

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 import vivavoce
-from tests.hosting.listening import likeness
+from tests.hosting.similarity import likeness
 from tests.s2s.small_parts import small_asr, small_chat, small_tts
 from vivavoce.audio.io import read
 from vivavoce.dialogue.events import ConversationSettings
@@ -52,7 +52,7 @@ async def test_a_cascade_is_ready_when_all_its_parts_are_warm(parts):
         assert host.is_ready and host.gauges() == IDLE
 
 
-def test_what_cannot_be_served_is_told_before_anything_is_loaded(parts, tmp_path):
+def test_options_that_cannot_be_served_are_refused_before_loading(parts, tmp_path):
     with pytest.raises(InputError, match="not both"):
         load_host(model="mini-speech", chat="smollm2")
     with pytest.raises(InputError, match="no model is called 'nobody'"):

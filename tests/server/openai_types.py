@@ -79,14 +79,14 @@ def refused(model: Model) -> Iterator[Sample]:
 
 def _broken(value: dict[str, Any], model: Model, path: str) -> Iterator[Sample]:
     for name, field in model.model_fields.items():
-        here = f"{path}.{name}".lstrip(".")
+        at = f"{path}.{name}".lstrip(".")
         if name in value and field.is_required():
-            yield Sample({key: kept for key, kept in value.items() if key != name}, f"{here} missing")
+            yield Sample({key: kept for key, kept in value.items() if key != name}, f"{at} missing")
         if name not in value:
             continue
         for wrong in (None, 7.5, "nonsense", True, ["nonsense"], {"nonsense": 7}):
-            yield Sample(value | {name: wrong}, f"{here} = {wrong!r}")
-        for inner, around, place in _models_in(field.annotation, value[name], here):
+            yield Sample(value | {name: wrong}, f"{at} = {wrong!r}")
+        for inner, around, place in _models_in(field.annotation, value[name], at):
             for sample in _broken(around.value, inner, place):
                 yield Sample(value | {name: _put(value[name], sample.value)}, sample.path)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vivavoce.dialogue import events as said
+from vivavoce.dialogue import events as dialogue
 from vivavoce.dialogue.events import AudioPart, Item, Message, TextPart, ToolCall, ToolOutput
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.server.host import ModelCard
@@ -46,7 +46,7 @@ class Reply:
     id: str
     item: str
     text: str
-    settings: said.ConversationSettings
+    settings: dialogue.ConversationSettings
     is_out_of_band: bool
     played_ms: int = 0
     made_ms: int = 0
@@ -59,13 +59,13 @@ class ScriptedConversation:
     input_rate = RATE
     output_rate = RATE
 
-    def __init__(self, settings: said.ConversationSettings) -> None:
+    def __init__(self, settings: dialogue.ConversationSettings) -> None:
         self.settings = settings
         self.items: list[Item] = []
         self.is_closed = False
         self.heard = np.zeros(0, np.float32)
         self.total_ms = 0
-        self._queue: asyncio.Queue[said.Event | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[dialogue.Event | None] = asyncio.Queue()
         self._ids = itertools.count(1)
         self._reply: Reply | None = None
         self._last: Reply | None = None
@@ -94,7 +94,7 @@ class ScriptedConversation:
 
     def _start_speech(self) -> None:
         self._speaking, self._silent_ms = self._id("item"), 0
-        self._tell(said.SpeechStarted(self._speaking, max(self.total_ms - self.settings.turn.prefix_padding_ms, 0)))
+        self.emit(dialogue.SpeechStarted(self._speaking, max(self.total_ms - self.settings.turn.prefix_padding_ms, 0)))
         if self.settings.turn.interrupt_response:
             self._interrupt()
 
@@ -102,16 +102,16 @@ class ScriptedConversation:
         last = self._last
         if last is None or last.played_ms >= last.made_ms > 0:
             return
-        self._tell(said.OutputCleared(last.id))
+        self.emit(dialogue.OutputCleared(last.id))
         if self._reply is last:
             self._end(last, "turn_detected")
-        self._tell(said.ItemTruncated(self._cut(last.item, last.played_ms), last.played_ms))
+        self.emit(dialogue.ItemTruncated(self._cut(last.item, last.played_ms), last.played_ms))
         self._last = None
 
     def _end_turn(self) -> None:
         item, previous = self._take_heard(self._speaking)
-        self._tell(said.SpeechStopped(item.id, self.total_ms))
-        self._tell(said.TurnCommitted(item, previous))
+        self.emit(dialogue.SpeechStopped(item.id, self.total_ms))
+        self.emit(dialogue.TurnCommitted(item, previous))
         self._after_commit(item)
         if self.settings.turn.create_response:
             self.reply()
@@ -124,8 +124,8 @@ class ScriptedConversation:
     def _after_commit(self, item: Item) -> None:
         if self.settings.transcribe_input:
             text = f"tone {round(pitch(item.content.parts[0].samples, RATE), -1):g}"
-            self._tell(said.InputTranscript(item.id, text[:5], False))
-            self._tell(said.InputTranscript(item.id, text, True, 1.0))
+            self.emit(dialogue.InputTranscript(item.id, text[:5], False))
+            self.emit(dialogue.InputTranscript(item.id, text, True, 1.0))
             self._replace(item.id, Message("user", (replace(item.content.parts[0], transcript=text),)))
 
     # Commands
@@ -141,7 +141,7 @@ class ScriptedConversation:
         if len(self.heard) == 0:
             raise InputError("nothing was heard since the last turn")
         item, previous = self._take_heard(self._speaking)
-        self._tell(said.TurnCommitted(item, previous))
+        self.emit(dialogue.TurnCommitted(item, previous))
         self._after_commit(item)
         return item
 
@@ -169,7 +169,7 @@ class ScriptedConversation:
         return self._cut(id, audio_end_ms)
 
     def reply(self, request=None) -> str:
-        request = request or said.ReplyRequest()
+        request = request or dialogue.ReplyRequest()
         if self._reply is not None and not request.is_out_of_band:
             raise InputError(f"the reply {self._reply.id} is under way")
         settings = request.settings or self.settings
@@ -178,14 +178,14 @@ class ScriptedConversation:
         reply = Reply(self._id("resp"), self._id("item"), "", settings, request.is_out_of_band)
         if not request.is_out_of_band:
             self._reply = reply
-        self._tell(said.ReplyStarted(reply.id))
+        self.emit(dialogue.ReplyStarted(reply.id))
         self._answer(reply, question, items)
         return reply.id
 
     def cancel(self, reply=None) -> None:
         if self._reply is None or reply not in (None, self._reply.id):
             raise InputError("no reply is under way")
-        self._tell(said.OutputCleared(self._reply.id))
+        self.emit(dialogue.OutputCleared(self._reply.id))
         self._end(self._reply, "client_cancelled")
 
     async def close(self) -> None:
@@ -213,7 +213,7 @@ class ScriptedConversation:
             self._done(reply, "failed", "the script says so")
             return
         previous = self.items[-1].id if self.items else None
-        self._tell(said.ReplyItemStarted(reply.id, reply.item, "message", previous))
+        self.emit(dialogue.ReplyItemStarted(reply.id, reply.item, "message", previous))
         reply.text = f"You said: {question}"
         if not reply.is_out_of_band:
             self.items.append(Item(reply.item, self._said(reply), is_complete=False))
@@ -230,12 +230,12 @@ class ScriptedConversation:
     def _say(self, reply: Reply) -> None:
         words = reply.text.split(" ")
         for index, word in enumerate(words):
-            self._tell(said.ReplyText(reply.id, reply.item, word if index == 0 else f" {word}"))
+            self.emit(dialogue.ReplyText(reply.id, reply.item, word if index == 0 else f" {word}"))
         if reply.settings.modality == "text":
             return
         sound = self._said(reply).parts[0].samples
         for begin in range(0, len(sound), RATE // 10):
-            self._tell(said.ReplyAudio(reply.id, reply.item, sound[begin : begin + RATE // 10]))
+            self.emit(dialogue.ReplyAudio(reply.id, reply.item, sound[begin : begin + RATE // 10]))
         reply.made_ms = round(len(sound) * 1000 / RATE)
         if not reply.is_out_of_band:
             self._last = reply
@@ -243,12 +243,12 @@ class ScriptedConversation:
     def _call(self, reply: Reply, name: str) -> None:
         previous, call_id = (self.items[-1].id if self.items else None), self._id("call")
         arguments = json.dumps({"place": "here"})
-        self._tell(said.ReplyItemStarted(reply.id, reply.item, "tool_call", previous, name, call_id))
+        self.emit(dialogue.ReplyItemStarted(reply.id, reply.item, "tool_call", previous, name, call_id))
         for begin in range(0, len(arguments), 6):
-            self._tell(said.ToolArguments(reply.id, reply.item, arguments[begin : begin + 6]))
+            self.emit(dialogue.ToolArguments(reply.id, reply.item, arguments[begin : begin + 6]))
         item = Item(reply.item, ToolCall(call_id, name, arguments))
         self.items.append(item)
-        self._tell(said.ReplyItemDone(reply.id, item))
+        self.emit(dialogue.ReplyItemDone(reply.id, item))
         self._done(reply, "completed")
 
     def _end(self, reply: Reply, reason: str) -> None:
@@ -256,13 +256,13 @@ class ScriptedConversation:
         if not reply.is_out_of_band:
             item = replace(self.item(reply.item), is_complete=item.is_complete)  # it may have been cut already
             self.items[self._index(reply.item)] = item
-        self._tell(said.ReplyItemDone(reply.id, item))
+        self.emit(dialogue.ReplyItemDone(reply.id, item))
         self._done(reply, reason)
 
     def _done(self, reply: Reply, reason: str, error: str | None = None) -> None:
         if self._reply is reply:
             self._reply = None
-        self._tell(said.ReplyDone(reply.id, reason, said.Usage(3, 5, 7, 11), error))
+        self.emit(dialogue.ReplyDone(reply.id, reason, dialogue.Usage(3, 5, 7, 11), error))
 
     def _cut(self, id: str, end_ms: int) -> Item:
         part = self.item(id).content.parts[0]
@@ -286,7 +286,7 @@ class ScriptedConversation:
     def _id(self, kind: str) -> str:
         return f"{kind}_{id(self):x}_{next(self._ids)}"
 
-    def _tell(self, event: said.Event) -> None:
+    def emit(self, event: dialogue.Event) -> None:
         self._queue.put_nowait(event)
 
 
@@ -294,14 +294,14 @@ class ScriptedConversation:
 class ScriptedHost:
     """A host of scripted conversations, all of which can be looked at."""
 
-    settings: said.ConversationSettings = field(default_factory=said.ConversationSettings)
+    settings: dialogue.ConversationSettings = field(default_factory=dialogue.ConversationSettings)
     is_ready: bool = True
     room: int = 1000
     opened: list[ScriptedConversation] = field(default_factory=list)
     models: Sequence[ModelCard] = (ModelCard("scripted-1", 1_700_000_000), ModelCard("scripted-2"))
     voices: Sequence[str] = ("ada", "ben")
 
-    def open(self, settings: said.ConversationSettings, model: str) -> ScriptedConversation:
+    def open(self, settings: dialogue.ConversationSettings, model: str) -> ScriptedConversation:
         if len(self.alive) >= self.room:
             raise CapacityError(f"no room for more than {self.room} conversations")
         self.opened.append(ScriptedConversation(settings))

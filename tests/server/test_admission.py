@@ -157,7 +157,7 @@ async def test_too_many_openings_from_one_address(running):
         assert await client.closed() == 1013
 
 
-async def test_before_the_models_are_ready_nobody_is_served(running):
+async def test_sessions_are_refused_until_the_models_are_ready(running):
     server = await running(host=ScriptedHost(is_ready=False))
     async with httpx.AsyncClient() as http:
         assert (await http.get(f"{server.http}/healthz")).status_code == 200
@@ -196,7 +196,7 @@ async def test_an_event_too_large(running):
         await client.until("session.created")
 
 
-async def test_sound_that_nobody_commits_does_not_pile_up(running):
+async def test_uncommitted_audio_is_limited(running):
     server = await running(max_pending_bytes=1 << 20)
     async with connected(server) as client:
         await client.send("session.update", session={"audio": {"input": {"turn_detection": None}}})
@@ -213,7 +213,7 @@ async def test_sound_that_nobody_commits_does_not_pile_up(running):
         await client.until("input_audio_buffer.committed")
 
 
-async def test_who_does_not_read_is_dropped_and_delays_nobody(running):
+async def test_a_client_that_does_not_read_is_dropped_without_delaying_others(running):
     server = await running(stall_seconds=0.5, max_pending_bytes=4 << 20)
     async with connected(server, max_queue=1, close_timeout=0.1) as deaf, connected(server) as other:
         await deaf.until("session.created")
@@ -257,7 +257,7 @@ async def test_the_figures(server):
     assert float(figures["viva_event_loop_lag_seconds_count"]) > 0
 
 
-async def test_a_server_that_stops_tells_its_clients_to_come_again(running):
+async def test_a_stopping_server_closes_with_a_code_for_a_reconnect(running):
     server = await running()
     async with connected(server) as client:
         await client.until("session.created")

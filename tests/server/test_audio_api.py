@@ -179,7 +179,7 @@ async def test_what_is_no_sound_is_refused(client, file):
     assert refused.value.status_code in (400, 413)
 
 
-async def test_without_a_voice_or_an_ear_the_addresses_do_not_exist(server):
+async def test_without_tts_and_asr_models_the_routes_do_not_exist(server):
     async with openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="unused", max_retries=0) as client:
         with pytest.raises(openai.NotFoundError):
             await client.audio.speech.create(model="x", voice="ada", input="hello")

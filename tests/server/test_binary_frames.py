@@ -30,8 +30,8 @@ async def test_raw_frames_by_subprotocol(server):
         assert {kind for kind, *_ in frames} == {1}
         assert [start for _, start, *_ in frames] == sorted({start for _, start, *_ in frames})
         numbers = [number for _, _, number, _ in frames]
-        told = [int(event["event_id"].rpartition("_")[2]) for event in client.events]
-        assert sorted(numbers + told) == list(range(1, len(numbers) + len(told) + 1))
+        sent = [int(event["event_id"].rpartition("_")[2]) for event in client.events]
+        assert sorted(numbers + sent) == list(range(1, len(numbers) + len(sent) + 1))
         sound = decode(b"".join(sound for *_, sound in frames), WireFormat())
         assert abs(pitch(sound, RATE) - watermark("You said: tone 500")) < 5
         assert not client.of_type("response.output_audio.delta")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.server.harness import connected, eventually
 from tests.server.scripted import pitch, tone, watermark
-from vivavoce.dialogue import events as said
+from vivavoce.dialogue import events as dialogue
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
 
 RATE = 24_000
@@ -56,7 +56,7 @@ async def test_a_spoken_item_brings_its_sound(server):
         assert done["response"]["output"][0]["content"][0]["transcript"] == "You said: tone 650"
 
 
-async def test_a_reply_beside_the_conversation_leaves_no_trace_and_waits_for_nobody(server):
+async def test_an_out_of_band_reply_leaves_the_history_and_does_not_wait(server):
     async with connected(server) as client:
         await create(client, says("a long one", id="first"))
         await client.send("response.create")
@@ -128,7 +128,7 @@ async def test_words_that_are_revised_wait_for_the_whole_text(server):
         await client.until("conversation.created")
         conversation = server.host.opened[0]
         for text, is_final in (("I s", False), ("I see", False), ("Ice", False), ("Ice cream", True)):
-            conversation._tell(said.InputTranscript("item", text, is_final))
+            conversation.emit(dialogue.InputTranscript("item", text, is_final))
         completed = await client.until("conversation.item.input_audio_transcription.completed")
         deltas = client.of_type("conversation.item.input_audio_transcription.delta")
         assert [event["delta"] for event in deltas] == ["I s", "ee"] and completed["transcript"] == "Ice cream"
@@ -137,14 +137,14 @@ async def test_words_that_are_revised_wait_for_the_whole_text(server):
 async def test_warnings_and_silence_reach_the_client(server):
     async with connected(server) as client:
         await client.until("conversation.created")
-        server.host.opened[0]._tell(said.TurnTimedOut("item_1", 1000, 6000))
-        server.host.opened[0]._tell(said.Warned("slow", "the machine is slow"))
+        server.host.opened[0].emit(dialogue.TurnTimedOut("item_1", 1000, 6000))
+        server.host.opened[0].emit(dialogue.Warned("slow", "the machine is slow"))
         timed_out = await client.until("input_audio_buffer.timeout_triggered")
         assert (timed_out["item_id"], timed_out["audio_start_ms"], timed_out["audio_end_ms"]) == ("item_1", 1000, 6000)
         assert (await client.error())["code"] == "slow"
 
 
-async def test_a_client_that_tells_what_it_played_is_believed(server):
+async def test_a_reported_playback_position_replaces_the_estimate(server):
     async with connected(server) as client:
         await create(client, says("a long one"))
         await client.send("response.create")
@@ -159,16 +159,16 @@ async def test_sound_is_ducked_without_a_step(server):
     async with connected(server) as client:
         await client.until("conversation.created")
         conversation = server.host.opened[0]
-        conversation._tell(said.ReplyStarted("resp"))
-        conversation._tell(said.ReplyItemStarted("resp", "item", "message", None))
+        conversation.emit(dialogue.ReplyStarted("resp"))
+        conversation.emit(dialogue.ReplyItemStarted("resp", "item", "message", None))
         sound = tone(400, 0.2, 16_000)
-        conversation._tell(said.ReplyAudio("resp", "item", sound))
+        conversation.emit(dialogue.ReplyAudio("resp", "item", sound))
         await client.until("response.output_audio.delta")
         await client.until("response.output_audio.delta")  # the first 0.2 s went out at once
-        conversation._tell(said.ReplyAudio("resp", "item", sound, gain=0.25))
-        part = said.AudioPart(np.concatenate([sound, sound]), 16_000, "")
-        conversation._tell(said.ReplyItemDone("resp", said.Item("item", said.Message("assistant", (part,)))))
-        conversation._tell(said.ReplyDone("resp", "completed", said.Usage()))
+        conversation.emit(dialogue.ReplyAudio("resp", "item", sound, gain=0.25))
+        part = dialogue.AudioPart(np.concatenate([sound, sound]), 16_000, "")
+        conversation.emit(dialogue.ReplyItemDone("resp", dialogue.Item("item", dialogue.Message("assistant", (part,)))))
+        conversation.emit(dialogue.ReplyDone("resp", "completed", dialogue.Usage()))
         await client.until("response.done")
         heard = decode(client.sound(), WireFormat())
         assert np.abs(heard[:4000]).max() == pytest.approx(0.3, abs=0.01)
@@ -181,11 +181,11 @@ async def test_sound_that_is_none_costs_a_piece_and_not_the_session(server):
     async with connected(server) as client:
         await client.until("conversation.created")
         conversation = server.host.opened[0]
-        conversation._tell(said.ReplyStarted("resp"))
-        conversation._tell(said.ReplyItemStarted("resp", "item", "message", None))
-        conversation._tell(said.ReplyAudio("resp", "item", np.full(500, np.nan, np.float32)))
+        conversation.emit(dialogue.ReplyStarted("resp"))
+        conversation.emit(dialogue.ReplyItemStarted("resp", "item", "message", None))
+        conversation.emit(dialogue.ReplyAudio("resp", "item", np.full(500, np.nan, np.float32)))
         assert (await client.error())["code"] == "sound_lost"
-        conversation._tell(said.ReplyDone("resp", "completed", said.Usage()))
+        conversation.emit(dialogue.ReplyDone("resp", "completed", dialogue.Usage()))
         assert (await client.until("response.done"))["response"]["output"][0]["status"] == "incomplete"
         assert (await client.say("go on"))["status"] == "completed"
 
@@ -193,7 +193,7 @@ async def test_sound_that_is_none_costs_a_piece_and_not_the_session(server):
 async def test_a_conversation_that_fails_ends_its_session_with_a_word(server):
     async with connected(server) as client, connected(server) as other:
         await client.until("conversation.created")
-        server.host.opened[0]._tell("no event at all")
+        server.host.opened[0].emit("no event at all")
         assert (await client.error())["code"] == "session_failed"
         assert await client.closed() == 1011
         assert (await other.say("and you?", output_modalities=["text"]))["status"] == "completed"
@@ -205,9 +205,9 @@ async def test_output_after_the_end_of_a_reply_dies(server):
         await client.say("short", output_modalities=["text"])
         reply = client.of_type("response.done")[0]["response"]["id"]
         conversation = server.host.opened[0]
-        conversation._tell(said.ReplyText(reply, "item", "stale"))
-        conversation._tell(said.ReplyAudio(reply, "item", tone(400, 0.1, 16_000)))
-        conversation._tell(said.ReplyDone(reply, "completed", said.Usage()))
+        conversation.emit(dialogue.ReplyText(reply, "item", "stale"))
+        conversation.emit(dialogue.ReplyAudio(reply, "item", tone(400, 0.1, 16_000)))
+        conversation.emit(dialogue.ReplyDone(reply, "completed", dialogue.Usage()))
         await client.say("again", output_modalities=["text"])
         assert not [event for event in client.events if event.get("delta") == "stale"]
         assert len(client.of_type("response.done")) == 2

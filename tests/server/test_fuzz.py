@@ -16,7 +16,7 @@ from tests.server.test_live_conversation import LiveHost
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime.client_events import CLIENT_EVENTS
 
-MOST_BYTES = 200_000
+MAX_BYTES = 200_000
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -66,7 +66,7 @@ messages = st.one_of(
     st.text(max_size=50),
     st.binary(max_size=2000),
     st.just("[" * 5000),
-    st.just(json.dumps({"type": "input_audio_buffer.append", "audio": "A" * (MOST_BYTES + 4)})),
+    st.just(json.dumps({"type": "input_audio_buffer.append", "audio": "A" * (MAX_BYTES + 4)})),
 )
 
 
@@ -83,7 +83,7 @@ def in_a_server(test, host=ScriptedHost, answer_begins="You said: am I alone?"):
 
     def run(value) -> None:
         async def main() -> None:
-            options = ServerOptions(max_event_bytes=MOST_BYTES, resume_seconds=0.0, opens_per_minute=1e6)
+            options = ServerOptions(max_event_bytes=MAX_BYTES, resume_seconds=0.0, opens_per_minute=1e6)
             async with RunningServer(host(), options) as server:
                 await one(server, value)
 

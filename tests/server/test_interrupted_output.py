@@ -20,7 +20,7 @@ async def live(running):
     return await running(host=LiveHost())
 
 
-def told_words(client, item: str) -> str:
+def sent_transcript(client, item: str) -> str:
     deltas = client.of_type("response.output_audio_transcript.delta")
     return "".join(event["delta"] for event in deltas if event["item_id"] == item)
 
@@ -38,8 +38,8 @@ async def test_an_interrupted_reply_ends_with_the_words_of_the_sound_that_was_se
         assert done["status_details"] == {"type": "cancelled", "reason": "turn_detected"}
         (output,) = done["output"]
         assert output["status"] == "incomplete"
-        assert output["content"][0]["transcript"] == told_words(client, item)
-        assert "more" not in told_words(client, item)
+        assert output["content"][0]["transcript"] == sent_transcript(client, item)
+        assert "more" not in sent_transcript(client, item)
 
 
 async def test_a_reply_is_refused_until_the_one_before_was_sent(live):
@@ -56,7 +56,7 @@ async def test_a_reply_is_refused_until_the_one_before_was_sent(live):
         await client.until("response.created")
 
 
-async def test_a_cancelled_reply_is_history_as_far_as_it_was_played(live):
+async def test_a_cancelled_reply_is_truncated_to_what_was_played(live):
     async with connected(live) as client:
         await ask(client, STORY)
         item = (await client.until("response.output_audio.delta"))["item_id"]

@@ -141,7 +141,7 @@ async def test_a_spoken_turn(live):
         assert abs(pitch(sound[: RATE // 5], RATE) - watermark("You")) < 15
 
 
-async def test_words_that_cannot_be_made_out_are_told_of(live):
+async def test_a_failed_transcription_is_reported(live):
     async with connected(live) as client, speaking(client) as microphone:
         transcription = {"model": "any", "language": "xx"}
         await client.send("session.update", session={"audio": {"input": {"transcription": transcription}}})
@@ -181,7 +181,7 @@ async def test_an_interruption_keeps_only_what_was_heard(live):
         assert (await client.until("response.done"))["response"]["status"] == "completed"  # the answer to it
 
 
-async def test_a_client_that_says_itself_where_it_stopped_is_told_once(live):
+async def test_a_truncation_by_the_client_is_confirmed_once(live):
     async with connected(live) as client, speaking(client) as microphone:
         item = await interrupted(client, microphone)
         await client.send("conversation.item.truncate", item_id=item, content_index=0, audio_end_ms=300)
@@ -199,8 +199,8 @@ async def test_a_hum_stops_nothing(live):
         microphone.say(hum(0.4))
         for _ in range(round(1.4 / 0.04)):  # pieces: until long after any verdict
             await client.until("response.output_audio.delta")
-        told = {event["type"] for event in client.events}
-        assert not told & {"input_audio_buffer.speech_started", "output_audio_buffer.cleared", "response.done"}
+        types = {event["type"] for event in client.events}
+        assert not types & {"input_audio_buffer.speech_started", "output_audio_buffer.cleared", "response.done"}
 
 
 async def test_tool_call_cancel_truncate_and_errors_with_the_openai_client(live, official):

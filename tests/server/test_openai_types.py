@@ -198,8 +198,8 @@ async def over_a_socket(server) -> list[dict]:
         await client.send("output_audio_buffer.clear")
         await client.until("output_audio_buffer.cleared")
         conversation = server.host.opened[-1]
-        conversation._tell(dialogue.TurnTimedOut("item", 1000, 6000))
-        conversation._tell(dialogue.InputTranscriptFailed("item", "the recogniser failed"))
+        conversation.emit(dialogue.TurnTimedOut("item", 1000, 6000))
+        conversation.emit(dialogue.InputTranscriptFailed("item", "the recogniser failed"))
         await client.until("conversation.item.input_audio_transcription.failed")
         await client.send("conversation.item.delete", item_id="nobody", event_id="mine")
         await client.error()

@@ -112,32 +112,32 @@ async def test_what_comes_late_is_counted_and_does_not_burst():
 
 @timeless
 async def test_events_keep_their_place_among_the_sound():
-    player, told = RecordingPlayer(), []
+    player, sent = RecordingPlayer(), []
     output = PacedOutput(player, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
-    output.send_in_order(lambda: told.append(("before", player.seconds)))
-    assert told == [("before", 0.0)]  # nothing was waiting
+    output.send_in_order(lambda: sent.append(("before", player.seconds)))
+    assert sent == [("before", 0.0)]  # nothing was waiting
     task = asyncio.create_task(output.run())
     output.add(sound(1.0))
-    output.send_in_order(lambda: told.append(("after", player.seconds)))
+    output.send_in_order(lambda: sent.append(("after", player.seconds)))
     await asyncio.sleep(0.5)
-    assert len(told) == 1
+    assert len(sent) == 1
     await asyncio.sleep(1)
     task.cancel()
-    assert told[1] == ("after", pytest.approx(1.0))
+    assert sent[1] == ("after", pytest.approx(1.0))
 
 
 @timeless
 async def test_clearing_drops_the_sound_and_lets_the_events_go():
-    player, told = RecordingPlayer(), []
+    player, sent = RecordingPlayer(), []
     output = PacedOutput(player, RATE, lead=lambda now: 0.2, piece_seconds=0.1)
     task = asyncio.create_task(output.run())
     output.add(sound(10.0))
-    output.send_in_order(lambda: told.append("done"))
+    output.send_in_order(lambda: sent.append("done"))
     output.send_in_order(lambda: output.end("reply"))
     await asyncio.sleep(1.05)
     assert output.played_ms("reply") == 1050
     assert output.clear("reply")
-    assert told == ["done"]
+    assert sent == ["done"]
     before = player.seconds
     output.add(sound(1.0))  # stale: made before the generator heard of it
     await asyncio.sleep(5)
@@ -206,7 +206,7 @@ def test_a_deadline_missed_by_a_stalled_loop_is_counted():
     assert schedule.missed == 1
 
 
-def test_slack_is_the_least_time_that_a_listener_had_left():
+def test_slack_is_the_minimum_time_before_an_underrun():
     schedule = Schedule(lead=0.3)
     assert schedule.slack == math.inf
     schedule.send(0.0, 1.0, was_waiting=False)  # the first piece has nothing to be late for

@@ -172,11 +172,11 @@ async def is_refused(url: str) -> bool:
     client = AsyncOpenAI(api_key="any", base_url=f"{url}/v1")
     async with client, client.realtime.connect(model="mini-speech") as connection:
         async with asyncio.timeout(60):  # nobody leaves meanwhile: who waits in a queue waits for ever
-            told = await connection.recv()
+            results = await connection.recv()
             with pytest.raises(ConnectionClosed) as closed:
                 await connection.recv()
         assert closed.value.rcvd.code == 1013
-        return told.type == "error" and told.error.code == "session_limit_reached"
+        return results.type == "error" and results.error.code == "session_limit_reached"
 
 
 async def test_conversations_outlive_their_replicas(fleet):
@@ -185,8 +185,8 @@ async def test_conversations_outlive_their_replicas(fleet):
         assert await is_refused(fleet)
 
         # One replica becomes two while all talk.
-        told = await asyncio.gather(*(caller.ask("a table for three please") for caller in first))
-        assert {status for _, status in told} == {"completed"}
+        results = await asyncio.gather(*(caller.ask("a table for three please") for caller in first))
+        assert {status for _, status in results} == {"completed"}
         undisturbed = (await first[0].ask("how many did i say?"))[0]
         assert "three" in undisturbed
         await until_members(2)
@@ -233,10 +233,10 @@ async def test_a_pool_of_recognisers_takes_recordings_and_refuses_one_too_many(f
     client = official(f"{fleet}/v1", "any")
     file = hub.BUNDLED / "questions" / "15-breakfast.opus"
     asked = [client.audio.transcriptions.create(model="mini-asr", file=file) for _ in range(3)]
-    told = await asyncio.gather(*asked, return_exceptions=True)
-    heard = [each.text for each in told if not isinstance(each, Exception)]
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    heard = [each.text for each in results if not isinstance(each, Exception)]
     assert heard and len(heard[0].split()) > 1
-    refused = [each for each in told if isinstance(each, Exception)]
+    refused = [each for each in results if isinstance(each, Exception)]
     assert refused and all(isinstance(each, InternalServerError) and each.status_code == 503 for each in refused)
     kinds = {model.id: model.viva["kind"] async for model in client.models.list()}
     assert kinds == {"mini-speech": "realtime", "mini-asr": "transcription"}

@@ -62,8 +62,8 @@ class Fleet(RunningServer):
         while True:
             for name, (role, server, places) in self.behind.items():
                 opened = len(server.host.opened)
-                told = (len(server.sessions), opened, 0.0, name in self.draining)
-                self.registry.report(ReplicaReport(name, role, server.http, INNER_KEY, places, *told))
+                load = (len(server.sessions), opened, 0.0, name in self.draining)
+                self.registry.report(ReplicaReport(name, role, server.http, INNER_KEY, places, *load))
             await asyncio.sleep(0.02)
 
     def kill(self, name: str) -> None:
@@ -142,15 +142,15 @@ async def said(client, text: str) -> str:
 
 async def texts(client) -> list[tuple[str, str]]:
     """The history as its replica has it: who, and the words."""
-    told = {}
+    items = {}
     for event in client.of_type("conversation.item.added", "conversation.item.done"):
-        told[event["item"]["id"]] = None
-    for id in told:
+        items[event["item"]["id"]] = None
+    for id in items:
         await client.send("conversation.item.retrieve", item_id=id)
         item = (await client.until("conversation.item.retrieved"))["item"]
         part = item["content"][0]
-        told[id] = (item["role"], part.get("text") or part.get("transcript") or "sound")
-    return list(told.values())
+        items[id] = (item["role"], part.get("text") or part.get("transcript") or "sound")
+    return list(items.values())
 
 
 async def test_sessions_spread_and_stay_where_they_are(fleet_of):
@@ -192,7 +192,7 @@ async def test_too_many_openings_from_one_address(fleet_of):
         assert await client.closed() == 1013
 
 
-async def test_without_replicas_nobody_is_served(fleet_of):
+async def test_without_replicas_sessions_are_refused(fleet_of):
     fleet = await fleet_of()
     async with httpx.AsyncClient() as http:
         assert (await http.get(f"{fleet.http}/healthz")).status_code == 200
@@ -235,7 +235,7 @@ async def test_another_ingress_finds_the_session_too(fleet_of):
         await again.until("response.output_audio.delta")
 
 
-async def test_a_lost_replica_is_told_and_the_session_goes_on(fleet_of):
+async def test_a_lost_replica_is_reported_and_the_session_continues(fleet_of):
     fleet = await fleet_of(4, 4)
     async with connected(fleet) as client, connected(fleet) as other:
         await other.until("session.created")
@@ -251,10 +251,10 @@ async def test_a_lost_replica_is_told_and_the_session_goes_on(fleet_of):
         assert done["status"] == "failed" and done["status_details"]["error"]["code"] == "replica_lost"
         assert await said(client, "still here") == "You said: still here"
         assert fleet.home_of(session) != dead
-        told = await texts(client)
-        assert told[:2] == [("user", "a table for three"), ("assistant", "You said: a table for three")]
-        assert told[2] == ("user", "a long one") and told[3][0] == "assistant"
-        assert told[4:] == [("user", "still here"), ("assistant", "You said: still here")]
+        items = await texts(client)
+        assert items[:2] == [("user", "a table for three"), ("assistant", "You said: a table for three")]
+        assert items[2] == ("user", "a long one") and items[3][0] == "assistant"
+        assert items[4:] == [("user", "still here"), ("assistant", "You said: still here")]
         alive = fleet.behind[fleet.home_of(session)][1]
         assert alive.host.opened[-1].settings.instructions == "Be brief."
         assert await said(other, "me too") == "You said: me too"
@@ -403,7 +403,7 @@ async def test_a_request_that_fails_in_the_ingress_is_an_error_and_is_counted(fl
         assert (await http.get("/v1/models")).status_code == 200
 
 
-async def test_a_voice_is_added_to_all_who_speak(fleet_of):
+async def test_a_voice_is_added_at_all_tts_replicas(fleet_of):
     fleet = await fleet_of(4, pools={"tts": {"speech": Keeper()}})
     keeper = Keeper()
     inner = ServerOptions(api_keys=(INNER_KEY,))

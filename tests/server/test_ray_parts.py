@@ -33,7 +33,7 @@ def report(name: str, sessions: int = 0, opened: int = 0, **more) -> ReplicaRepo
     return ReplicaReport(name, "speech", f"http://{name}", "key", 4, sessions, opened, **more)
 
 
-def test_places_that_were_given_count_until_they_are_taken():
+def test_reservations_count_until_the_replica_reports_them():
     registry = ReplicaRegistry(Clock())
     registry.report(report("a"))
     assert [registry.admit("speech") is None for _ in range(5)] == [False] * 4 + [True]
@@ -43,7 +43,7 @@ def test_places_that_were_given_count_until_they_are_taken():
     assert registry.admit("speech") is not None and registry.admit("speech") is None
 
 
-def test_places_that_nobody_took_are_free_again():
+def test_unused_reservations_expire():
     clock = Clock()
     registry = ReplicaRegistry(clock)
     registry.report(report("a"))
@@ -53,7 +53,7 @@ def test_places_that_nobody_took_are_free_again():
     assert all(registry.admit("speech") for _ in range(4))
 
 
-def test_sessions_go_to_the_least_full_who_is_alive_and_stays():
+def test_sessions_go_to_the_least_occupied_live_replica():
     clock = Clock()
     registry = ReplicaRegistry(clock)
     registry.report(report("full", 3))
@@ -100,10 +100,10 @@ def test_a_pool_has_enough_replicas_for_its_sessions_and_one_more_while_sound_is
         current_num_replicas: int
         aggregated_metrics: dict
 
-    told = {"sessions": {"a": sessions / 2, "b": sessions / 2}, "late_share": {"a": 0.0, "b": late}}
-    told |= {} if slack is None else {"slack": {"a": 0.3, "b": slack}}
+    metrics = {"sessions": {"a": sessions / 2, "b": sessions / 2}, "late_share": {"a": 0.0, "b": late}}
+    metrics |= {} if slack is None else {"slack": {"a": 0.3, "b": slack}}
     policy = SessionPolicy(target=12, late_share=0.02, min_slack=0.06)
-    assert policy(Context(running, told)) == (wanted, {})
+    assert policy(Context(running, metrics)) == (wanted, {})
 
 
 def test_figures_are_read_from_a_servers_metrics():
@@ -142,25 +142,25 @@ def test_figures_are_read_from_a_servers_metrics():
         ({"ingresses": 0}, "ingresses"),
     ],
 )
-def test_options_that_cannot_be_are_one_clear_line(args, word):
+def test_invalid_options_are_reported_in_one_line(args, word):
     with pytest.raises(InputError, match=word) as error:
         FleetOptions.read(args)
     assert "\n" not in str(error.value)
 
 
-def test_a_loader_that_is_not_there_is_named():
+def test_a_missing_loader_is_named():
     with pytest.raises(InputError, match="no_such_room"):
         import_object("vivavoce.no_such_room:load")
 
 
-def test_a_cluster_without_gpus_is_told_at_once():
+def test_a_cluster_without_gpus_is_refused():
     fleet = FleetOptions.read({"speech": {"gpus": 1, "least": 2, "most": 4}})
     with pytest.raises(CapacityError, match="needs 2 GPUs and the cluster has no GPUs"):
         fleet.check_capacity({"CPU": 64.0})
     fleet.check_capacity({"CPU": 64.0, "GPU": 2.0})
 
 
-def test_without_ray_it_is_said_what_to_install(monkeypatch):
+def test_without_ray_the_error_names_the_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "vivavoce.server.cluster.app", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingDependencyError, match=r"vivavoce\[ray\]"):
@@ -182,7 +182,7 @@ SESSION = msgspec.to_builtins(default_session(ConversationSettings(), "mini-spee
 }
 
 
-def tell(mirror: SessionMirror, kind: str, **fields):
+def send_event(mirror: SessionMirror, kind: str, **fields):
     return mirror.replica_sent(json.dumps({"type": kind, **fields}, separators=(",", ":")))
 
 
@@ -196,14 +196,14 @@ def spoken(id: str, seconds: float | None, words: str | None) -> dict:
 @pytest.fixture
 def mirror() -> SessionMirror:
     mirror = SessionMirror(kept_sound_seconds=10)
-    tell(mirror, "session.created", session=SESSION)
+    send_event(mirror, "session.created", session=SESSION)
     return mirror
 
 
 def keep(mirror: SessionMirror, id: str, previous: str | None, seconds: float, words: str | None) -> None:
-    done = tell(mirror, "conversation.item.done", item=spoken(id, None, words), previous_item_id=previous)
+    done = send_event(mirror, "conversation.item.done", item=spoken(id, None, words), previous_item_id=previous)
     assert json.loads(done.to_replica[0])["item_id"] == id
-    assert tell(mirror, "conversation.item.retrieved", item=spoken(id, seconds, words)).to_client is None
+    assert send_event(mirror, "conversation.item.retrieved", item=spoken(id, seconds, words)).to_client is None
 
 
 def test_a_mirror_keeps_the_newest_audio_and_the_text_of_the_rest(mirror):
@@ -218,41 +218,40 @@ def test_items_are_restored_in_their_order_without_those_that_were_deleted(mirro
     def text(id: str, role: str, words: str) -> dict:
         return {"id": id, "type": "message", "role": role, "content": [{"type": "input_text", "text": words}]}
 
-    tell(mirror, "conversation.item.added", item=text("b", "user", "second"), previous_item_id=None)
-    tell(mirror, "conversation.item.added", item=text("c", "user", "third"), previous_item_id="b")
-    tell(mirror, "conversation.item.added", item=text("a", "system", "first"), previous_item_id=None)
-    tell(mirror, "conversation.item.deleted", item_id="b")
+    send_event(mirror, "conversation.item.added", item=text("b", "user", "second"), previous_item_id=None)
+    send_event(mirror, "conversation.item.added", item=text("c", "user", "third"), previous_item_id="b")
+    send_event(mirror, "conversation.item.added", item=text("a", "system", "first"), previous_item_id=None)
+    send_event(mirror, "conversation.item.deleted", item_id="b")
     assert [json.loads(event)["item"]["id"] for event in mirror.history()] == ["a", "c"]
 
 
-def test_what_a_client_asked_for_is_not_swallowed(mirror):
+def test_an_item_retrieved_by_the_client_is_forwarded(mirror):
     keep(mirror, "item_0", None, 1.0, "words")
     mirror.client_sent('{"type":"conversation.item.retrieve","item_id":"item_0"}')
-    assert tell(mirror, "conversation.item.retrieved", item=spoken("item_0", 1.0, "words")).to_client is not None
+    assert send_event(mirror, "conversation.item.retrieved", item=spoken("item_0", 1.0, "words")).to_client is not None
 
 
-def test_an_item_that_went_before_its_sound_came_is_not_waited_for(mirror):
-    done = tell(mirror, "conversation.item.done", item=spoken("item_0", None, None), previous_item_id=None)
+def test_a_deleted_item_is_no_longer_awaited(mirror):
+    done = send_event(mirror, "conversation.item.done", item=spoken("item_0", None, None), previous_item_id=None)
     assert not mirror.is_quiet
     error = {"type": "invalid_request_error", "message": "gone", "event_id": json.loads(done.to_replica[0])["event_id"]}
-    assert tell(mirror, "error", error=error).to_client is None
+    assert send_event(mirror, "error", error=error).to_client is None
     assert mirror.is_quiet
-    assert (
-        tell(mirror, "error", error={"type": "server_error", "message": "late", "event_id": None}).to_client is not None
-    )
+    other = {"type": "server_error", "message": "late", "event_id": None}
+    assert send_event(mirror, "error", error=other).to_client is not None
 
 
-def test_only_sound_since_the_last_turn_is_said_again(mirror):
+def test_only_audio_since_the_last_turn_is_sent_again(mirror):
     def append(seconds: float) -> str:
         sound = base64.b64encode(bytes(round(seconds * 48_000))).decode()
         return json.dumps({"type": "input_audio_buffer.append", "audio": sound})
 
     mirror.client_sent(append(1.0))
-    tell(mirror, "input_audio_buffer.committed", item_id="item_0", previous_item_id=None)
+    send_event(mirror, "input_audio_buffer.committed", item_id="item_0", previous_item_id=None)
     mirror.client_sent(append(0.5))
     assert mirror.tail == [append(0.5)]
     mirror.reset_after_move()
-    stopped = tell(mirror, "input_audio_buffer.speech_stopped", audio_end_ms=400, item_id="item_1")
+    stopped = send_event(mirror, "input_audio_buffer.speech_stopped", audio_end_ms=400, item_id="item_1")
     assert json.loads(stopped.to_client)["audio_end_ms"] == 1400
     for _ in range(50):
         mirror.client_sent(append(1.0))

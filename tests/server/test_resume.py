@@ -32,8 +32,8 @@ def resuming(session: str, token: str, last: str | None) -> str:
 
 
 def numbers(client: Client) -> list[int]:
-    told = [event for event in client.events if event["type"] != "viva.session.resumed"]
-    return [int(event["event_id"].rpartition("_")[2]) for event in told]
+    events = [event for event in client.events if event["type"] != "viva.session.resumed"]
+    return [int(event["event_id"].rpartition("_")[2]) for event in events]
 
 
 async def test_nothing_is_lost(server):
@@ -71,14 +71,14 @@ async def test_sound_waits_for_the_listener(server):
         session, token = await started(client, "a long one")
         vanish(client)
     await eventually(lambda: not any(each.connections for each in server.sessions), "the server noticed")
-    lane = next(iter(server.sessions)).encoder.main
-    held = lane.held_seconds
+    output = next(iter(server.sessions)).encoder.main
+    held = output.held_seconds
     assert held > 15
     await asyncio.sleep(0.3)
-    assert lane.held_seconds == held
+    assert output.held_seconds == held
     async with connected(server, resuming(session, token, client.events[-1]["event_id"])) as again:
         await again.until("response.output_audio.delta")
-        assert lane.held_seconds < held
+        assert output.held_seconds < held
 
 
 async def test_the_client_learns_what_of_its_sound_arrived(server):
@@ -119,7 +119,7 @@ async def test_a_wrong_token_opens_nothing(server):
         await client.until("response.output_audio.delta")
 
 
-async def test_who_does_not_come_back_is_forgotten(running):
+async def test_a_session_without_a_client_ends_after_the_resume_time(running):
     server = await running(resume_seconds=0.2)
     async with connected(server) as client:
         session, token = await started(client, "a long one")
@@ -129,7 +129,7 @@ async def test_who_does_not_come_back_is_forgotten(running):
         assert (await late.error())["code"] == "session_gone"
 
 
-async def test_who_says_goodbye_is_forgotten_at_once(server):
+async def test_a_deliberate_close_ends_the_session(server):
     async with connected(server) as client:
         await started(client, "a long one")
     await eventually(lambda: not server.sessions and not server.host.alive, "the session ends")

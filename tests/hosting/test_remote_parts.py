@@ -1,4 +1,4 @@
-"""Ears, voices and codecs that are elsewhere: what they give is what they would have given here."""
+"""Recognisers, voices and codecs on other machines: their results equal those of local ones."""
 
 import gc
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -63,32 +63,32 @@ def at(server: RunningServer) -> Address:
 async def test_a_cascade_hears_and_speaks_through_servers_that_do_nothing_else(parts):
     hears, speaks = load_audio(asr=parts["asr"], device="cpu"), load_audio(tts=parts["tts"], device="cpu")
     turn = buzz(1.0, 16_000).samples[0]
-    async with served(hears) as ear_server, served(speaks) as voice_server:
-        host = load_host(chat=parts["chat"], asr=at(ear_server), tts=at(voice_server), device="cpu")
+    async with served(hears) as asr_server, served(speaks) as voice_server:
+        host = load_host(chat=parts["chat"], asr=at(asr_server), tts=at(voice_server), device="cpu")
         assert host.speech is None and host.transcriber is None  # its fleet's others answer for these
         async with host.pipeline:
             await host.warm_up()
             assert host.is_ready and host.voices == ["buzz"]
-            said = "".join([piece async for piece in told(hears.transcriber, turn)]).strip()
+            said = "".join([piece async for piece in transcribed(hears.transcriber, turn)]).strip()
             assert await host.pipeline.asr.transcribe(turn, 16_000) == said
-            far = np.concatenate([piece async for piece in host.pipeline.voice.speak("Good evening.", None, 1.0)])
-            near = [piece async for piece in speaks.speech.voice.speak("Good evening.", None, 1.0)]
-            local = Sound(np.concatenate(near), speaks.speech.rate).resampled(24_000).samples[0]
-            assert len(far) == pytest.approx(len(local), abs=240)
-            shared = min(len(far), len(local))
-            assert np.abs(far[:shared] - local[:shared]).max() < 0.02 * max(1.0, np.abs(local).max())
+            remote = np.concatenate([piece async for piece in host.pipeline.voice.speak("Good evening.", None, 1.0)])
+            pieces = [piece async for piece in speaks.speech.voice.speak("Good evening.", None, 1.0)]
+            local = Sound(np.concatenate(pieces), speaks.speech.rate).resampled(24_000).samples[0]
+            assert len(remote) == pytest.approx(len(local), abs=240)
+            shared = min(len(remote), len(local))
+            assert np.abs(remote[:shared] - local[:shared]).max() < 0.02 * max(1.0, np.abs(local).max())
         assert hears.gauges()["audio_requests_begun"] >= 1 and hears.gauges()["audio_requests"] == 0
         assert speaks.gauges()["audio_requests_begun"] == 1 and speaks.gauges()["audio_requests"] == 0
 
 
-async def told(transcriber, samples):
+async def transcribed(transcriber, samples):
     from vivavoce.server.host import TranscriptionRequest
 
     async for segment in transcriber.transcribe(samples, TranscriptionRequest()):
         yield segment.text
 
 
-async def test_who_only_listens_writes_sessions_down_and_who_only_speaks_has_none(parts):
+async def test_asr_servers_have_transcription_sessions_and_tts_servers_have_none(parts):
     async with (
         served(load_audio(asr=parts["asr"], device="cpu")) as listens,
         connected(listens, "?intent=transcription", key=KEY) as client,
@@ -102,7 +102,7 @@ async def test_who_only_listens_writes_sessions_down_and_who_only_speaks_has_non
         heard = await client.until("conversation.item.input_audio_transcription.completed")
         assert isinstance(heard["transcript"], str)
     async with served(load_audio(tts=parts["tts"], device="cpu")) as speaks, connected(speaks, key=KEY) as client:
-        assert "no sessions here" in (await client.error())["message"]
+        assert "has no sessions" in (await client.error())["message"]
 
 
 class Pool:
@@ -161,40 +161,43 @@ async def codec_server(codec):
 
 
 async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
-    near = LocalCodec(codec[0], 10)
+    local_codec = LocalCodec(codec[0], 10)
     sound, codes = torch.from_numpy(buzz(0.6, 16_000).samples[0]), torch.arange(16) % 5
-    near.speech_encoder.start()
-    near.vocoder.start()
+    local_codec.speech_encoder.start()
+    local_codec.vocoder.start()
     async with codec_server(codec) as (host, server):
-        ears, voices = RemoteSpeechEncoder(at(server), "ear"), RemoteVocoder(at(server), "voice")
-        ears.start()
+        encoders, voices = RemoteSpeechEncoder(at(server), "ear"), RemoteVocoder(at(server), "voice")
+        encoders.start()
         voices.start()
-        far, local = RemoteState(), codec[0].speech_encoder.initial_state()
+        remote, local = RemoteState(), codec[0].speech_encoder.initial_state()
         for start, is_last in (
             (0, False),
             (4800, True),
             (4800, False),
         ):  # a turn may go on after it was heard to its end
-            heard, next_far = await ears.do((far, sound[start : start + 4800], is_last))
-            expected, next_here = await near.speech_encoder.do((local, sound[start : start + 4800], is_last))
+            heard, next_remote = await encoders.do((remote, sound[start : start + 4800], is_last))
+            expected, next_local = await local_codec.speech_encoder.do((local, sound[start : start + 4800], is_last))
             assert heard == expected
             if not is_last:
-                far, local = next_far, next_here
+                remote, local = next_remote, next_local
         reply, spoken = RemoteState(voice="buzz"), codec[1]["buzz"]
         for start in (0, 8):
             made, reply = await voices.do((reply, codes[start : start + 8], start == 8), urgency=0.1)
-            wanted, spoken = await near.vocoder.do((spoken, codes[start : start + 8], start == 8))
+            wanted, spoken = await local_codec.vocoder.do((spoken, codes[start : start + 8], start == 8))
             assert torch.equal(made, wanted)
         assert host.started == 2 and host.states > 0
-        del far, next_far, reply
+        del remote, next_remote, reply
         gc.collect()
-        last, _ = await ears.do((RemoteState(), sound[:1280], True)), await voices.do((RemoteState(), codes[:8], True))
+        last, _ = (
+            await encoders.do((RemoteState(), sound[:1280], True)),
+            await voices.do((RemoteState(), codes[:8], True)),
+        )
         del last
-        assert host.states == 2  # of the two jobs that told it what nobody holds any more
+        assert host.states == 2  # of these two jobs, which released the states of the others
         with pytest.raises(VivaError, match="is unknown"):
-            await ears.do((RemoteState(await at(server)(), "nobody"), sound[:1280], True))
-        for desk in (ears, voices, near.speech_encoder, near.vocoder):
-            await desk.close()
+            await encoders.do((RemoteState(await at(server)(), "nobody"), sound[:1280], True))
+        for batcher in (encoders, voices, local_codec.speech_encoder, local_codec.vocoder):
+            await batcher.close()
 
 
 async def test_a_codec_counts_its_jobs_and_the_exceptions_of_those_that_fail(codec):
@@ -221,23 +224,23 @@ async def test_a_language_model_alone_answers_as_with_its_codec_beside_it(codec,
         return Engine(model, pick("cpu"), limits=EngineLimits(cache_rows=2048))
 
     async with codec_server(codec) as (host, server):
-        far = RemoteCodecPipeline(
+        remote = RemoteCodecPipeline(
             core(), RemoteCodec.from_description(at(server), host.description()), prompt, tokenizer, options
         )
-        near = MossSpeechBackend(core(), codec[0], prompt, tokenizer, codec[1], options)
-        one, other = await reply(near), await reply(far)
+        local = MossSpeechBackend(core(), codec[0], prompt, tokenizer, codec[1], options)
+        one, other = await reply(local), await reply(remote)
         assert len(one) > 0 and np.array_equal(one, other)
         await eventually(lambda: host.started >= 2, "ear and voice were asked elsewhere")
 
 
 async def test_a_replica_finds_its_parts_in_other_pools_of_its_fleet(codec):
     registry = ReplicaRegistry()
-    far = LocalRegistry(registry)
+    remote = LocalRegistry(registry)
     with pytest.raises(CapacityError, match="no codec replica is ready"):
-        await PoolResolver(far, "codec")()
+        await PoolResolver(remote, "codec")()
     async with codec_server(codec) as (host, server), aiohttp.ClientSession() as http:
         registry.report(ReplicaReport("one", "codec", server.http, KEY, 4, 0, 0))
-        options = await resolve_pools({"model": "mini-speech", "codec": "pool", "device": "cpu"}, far, http)
+        options = await resolve_pools({"model": "mini-speech", "codec": "pool", "device": "cpu"}, remote, http)
         resolver, description = options.pop("codec")
         assert options == {"model": "mini-speech", "device": "cpu"} and description == host.description()
         assert RemoteCodec.from_description(resolver, description).samples_per_code == codec[0].samples_per_code

@@ -144,10 +144,10 @@ def test_former_names_work_in_python(caplog):
         ({"model": "mini-speech", "chat": "smollm2"}, "not both"),
     ],
 )
-def test_what_cannot_be_chosen_is_told_in_one_line(given, complaint):
-    with pytest.raises(InputError, match=complaint) as told:
+def test_invalid_options_are_reported_in_one_line(given, complaint):
+    with pytest.raises(InputError, match=complaint) as error:
         read_serving_options(None, given)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 tables = st.recursive(
@@ -164,7 +164,7 @@ def test_any_table_is_taken_or_refused(given_table):
 
 
 @pytest.mark.parametrize(("name", "content"), [("c.toml", "= 3"), ("c.yaml", "a: [b"), ("c.yml", "- a")])
-def test_files_that_are_none_are_told_in_one_line(tmp_path, name, content):
+def test_unreadable_files_are_reported_in_one_line(tmp_path, name, content):
     (tmp_path / name).write_text(content, encoding="utf8")
     with pytest.raises(InputError, match=name.replace(".", r"\.")):
         read_serving_options(tmp_path / name, {})
@@ -172,7 +172,7 @@ def test_files_that_are_none_are_told_in_one_line(tmp_path, name, content):
         read_serving_options(tmp_path / "absent.toml", {})
 
 
-def test_who_checks_replies(folder):
+def test_the_checkers_of_replies(folder):
     assert ServingOptions().dialogue().speaking.moderation is None
     by_words = ModerationOptions(words=folder / "words.txt")
     assert isinstance(by_words.moderation().checker, WordList)
@@ -181,7 +181,7 @@ def test_who_checks_replies(folder):
     assert held.dialogue().speaking.moderation.window == 1.5
 
 
-async def test_all_who_check_are_asked(folder):
+async def test_all_checkers_are_applied(folder):
     both = ModerationOptions(words=folder / "words.txt", url="http://127.0.0.1:9", timeout_seconds=1.0)
     verdict = await both.moderation().verdict("Good evening")
     assert "check failed" in verdict, "an endpoint that is not there stops the reply"
@@ -193,8 +193,10 @@ def test_the_command_shows_what_it_would_serve_and_no_secrets(folder):
     flags += ["--config", str(folder / "c.toml"), "--port", "8123", "--smart-turn", "installed", "--show"]
     shown = CliRunner().invoke(app, ["serve", *flags])
     assert shown.exit_code == 0, shown.output
-    told = json.loads(shown.output)
-    assert told["server"]["port"] == 8123 and told["chat_model"] == "qwen3" and told["smart_turn"] == "installed"
+    options = json.loads(shown.output)
+    assert (
+        options["server"]["port"] == 8123 and options["chat_model"] == "qwen3" and options["smart_turn"] == "installed"
+    )
     assert "secret" not in shown.output
 
 
@@ -206,7 +208,7 @@ def test_what_the_docs_say_may_be_chosen_may_be_chosen(tmp_path):
     everything = re.sub(r"^# (\w+ = )", r"\1", block.replace('model = "mini-speech"', ""), flags=re.MULTILINE)
     (tmp_path / "everything.toml").write_text(everything, encoding="utf8")
     assert read_serving_options(tmp_path / "everything.toml", {}).cascade.chat_model == "qwen3:8b"
-    told = set(re.findall(r"`(--[a-z-]+)`", text.partition("The flags are")[2].partition("In Python")[0]))
+    documented = set(re.findall(r"`(--[a-z-]+)`", text.partition("The flags are")[2].partition("In Python")[0]))
     known = {option for each in get_command(app).commands["serve"].params for option in each.opts}
     former = {"--most-sessions"}
-    assert told == known - {"--config", "--show"} - former
+    assert documented == known - {"--config", "--show"} - former

@@ -24,8 +24,8 @@ RESAMPLE = """async ({ samples, from, to, piece }) => {
 # Steps are [what, ...]: ["push", seconds], ["end"], ["pull", seconds], ["clear"]. The sound is a constant.
 PLAY = """async ({ rate, steps }) => {
   const { PlaybackBuffer } = await import("/playback-buffer.js");
-  const told = [], out = [];
-  const buffer = new PlaybackBuffer(rate, (happening) => told.push({ ...happening, at: out.length / rate }));
+  const emitted = [], out = [];
+  const buffer = new PlaybackBuffer(rate, (happening) => emitted.push({ ...happening, at: out.length / rate }));
   for (const [what, seconds] of steps) {
     if (what === "push") buffer.push("a", new Float32Array(Math.round(seconds * 24000)).fill(0.5));
     else if (what === "pull") {
@@ -37,7 +37,7 @@ PLAY = """async ({ rate, steps }) => {
     } else if (what === "end") buffer.end("a");
     else buffer.clear();
   }
-  return { out, told: told.filter(({ type }) => type !== "progress"), startMs: buffer.startMs };
+  return { out, emitted: emitted.filter(({ type }) => type !== "progress"), startMs: buffer.startMs };
 }"""
 
 
@@ -73,42 +73,42 @@ async def test_what_the_lower_rate_cannot_hold_does_not_come_back_as_another_ton
 
 async def play(page, *steps, rate=48_000):
     played = await page.evaluate(PLAY, {"rate": rate, "steps": steps})
-    return np.array(played["out"]), played["told"], played["startMs"]
+    return np.array(played["out"]), played["emitted"], played["startMs"]
 
 
 async def test_it_begins_when_80_ms_are_there(page):
-    out, told, _ = await play(page, ["push", 0.06], ["pull", 0.1], ["push", 0.06], ["pull", 0.08], rate=24_000)
-    assert [each["type"] for each in told] == ["started"]
-    assert told[0]["at"] == pytest.approx(0.1, abs=0.01)
-    assert out[told and round(told[0]["at"] * 24_000)] == 0.5  # a reply's own beginning is not faded
+    out, emitted, _ = await play(page, ["push", 0.06], ["pull", 0.1], ["push", 0.06], ["pull", 0.08], rate=24_000)
+    assert [each["type"] for each in emitted] == ["started"]
+    assert emitted[0]["at"] == pytest.approx(0.1, abs=0.01)
+    assert out[emitted and round(emitted[0]["at"] * 24_000)] == 0.5  # a reply's own beginning is not faded
 
 
 async def test_a_short_reply_does_not_wait_for_80_ms(page):
-    out, told, _ = await play(page, ["push", 0.03], ["end"], ["pull", 0.1], rate=24_000)
-    assert [each["type"] for each in told] == ["started", "finished"]
+    out, emitted, _ = await play(page, ["push", 0.03], ["end"], ["pull", 0.1], rate=24_000)
+    assert [each["type"] for each in emitted] == ["started", "finished"]
     assert np.count_nonzero(out) == round(0.03 * 24_000)
 
 
 async def test_a_gap_fades_and_asks_for_more_the_next_time(page):
     steps = [["push", 0.1], ["pull", 0.3], ["push", 0.082], ["pull", 0.05], ["push", 0.2], ["end"], ["pull", 0.5]]
-    out, told, start_ms = await play(page, *steps, rate=24_000)
-    assert [each["type"] for each in told] == ["started", "underrun", "finished"] and start_ms == 85
+    out, emitted, start_ms = await play(page, *steps, rate=24_000)
+    assert [each["type"] for each in emitted] == ["started", "underrun", "finished"] and start_ms == 85
     assert np.abs(np.diff(out[: round(0.4 * 24_000)]))[1:].max() < 0.01  # no step at the gap's edges
-    assert told[-1]["ms"] == pytest.approx(382)  # and nothing of the sound is lost
+    assert emitted[-1]["ms"] == pytest.approx(382)  # and nothing of the sound is lost
     assert np.count_nonzero(out) >= round(0.38 * 24_000)
 
 
 async def test_an_interruption_is_silent_within_a_moment(page):
-    out, told, _ = await play(page, ["push", 1.0], ["pull", 0.2], ["clear"], ["pull", 0.2])
-    assert [each["type"] for each in told] == ["started", "cleared"]
-    assert told[-1]["ms"] == pytest.approx(208, abs=4)
+    out, emitted, _ = await play(page, ["push", 1.0], ["pull", 0.2], ["clear"], ["pull", 0.2])
+    assert [each["type"] for each in emitted] == ["started", "cleared"]
+    assert emitted[-1]["ms"] == pytest.approx(208, abs=4)
     after = out[round(0.2 * 48_000) :]
     assert np.count_nonzero(after) < 0.012 * 48_000 and np.abs(np.diff(after)).max() < 0.01
 
 
 async def test_too_much_is_cut_at_its_oldest(page):
-    _, told, _ = await play(page, ["push", 6.0], ["end"], ["pull", 5.0], rate=24_000)
-    assert [(each["type"], round(each["ms"])) for each in told if each["type"] != "started"] == [
+    _, emitted, _ = await play(page, ["push", 6.0], ["end"], ["pull", 5.0], rate=24_000)
+    assert [(each["type"], round(each["ms"])) for each in emitted if each["type"] != "started"] == [
         ("dropped", 2000),
         ("finished", 6000),
     ]

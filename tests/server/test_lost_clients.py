@@ -23,7 +23,7 @@ TYPES_OF_A_LIVELY_SESSION = {
     *("response.function_call_arguments.done", "conversation.item.retrieved", "conversation.item.deleted"),
     *("conversation.item.truncated", "error", "input_audio_buffer.cleared"),
 }
-LONGEST = 400
+MAX_SECONDS = 400
 
 
 async def lively(client: Client) -> None:
@@ -71,13 +71,13 @@ async def leave_after(server: RunningServer, events: int) -> None:
 
 def test_a_client_may_vanish_at_every_event_of_a_lively_session():
     async def main() -> None:
-        options = ServerOptions(resume_seconds=0.0, opens_per_minute=1e6, max_sessions=LONGEST)
+        options = ServerOptions(resume_seconds=0.0, opens_per_minute=1e6, max_sessions=MAX_SECONDS)
         async with RunningServer(ScriptedHost(), options) as server:
             async with connected(server) as whole:
                 await lively(whole)
             types = [event["type"] for event in whole.events]
             assert set(types) >= TYPES_OF_A_LIVELY_SESSION, TYPES_OF_A_LIVELY_SESSION - set(types)
-            assert len(types) < LONGEST
+            assert len(types) < MAX_SECONDS
             async with connected(server) as bystander:
                 firsts = [place for place, kind in enumerate(types) if kind not in types[:place]]
                 for start in range(0, len(firsts), 8):  # together, but not so many that all are late

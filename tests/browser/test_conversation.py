@@ -133,7 +133,7 @@ async def test_without_a_microphone_one_can_still_write(server, tmp_path):
         await visit.shows(".assistant .words", "You said: hello")
 
 
-async def test_who_wrote_first_may_speak_then(server, tmp_path):
+async def test_a_conversation_that_starts_in_writing_can_continue_by_voice(server, tmp_path):
     async with visiting(server, tmp_path, says=np.concatenate([quiet(1), spoken()])) as visit:
         await visit.write("hello")
         await visit.shows(".assistant .words", "You said: hello")
