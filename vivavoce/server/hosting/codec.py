@@ -39,14 +39,10 @@ logger = logging.getLogger(__name__)
 STATE_SECONDS = 600.0  # a state unused for longer is dropped: its client is lost
 
 
-class CodecDescription(TypedDict):
-    chunk: int
-    lookahead: int
-    samples_per_code: int
-    ear_samples_per_code: int
-    voices: list[str]
-
-
+CodecDescription = TypedDict(  # noqa: UP013  # a class could not have the former name that the wire keeps
+    "CodecDescription",
+    {"chunk": int, "lookahead": int, "samples_per_code": int, "ear_samples_per_code": int, "voices": list[str]},
+)
 """What the client of a remote codec must know of it."""
 
 

@@ -5,12 +5,13 @@ import contextlib
 import logging
 from collections.abc import Coroutine
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from vivavoce.audio.io import float_to_pcm16
+from vivavoce.audio.resample import LiveResampler
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import MissingDependencyError
 from vivavoce.server.config import ServerOptions
@@ -23,6 +24,9 @@ from vivavoce.server.realtime.server_events import ConversationItemRetrieved, en
 from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.realtime.sessions import Sessions
 from vivavoce.server.wire import WireError
+
+if TYPE_CHECKING:
+    from aiortc import MediaStreamTrack, RTCDataChannel, RTCPeerConnection
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +85,7 @@ class CallOutput:
         return np.pad(samples, (0, PACKET - len(samples)))
 
 
-def new_track(output: CallOutput) -> Any:
+def new_track(output: CallOutput) -> "MediaStreamTrack":
     """An aiortc track that sends this output."""
     import av
     from aiortc.mediastreams import MediaStreamTrack
@@ -114,7 +118,7 @@ def new_track(output: CallOutput) -> Any:
 class WebRtcCall:
     """Connects a peer connection to a session."""
 
-    def __init__(self, peer: Any, session: RealtimeSession, output: CallOutput) -> None:
+    def __init__(self, peer: "RTCPeerConnection", session: RealtimeSession, output: CallOutput) -> None:
         self.peer, self.session = peer, session
         self._options = session.options
         self._tasks: set[asyncio.Task[None]] = set()
@@ -149,11 +153,11 @@ class WebRtcCall:
         """Close the peer connection after the session has ended."""
         self._start(self._close())
 
-    def _on_track(self, track: Any) -> None:
+    def _on_track(self, track: "MediaStreamTrack") -> None:
         if track.kind == "audio":
             self._start(self._receive_audio(track))
 
-    def _on_channel(self, channel: Any) -> None:
+    def _on_channel(self, channel: "RTCDataChannel") -> None:
         if channel.label != "oai-events":
             return
         cursor = self.session.attach(self, 0)
@@ -179,13 +183,13 @@ class WebRtcCall:
                 message = message.decode("utf8", "replace")
             await self.session.receive_text(message)
 
-    async def _receive_audio(self, track: Any) -> None:
+    async def _receive_audio(self, track: "MediaStreamTrack") -> None:
         from aiortc.mediastreams import MediaStreamError
 
-        filters: Any = None
+        filters: LiveResampler | None = None
         with contextlib.suppress(MediaStreamError):
             while True:
-                frame = await track.recv()
+                frame: Any = await track.recv()  # an audio frame; the type of aiortc covers every kind of track
                 if filters is None or filters.from_rate != frame.sample_rate:
                     filters = resampler(frame.sample_rate, self.session.conversation.input_rate)
                     state = filters.initial_state()
@@ -193,7 +197,7 @@ class WebRtcCall:
                 self.session.audio.add_samples(output[0])
                 self.session.note_activity()
 
-    async def _send(self, channel: Any, cursor: Cursor) -> None:
+    async def _send(self, channel: "RTCDataChannel", cursor: Cursor) -> None:
         while channel.readyState == "open":
             entry = await cursor.next()
             if not await self._has_room(channel):
@@ -204,7 +208,7 @@ class WebRtcCall:
                 channel.send(without_large_audio(entry.payload))
             cursor.advance(entry)
 
-    async def _has_room(self, channel: Any) -> bool:
+    async def _has_room(self, channel: "RTCDataChannel") -> bool:
         """Wait until the channel accepts more data; false after a timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.stall_seconds):
@@ -267,7 +271,7 @@ async def open_call(sessions: Sessions, opening: Opening, offer: str, address: s
         raise
 
 
-def new_peer(options: ServerOptions) -> Any:
+def new_peer(options: ServerOptions) -> "RTCPeerConnection":
     """A peer connection; without configured ICE servers no STUN server is used."""
     try:
         from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection

@@ -28,21 +28,21 @@ class WireSegment:
     speaker: str | None = None
 
 
-class Usage(TypedDict):
+class TranscriptionUsage(TypedDict):
     """What a transcription is billed by."""
 
     type: Literal["duration"]
     seconds: int
 
 
-class Transcript(TypedDict):
+class PlainTranscript(TypedDict):
     """`json`."""
 
     text: str
-    usage: Usage
+    usage: TranscriptionUsage
 
 
-class TimedWord(TypedDict):
+class VerboseWord(TypedDict):
     """A word of `verbose_json`."""
 
     word: str
@@ -50,7 +50,7 @@ class TimedWord(TypedDict):
     end: float
 
 
-class TimedSegment(TypedDict):
+class VerboseSegment(TypedDict):
     """A segment of `verbose_json`; the statistics after the text are placeholders."""
 
     id: int
@@ -72,9 +72,9 @@ class VerboseTranscript(TypedDict):
     language: str
     duration: float
     text: str
-    words: NotRequired[list[TimedWord]]
-    segments: list[TimedSegment]
-    usage: Usage
+    words: NotRequired[list[VerboseWord]]
+    segments: list[VerboseSegment]
+    usage: TranscriptionUsage
 
 
 class DiarizedSegment(TypedDict):
@@ -95,10 +95,10 @@ class DiarizedTranscript(TypedDict):
     duration: float
     text: str
     segments: list[DiarizedSegment]
-    usage: Usage
+    usage: TranscriptionUsage
 
 
-JsonTranscript = Transcript | VerboseTranscript | DiarizedTranscript
+JsonTranscript = PlainTranscript | VerboseTranscript | DiarizedTranscript
 
 
 def whole_text(segments: Sequence[WireSegment]) -> str:
@@ -108,7 +108,7 @@ def whole_text(segments: Sequence[WireSegment]) -> str:
 
 def render(segments: Sequence[WireSegment], format: str, seconds: float, with_words: bool) -> str | JsonTranscript:
     """The transcript in one of FORMATS: text, or an object to be sent as JSON."""
-    text, usage = whole_text(segments), Usage(type="duration", seconds=round(seconds))
+    text, usage = whole_text(segments), TranscriptionUsage(type="duration", seconds=round(seconds))
     if format == "text":
         return text + "\n"
     if format == "srt":
@@ -120,7 +120,7 @@ def render(segments: Sequence[WireSegment], format: str, seconds: float, with_wo
     if format == "diarized_json":
         parts = [_diarized(segment, index) for index, segment in enumerate(segments)]
         return DiarizedTranscript(task="transcribe", duration=seconds, text=text, segments=parts, usage=usage)
-    return Transcript(text=text, usage=usage)
+    return PlainTranscript(text=text, usage=usage)
 
 
 def _diarized(segment: WireSegment, index: int) -> DiarizedSegment:
@@ -134,9 +134,11 @@ def _diarized(segment: WireSegment, index: int) -> DiarizedSegment:
     )
 
 
-def _verbose(segments: Sequence[WireSegment], seconds: float, with_words: bool, usage: Usage) -> VerboseTranscript:
+def _verbose(
+    segments: Sequence[WireSegment], seconds: float, with_words: bool, usage: TranscriptionUsage
+) -> VerboseTranscript:
     timed = [
-        TimedSegment(
+        VerboseSegment(
             id=index,
             seek=0,
             start=segment.start,
@@ -157,7 +159,7 @@ def _verbose(segments: Sequence[WireSegment], seconds: float, with_words: bool, 
             task="transcribe", language=language, duration=seconds, text=text, segments=timed, usage=usage
         )
     words = [
-        TimedWord(word=word.text, start=word.start, end=word.end) for segment in segments for word in segment.words
+        VerboseWord(word=word.text, start=word.start, end=word.end) for segment in segments for word in segment.words
     ]
     return VerboseTranscript(
         task="transcribe", language=language, duration=seconds, text=text, words=words, segments=timed, usage=usage
