@@ -109,7 +109,7 @@ def test_the_plan_separates_voices_and_all_of_it_is_encoded(encoder):
 
 
 def test_single_questions_are_asked_more_often_where_answers_carry_values():
-    plan = dataclasses.replace(PLAN, valued=10)
+    plan = dataclasses.replace(PLAN, slot_questions=10)
     (lines, sentences), (fewer, _) = train_dialogues(plan), train_dialogues(PLAN)
     more = [line for line in lines if line not in fewer]
     assert [len(line) for line in more] == [1] * 10
