@@ -17,6 +17,7 @@ class TaskList:
     """Work with these deadlines; records the order in which it is done."""
 
     name = "viva-chores"
+    torch_threads = None
 
     def __init__(self, done, *due: float) -> None:
         self.left, self.done = sorted(due), done
@@ -68,6 +69,8 @@ def test_two_threads_run_two_tasks_concurrently_but_never_one():
     meeting = threading.Barrier(2, timeout=60)
 
     class MeetingTask:
+        torch_threads = None
+
         def __init__(self):
             self.todo, self.inside = 5, 0
             self.is_done = threading.Event()
@@ -142,6 +145,7 @@ def test_threads_end_when_idle_and_start_again_when_woken():
 
 def test_a_task_that_fails_leaves_the_thread_to_the_others():
     class Fails:
+        torch_threads = None
         name, failures = "viva-failing", 0
 
         def due(self):
@@ -190,6 +194,7 @@ def test_no_thread_is_left_when_the_last_task_is_removed(make):
 
 def test_no_wake_up_is_lost():
     class Counter:
+        torch_threads = None
         name, asked, done = "viva-counter", 0, 0
 
         def due(self):
@@ -224,6 +229,7 @@ from vivavoce.runtime.executor import executor_for
 
 class Busy:
     name = "viva-busy"
+    torch_threads = None
     pieces = 0
 
     def due(self):
@@ -243,3 +249,26 @@ while task.pieces < 3:
 def test_a_process_that_ends_while_a_task_computes_ends_cleanly():
     done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_task_works_with_its_own_number_of_torch_threads():
+    class Counting(TaskList):
+        torch_threads = 2
+
+        def do_next(self):
+            super().do_next()
+            seen.append(torch.get_num_threads())
+
+    class Usual(Counting):
+        torch_threads = None
+
+    seen: list[int] = []
+    executor = DeadlineExecutor("viva-threads")
+    tasks = [Counting([], 1.0), Usual([], 2.0)]
+    for task in tasks:
+        executor.add(task)
+    executor.start()
+    for task in tasks:
+        assert task.is_empty.wait(10)
+    executor.close()
+    assert seen == [2, torch.get_num_threads()]

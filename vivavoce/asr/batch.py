@@ -45,6 +45,7 @@ from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 from vivavoce.runtime.reply import BlockingReply
 
 logger = logging.getLogger(__name__)
+MIN_THREADED_WIDTH = 512  # d_model from which a second thread speeds up the products of a step
 TEXTS_PER_WINDOW = 5  # sampled together at a temperature
 CLOSING_SECONDS = 5.0
 ENCODING_SECONDS = -5.0  # deadline of a window: before any text's, so that its text joins the running batch
@@ -256,6 +257,8 @@ class TranscribingEngine:
         self.batcher: DynamicBatcher[Tensor, int] = DynamicBatcher(
             "viva-asr-encoder", encode, executor, windows, lambda mel: mel.shape[-1], leaves_jobs=True
         )
+        if device.kind == "cpu" and model.config.d_model < MIN_THREADED_WIDTH:
+            self.driver.torch_threads = self.batcher.torch_threads = 1
         self.tokens = 0
         self._reported = (0, 0, Counter[tuple[int, int]]())
         self._free, self._changed = windows, threading.Condition()

@@ -40,6 +40,7 @@ class AsyncEngine:
     """
 
     name = "viva-engine"
+    torch_threads: int | None = None
 
     def __init__(
         self,

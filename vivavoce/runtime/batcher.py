@@ -51,6 +51,8 @@ class DynamicBatcher(Generic[Job, Result]):
     which it neither starts nor closes.
     """
 
+    torch_threads: int | None = None
+
     def __init__(
         self,
         name: str,

@@ -12,9 +12,9 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
 import torch
@@ -31,6 +31,9 @@ class Task(Protocol):
     """A source of work, run a piece at a time by one thread at a time."""
 
     name: str
+    torch_threads: int | None
+    """Intra-op threads of its work; None: as many as torch has in the process. Small products take longer with two
+    threads than with one, much longer where several thread teams have fewer cores than threads."""
 
     def due(self) -> float | None:
         """Deadline of the most urgent work, on the clock of `DeadlineExecutor.now`; None: no work."""
@@ -137,7 +140,8 @@ class DeadlineExecutor:
         while (task := self._next()) is not None:
             self._current.task = id(task)
             try:
-                task.do_next()
+                with _torch_threads(task.torch_threads):
+                    task.do_next()
             except Exception:  # the thread runs the other tasks too
                 logger.exception("the task %s failed", task.name)
             self._current.task = None
@@ -202,6 +206,20 @@ class DeadlineExecutor:
         with suppress(queue.Empty):
             while not self._wakeups.empty():
                 self._wakeups.get_nowait()
+
+
+@contextmanager
+def _torch_threads(count: int | None) -> Iterator[None]:
+    """Set torch's intra-op threads, which every thread has for itself, for a piece of work."""
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class ThreadPerTaskExecutor(DeadlineExecutor):
