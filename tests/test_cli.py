@@ -133,7 +133,7 @@ def test_wrong_usage_is_exit_code_2(arguments):
         (["encode", "a.wav", "--out", "codes.json", "--codec", "mini-tts"], "has a 'moss_tts_nano' model"),
         (["transcribe", "a.wav", "--model", __file__], "is a file"),
         (["quantize", "mini-asr", "--verify"], "no folder that `viva quantize` wrote"),
-        (["bench", "cosyvoice", "--tiny", "--only", "hops,nobody"], "no part 'nobody'"),
+        (["bench", "cosyvoice", "--tiny", "--only", "hops,nobody"], "unknown section 'nobody'"),
         (["bench", "tts", "--model", "nobody"], "no model is called 'nobody'"),
     ],
 )

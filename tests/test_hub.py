@@ -184,7 +184,7 @@ def test_a_name_that_means_nothing_is_one_clear_line(no_hub, name, revision, err
 
 def test_a_file_or_a_revision_of_a_folder_is_refused(tmp_path):
     folder = small_model(tmp_path / "here")
-    with pytest.raises(InputError, match="give the folder"):
+    with pytest.raises(InputError, match="use its folder"):
         hub.resolve(str(folder / "config.json"))
     with pytest.raises(InputError, match="has no revisions"):
         hub.resolve(str(folder), revision="v1")

@@ -101,7 +101,7 @@ def of_say(folder: Path) -> list[str]:
 
 
 def of_turn(folder: Path) -> list[str]:
-    """Files of one spoken turn, from its first microphone frame to the end of the reply."""
+    """Files of one spoken turn of an open session, from its first microphone frame to the end of the reply."""
     out = folder / "turn.json"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -109,9 +109,8 @@ def of_turn(folder: Path) -> list[str]:
     server = child("serve", str(out), str(port))
     try:
         wait_until(lambda: is_ready(port), "the server is ready")
-        asyncio.run(take_turn(port))
-        server.send_signal(signal.SIGUSR1)
-        asyncio.run(take_turn(port))
+        asyncio.run(take_turn(port, lambda: None))
+        asyncio.run(take_turn(port, lambda: server.send_signal(signal.SIGUSR1)))
         server.send_signal(signal.SIGUSR2)
         wait_until(out.exists, "the trace is written")
         return read_files(out)
@@ -120,7 +119,7 @@ def of_turn(folder: Path) -> list[str]:
         server.wait(30)
 
 
-async def take_turn(port: int) -> None:
+async def take_turn(port: int, connected: Callable[[], None]) -> None:
     """Ask a bundled question over the Realtime protocol, in real time, and read the reply."""
     from websockets.asyncio.client import connect
 
@@ -137,6 +136,9 @@ async def take_turn(port: int) -> None:
                 await client.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
                 await asyncio.sleep(0.02)
 
+        assert json.loads(await client.recv())["type"] == "session.created"
+        connected()
+        await asyncio.sleep(0.2)  # until the signal has arrived
         speaking = asyncio.create_task(speak())
         async with asyncio.timeout(TURN_SECONDS):
             async for message in client:

@@ -41,7 +41,8 @@ def log_failure(logger: logging.Logger, error: BaseException, message: str, *arg
 class FailureLog:
     """Logs failures that may recur with every step: those of one kind at most once in `seconds`.
 
-    The kind is the exception's class and the line that raised it. A later record tells how many were left out.
+    The kind is the exception's class and the line that raised it. A later record tells how many were left out, and has
+    their number as `omitted`, for whatever counts failures.
     """
 
     def __init__(
@@ -60,7 +61,10 @@ class FailureLog:
             self._logged[kind] = (now, 0) if is_due else (last, omitted + 1)
         if is_due:
             more = f" ({omitted} more since the last such record)" if omitted else ""
-            self._logger.error(message + "%s", *args, more, exc_info=without_content(error), stacklevel=2)
+            counted = {"omitted": omitted}
+            self._logger.error(
+                message + "%s", *args, more, exc_info=without_content(error), extra=counted, stacklevel=2
+            )
 
 
 def _kind(error: BaseException) -> tuple[object, ...]:

@@ -28,7 +28,7 @@ def speech(tmp_path_factory):
 
 def test_every_contender_hears_every_recording(folder, speech, tmp_path, capsys):
     model = Whisper.load(folder)
-    WhisperHeads.beside(model.decoder, 3).save(tmp_path / "heads", model.config)
+    WhisperHeads.for_decoder(model.decoder, 3).save(tmp_path / "heads", model.config)
     result = asr.run(
         str(folder), heads=str(tmp_path / "heads"), width=2, speech=speech, batches=(2,), device="cpu", peer=False,
         out=tmp_path,

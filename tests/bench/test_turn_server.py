@@ -29,12 +29,12 @@ class Slow(ScriptedConversation):
 
     thinking, gap, seconds = 0.3, 0.0, 2.0
 
-    def _utterances(self, reply):
+    def _said(self, reply):
         return Message("assistant", (AudioPart(tone(watermark(reply.text), self.seconds), RATE, reply.text),))
 
     def _say(self, reply):
-        self._tell(said.ReplyText(reply.id, reply.item, reply.text))
-        sound = self._utterances(reply).parts[0].samples
+        self.emit(said.ReplyText(reply.id, reply.item, reply.text))
+        sound = self._said(reply).parts[0].samples
         reply.made_ms, self._last = round(1000 * self.seconds), reply
         for index, begin in enumerate(range(0, len(sound), PIECE)):
             late = self.thinking + (self.gap if index >= 5 else 0.0)
@@ -51,7 +51,7 @@ class Slow(ScriptedConversation):
             super()._end(reply, "completed")
 
     def _later(self, seconds, event):
-        asyncio.get_running_loop().call_later(seconds, self._tell, event)
+        asyncio.get_running_loop().call_later(seconds, self.emit, event)
 
 
 class NeverYields(Slow):

@@ -190,7 +190,7 @@ def test_a_fault_that_only_batches_have_is_logged_once(caplog):
             raise PlantedError
         return jobs
 
-    batcher = DynamicBatcher("viva-test", work, leaves_jobs=True)
+    batcher = DynamicBatcher("viva-test", work, executor_for(torch.device("cpu")), leaves_jobs=True)
     batcher.start()
     for _ in range(5):
         assert [done.result(10) for done in do_together(batcher, range(3))] == [0, 1, 2]
@@ -203,9 +203,27 @@ def test_every_job_that_fails_by_itself_is_logged(caplog):
     def work(jobs):
         raise PlantedError
 
-    batcher = DynamicBatcher("viva-test", work, leaves_jobs=True)
+    batcher = DynamicBatcher("viva-test", work, executor_for(torch.device("cpu")), leaves_jobs=True)
     batcher.start()
     assert all(isinstance(done.exception(10), PlantedError) for done in do_together(batcher, range(2)))
     batcher.shutdown()
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["viva-test: a batch of 2 jobs failed", *["viva-test: a job failed"] * 2]
+
+
+def test_a_running_job_is_not_cancelled_and_its_result_arrives():
+    entered, gate = threading.Event(), threading.Event()
+
+    def work(jobs):
+        entered.set()
+        assert gate.wait(10)
+        return jobs
+
+    batcher = DynamicBatcher("viva-test", work, executor_for(torch.device("cpu")), max_batch=1)
+    batcher.start()
+    running, waiting = batcher.submit(1), batcher.submit(2)
+    assert entered.wait(10)
+    assert not running.cancel() and waiting.cancel()
+    gate.set()
+    assert running.result(10) == 1
+    batcher.shutdown()

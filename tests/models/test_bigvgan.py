@@ -268,7 +268,7 @@ def test_a_state_can_be_stepped_twice(tiny):
         (torch.zeros(1, 6, 4), "[1, 6, 4]"),
         (torch.zeros(5, 4), "[5, 4]"),
         (torch.full((1, 5, 4), math.nan), "NaN"),
-        (torch.full((1, 5, 4), math.inf), "infinity"),
+        (torch.full((1, 5, 4), math.inf), "infinite"),
     ],
 )
 def test_bad_mels_are_refused(tiny, mel, words):

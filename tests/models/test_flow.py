@@ -61,6 +61,7 @@ def full_size(name):
     return decoder.requires_grad_(False).eval()
 
 
+@pytest.mark.full
 class TestGolden:
     """Full size, weights made by name, against the official code."""
 

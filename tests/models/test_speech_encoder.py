@@ -86,6 +86,7 @@ def golden():
     return load_file(GOLDEN / "moss_speech_encoder.safetensors")
 
 
+@pytest.mark.full
 def test_full_size_equals_the_official_code(full, golden):
     features = full.features(golden["log_mel"])
     wanted = golden["before_codebook"]

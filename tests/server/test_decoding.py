@@ -50,7 +50,7 @@ def test_the_types_of_items_are_named():
 def test_parts_must_fit_the_role():
     item = {"type": "message", "role": "system", "content": [{"type": "input_audio", "audio": ""}]}
     error = refusal(json.dumps({"type": "conversation.item.create", "item": item}))
-    assert error.code == "invalid_value" and "a system message has no input_audio parts" in str(error)
+    assert error.code == "invalid_value" and "a system message cannot have input_audio parts" in str(error)
 
 
 @pytest.mark.parametrize("message", ["", "{", "NaN", '{"type": "\ud800"}', '{"type": "\\ud800 "}', '{"x": ' * 50_000])

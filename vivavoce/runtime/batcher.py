@@ -31,9 +31,16 @@ class _Waiting(Generic[Job, Result]):
         """The event loop that the result is delivered on; None: any thread."""
         return self.done.get_loop() if isinstance(self.done, asyncio.Future) else None
 
+    def start(self) -> bool:
+        """Whether the job is to be run. A future of `submit` cannot be cancelled afterwards: its result may hold slots
+        that the caller must release."""
+        if isinstance(self.done, Future):
+            return self.done.set_running_or_notify_cancel()
+        return not self.done.cancelled()
+
     def settle(self) -> None:
-        """Set the result of the future, unless the caller has cancelled it."""
-        if self.done.done() or (isinstance(self.done, Future) and not self.done.set_running_or_notify_cancel()):
+        """Set the result of the future, unless the coroutine that waits for it was cancelled."""
+        if self.done.done():
             return
         if isinstance(self.result, Exception):
             self.done.set_exception(self.result)
@@ -134,7 +141,7 @@ class DynamicBatcher(Generic[Job, Result]):
             rejected, self._waiting = self._waiting, []
         for waiting in rejected:
             waiting.result = VivaError(f"{self.name} was closed")
-        _settle(rejected)
+        _settle([waiting for waiting in rejected if waiting.start()])
         self._executor.remove(self)
         self._actions.run_all()
 
@@ -156,7 +163,7 @@ class DynamicBatcher(Generic[Job, Result]):
     def do_next(self) -> None:
         """Run the waiting actions and one batch."""
         self._actions.run_all()
-        batch = [waiting for waiting in self._next() if not waiting.done.cancelled()]
+        batch = [waiting for waiting in self._next() if waiting.start()]
         if batch:
             started, self._is_working = self._executor.now(), True
             self._do(batch)

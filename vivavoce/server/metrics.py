@@ -129,7 +129,7 @@ class ExceptionCounter(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info and record.exc_info[0] is not None:
-            self.metric.labels(record.name).inc()
+            self.metric.labels(record.name).inc(1 + getattr(record, "omitted", 0))  # of `vivavoce.log.FailureLog`
 
 
 class _HostGauges:
