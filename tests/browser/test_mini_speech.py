@@ -37,7 +37,9 @@ async def test_a_question_to_mini_speech_is_heard_answered_and_played(tmp_path):
             await visit.page.click("#talk")
             await visit.shows(".assistant .notes", "answered after")
             await visit.is_in("listening")
-            heard, said = [text.lower() for text in await visit.page.locator(".words").all_inner_texts()]
+            # On a busy machine the microphone stutters, and a question may arrive as two turns.
+            heard = " ".join(await visit.page.locator(".user .words").all_inner_texts()).lower()
+            said = (await visit.page.locator(".assistant .words").last.inner_text()).lower()
             sound, rate = await visit.heard()
             await visit.page.screenshot(path=tmp_path / "mini-speech.png", full_page=True)
             assert visit.complaints == [] and visit.places == {f"127.0.0.1:{server.port}"}
