@@ -109,9 +109,8 @@ def of_turn(folder: Path) -> list[str]:
     server = child("serve", str(out), str(port))
     try:
         wait_until(lambda: is_ready(port), "the server is ready")
-        asyncio.run(take_turn(port, lambda: None))
-        asyncio.run(take_turn(port, lambda: server.send_signal(signal.SIGUSR1)))
-        server.send_signal(signal.SIGUSR2)
+        asyncio.run(take_turn(port, lambda _: None))
+        asyncio.run(take_turn(port, server.send_signal))
         wait_until(out.exists, "the trace is written")
         return read_files(out)
     finally:
@@ -119,8 +118,8 @@ def of_turn(folder: Path) -> list[str]:
         server.wait(30)
 
 
-async def take_turn(port: int, connected: Callable[[], None]) -> None:
-    """Ask a bundled question over the Realtime protocol, in real time, and read the reply."""
+async def take_turn(port: int, send_signal: Callable[[signal.Signals], None]) -> None:
+    """Ask a bundled question over the Realtime protocol, in real time, and read the reply; signal its two ends."""
     from websockets.asyncio.client import connect
 
     from vivavoce.audio.io import float_to_pcm16, read
@@ -137,12 +136,13 @@ async def take_turn(port: int, connected: Callable[[], None]) -> None:
                 await asyncio.sleep(0.02)
 
         assert json.loads(await client.recv())["type"] == "session.created"
-        connected()
+        send_signal(signal.SIGUSR1)
         await asyncio.sleep(0.2)  # until the signal has arrived
         speaking = asyncio.create_task(speak())
         async with asyncio.timeout(TURN_SECONDS):
             async for message in client:
                 if json.loads(message)["type"] == "response.done":
+                    send_signal(signal.SIGUSR2)
                     break
         await speaking
 
