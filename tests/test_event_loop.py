@@ -1,6 +1,7 @@
 """The quickest event loop there is runs what any other runs."""
 
 import asyncio
+import subprocess
 import sys
 
 import pytest
@@ -26,3 +27,28 @@ def test_a_coroutine_is_run_to_its_end():
 def test_without_uvloop_it_is_asyncios(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvloop", None)
     assert quick_loop.run(answer()) == (42, "asyncio")
+
+
+ENDLESS = """
+import asyncio, sys
+import torch
+from vivavoce.runtime.event_loop import iterate_on_thread
+
+def endless():
+    product = torch.ones(300, 300)
+    while True:
+        for _ in range(20):
+            product = torch.tanh(product @ product)
+        yield 1
+
+async def main():
+    async for _ in iterate_on_thread(endless, 1000):
+        sys.exit(0)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_ends_while_an_iterator_computes_ends_cleanly():
+    done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

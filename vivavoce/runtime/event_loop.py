@@ -1,6 +1,7 @@
 """Runs coroutines on uvloop where it is installed, and reads blocking iterators from coroutines."""
 
 import asyncio
+import atexit
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -32,6 +33,18 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 MAX_WAITING = 16
+EXIT_SECONDS = 2.0
+_iterators: dict[threading.Thread, Callable[[], None]] = {}  # threads of `iterate_on_thread`, and what ends them
+
+
+@atexit.register
+def _stop_iterators() -> None:
+    """The interpreter kills daemon threads when it ends; one that is inside torch then would abort the process."""
+    iterators = list(_iterators.items())
+    for _, stop in iterators:
+        stop()
+    for thread, _ in iterators:
+        thread.join(EXIT_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -68,8 +81,16 @@ async def iterate_on_thread(
             if is_closed.is_set():
                 log_failure(logger, error, "an iterator failed after its reader had closed it")
             send(_Over(error))
+        finally:
+            del _iterators[threading.current_thread()]
 
-    threading.Thread(target=work, name="viva-iterator", daemon=True).start()
+    def stop() -> None:
+        is_closed.set()
+        room.release()
+
+    thread = threading.Thread(target=work, name="viva-iterator", daemon=True)
+    _iterators[thread] = stop
+    thread.start()
     try:
         while not isinstance(item := await items.get(), _Over):
             room.release()
@@ -77,5 +98,4 @@ async def iterate_on_thread(
         if item.error is not None:
             raise item.error
     finally:
-        is_closed.set()
-        room.release()
+        stop()
