@@ -258,7 +258,7 @@ class TranscribingEngine:
             "viva-asr-encoder", encode, executor, windows, lambda mel: mel.shape[-1], leaves_jobs=True
         )
         if device.kind == "cpu" and model.config.d_model < MIN_THREADED_WIDTH:
-            self.driver.torch_threads = self.batcher.torch_threads = 1
+            self.driver.torch_threads = 1  # windows have hundreds of rows, for which more threads pay
         self.tokens = 0
         self._reported = (0, 0, Counter[tuple[int, int]]())
         self._free, self._changed = windows, threading.Condition()
