@@ -19,6 +19,9 @@ from vivavoce.nn.process_settings import quantised_kernels, torch_threads
 BFLOAT16_WORTH = 2.0  # speedup over float32 from which bfloat16 is worth its rounding errors
 SLOW_GELU = 3.0  # speedup by parts from which oneDNN's GELU counts as slow
 REPEATS = 4
+MIN_THREADED_WIDTH = (
+    512  # hidden size of a model; products of one row of smaller ones end before a second thread starts
+)
 
 
 def speed_ratio(usual: Callable[[], object], other: Callable[[], object], repeats: int = REPEATS) -> float:

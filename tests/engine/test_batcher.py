@@ -40,7 +40,7 @@ class Worker:
         return first
 
 
-async def test_waiting_jobs_are_batched_most_urgent_first(executor):
+async def test_waiting_jobs_are_batched_by_deadline(executor):
     worker = Worker(executor, max_batch=3)
     first = await worker.busy()
     rest = [asyncio.ensure_future(worker.batcher.do(number, urgency=-number)) for number in range(1, 6)]
@@ -52,7 +52,7 @@ async def test_waiting_jobs_are_batched_most_urgent_first(executor):
     await worker.batcher.close()
 
 
-async def test_a_batch_has_one_kind_that_of_the_most_urgent_job(executor):
+async def test_a_batch_has_one_kind_that_of_the_earliest_deadline(executor):
     worker = Worker(executor, max_batch=3, kind=lambda job: job % 2)
     first = await worker.busy()
     rest = [asyncio.ensure_future(worker.batcher.do(number, urgency=-number)) for number in range(1, 10)]

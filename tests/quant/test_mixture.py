@@ -21,7 +21,7 @@ def whisper(tmp_path_factory):
     return folder, subject, subject.load(folder), subject.examples(folder, project_set().items[:2])
 
 
-def test_the_most_sensitive_layer_is_first(whisper, tmp_path):
+def test_layers_are_sorted_by_sensitivity(whisper, tmp_path):
     folder, subject, _, examples = whisper
     model = subject.load(folder)
     with torch.no_grad():

@@ -53,7 +53,7 @@ def test_unused_reservations_expire():
     assert all(registry.admit("speech") for _ in range(4))
 
 
-def test_sessions_go_to_the_least_occupied_live_replica():
+def test_sessions_go_to_the_emptiest_live_replica():
     clock = Clock()
     registry = ReplicaRegistry(clock)
     registry.report(report("full", 3))

@@ -52,7 +52,7 @@ def test_a_small_model_takes_one(generator, monkeypatch):
 
 def test_a_large_model_is_measured(generator, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(threads, "SMALLEST_SHARED", 1)
+    monkeypatch.setattr(threads, "MIN_THREADED_WIDTH", 1)
     monkeypatch.setattr(threads, "spare_cores", lambda: 2)
     assert fastest_threads(generator) in (1, 2)
 

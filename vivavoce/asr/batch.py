@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vivavoce.asr.constrained import TEXT_SECONDS, ConstrainedTexts
 from vivavoce.asr.drafts import DraftChoice, Drafter, DraftReport
+from vivavoce.cpu_speed import MIN_THREADED_WIDTH
 from vivavoce.device import Device
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
@@ -45,7 +46,6 @@ from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 from vivavoce.runtime.reply import BlockingReply
 
 logger = logging.getLogger(__name__)
-MIN_THREADED_WIDTH = 512  # d_model from which a second thread speeds up the products of a step
 TEXTS_PER_WINDOW = 5  # sampled together at a temperature
 CLOSING_SECONDS = 5.0
 ENCODING_SECONDS = -5.0  # deadline of a window: before any text's, so that its text joins the running batch

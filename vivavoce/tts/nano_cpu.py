@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.cpu_speed import is_bfloat16_fast
+from vivavoce.cpu_speed import MIN_THREADED_WIDTH, is_bfloat16_fast
 from vivavoce.engine.sampling import Generation
 from vivavoce.errors import CapacityError
 from vivavoce.models.interface import Row
@@ -35,7 +35,6 @@ from vivavoce.tts.interface import SpeechSettings
 MAX_READY_VOICES = 8
 REPEATS = 5
 MIN_GAIN = 0.9  # a larger thread count must take at most this share of the time
-SMALLEST_SHARED = 512  # hidden size; products of smaller models end before a second thread has started
 PRODUCTS = ("c_attn", "c_proj", "fc_in", "fc_out")
 
 
@@ -288,7 +287,7 @@ def fastest_threads(generator: CpuFrameGenerator) -> int:
     if "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
     config = generator.decoder.model.config
-    max_threads = max(1, spare_cores()) if config.hidden_size >= SMALLEST_SHARED else 1
+    max_threads = max(1, spare_cores()) if config.hidden_size >= MIN_THREADED_WIDTH else 1
     if max_threads == 1:
         return 1
     usual = SpeechSettings().generation(config.n_vq, 1, 0)
