@@ -186,13 +186,14 @@ class DeadlineExecutor:
         return False
 
     def _share_work(self) -> None:
-        """Wake or start another thread for the tasks that this one does not run."""
+        """Have another thread wait for the tasks that this one does not run, if they have work."""
+        due, task = earliest_deadline([each for each in self.tasks if id(each) not in self._busy])
+        if task is None:
+            return
         if self._idle:
             self._wakeups.put(None)
-        elif len(self._threads) < self._max_threads:
-            due, task = earliest_deadline([each for each in self.tasks if id(each) not in self._busy])
-            if task is not None and due - self.now() <= self.early:
-                self._start_thread()
+        elif len(self._threads) < self._max_threads and due - self.now() <= self.early:
+            self._start_thread()
 
     def _wait(self, seconds: float) -> bool:
         """Wait for a wake-up; False: none came."""
