@@ -17,7 +17,6 @@ class TaskList:
     """Work with these deadlines; records the order in which it is done."""
 
     name = "viva-chores"
-    torch_threads = None
 
     def __init__(self, done, *due: float) -> None:
         self.left, self.done = sorted(due), done
@@ -69,8 +68,6 @@ def test_two_threads_run_two_tasks_concurrently_but_never_one():
     meeting = threading.Barrier(2, timeout=60)
 
     class MeetingTask:
-        torch_threads = None
-
         def __init__(self):
             self.todo, self.inside = 5, 0
             self.is_done = threading.Event()
@@ -145,7 +142,6 @@ def test_threads_end_when_idle_and_start_again_when_woken():
 
 def test_a_task_that_fails_leaves_the_thread_to_the_others():
     class Fails:
-        torch_threads = None
         name, failures = "viva-failing", 0
 
         def due(self):
@@ -194,7 +190,6 @@ def test_no_thread_is_left_when_the_last_task_is_removed(make):
 
 def test_no_wake_up_is_lost():
     class Counter:
-        torch_threads = None
         name, asked, done = "viva-counter", 0, 0
 
         def due(self):
@@ -229,7 +224,6 @@ from vivavoce.runtime.executor import executor_for
 
 class Busy:
     name = "viva-busy"
-    torch_threads = None
     pieces = 0
 
     def due(self):
@@ -251,24 +245,52 @@ def test_a_process_that_ends_while_a_task_computes_ends_cleanly():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_task_works_with_its_own_number_of_torch_threads():
-    class Counting(TaskList):
-        torch_threads = 2
+class Threads(TaskList):
+    """Records the threads that do the work."""
 
-        def do_next(self):
-            super().do_next()
-            seen.append(torch.get_num_threads())
+    def __init__(self, *due: float) -> None:
+        super().__init__([], *due)
+        self.threads: list[str] = []
 
-    class Usual(Counting):
-        torch_threads = None
+    def do_next(self):
+        self.threads.append(threading.current_thread().name)
+        super().do_next()
 
-    seen: list[int] = []
-    executor = DeadlineExecutor("viva-threads")
-    tasks = [Counting([], 1.0), Usual([], 2.0)]
-    for task in tasks:
-        executor.add(task)
+
+def test_a_lent_thread_does_the_work_it_waits_for():
+    executor = DeadlineExecutor("viva-test", threads=0)
     executor.start()
-    for task in tasks:
-        assert task.is_empty.wait(10)
+    task = Threads()
+    executor.add(task)
+    with executor.lend_thread():
+        task.left = [1.0, 2.0]
+        executor.wake(task)
+        executor.wait_for(task.is_empty.is_set)
     executor.close()
-    assert seen == [2, torch.get_num_threads()]
+    assert task.threads == [threading.current_thread().name] * 2
+
+
+def test_work_that_a_lent_thread_leaves_is_done_by_the_executor():
+    executor = DeadlineExecutor("viva-test")
+    executor.start()
+    task = Threads()
+    executor.add(task)
+    with executor.lend_thread():
+        task.left = [1.0, 2.0]
+        executor.wake(task)
+        executor.wait_for(lambda: len(task.done) == 1)
+    assert task.is_empty.wait(10)
+    executor.close()
+    assert task.done == [1.0, 2.0]
+
+
+def test_a_lent_thread_leaves_work_that_is_not_due():
+    executor = FrozenExecutor("viva-test", threads=0, early=0.5)
+    executor.start()
+    task = Threads()
+    executor.add(task)
+    with executor.lend_thread():
+        task.left = [101.0]
+        executor.wait_for(task.is_empty.is_set)  # returns: the caller waits by itself
+    assert not task.threads
+    executor.close()

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from vivavoce.asr.constrained import TEXT_SECONDS, ConstrainedTexts
 from vivavoce.asr.drafts import DraftChoice, Drafter, DraftReport
-from vivavoce.cpu_speed import MIN_THREADED_WIDTH
 from vivavoce.device import Device
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
@@ -103,7 +102,8 @@ class TranscriptionJob(Generic[Result]):
                 if isinstance(item, TranscriptSegment):
                     yield item
                 else:
-                    answer = self._answer(item)
+                    with self._engine.executor.lend_thread():
+                        answer = self._answer(item)
         except StopIteration as end:
             self.result = end.value
         except CancelledError:
@@ -131,6 +131,7 @@ class TranscriptionJob(Generic[Result]):
         if isinstance(request, EncodeWindow):
             self._engine.driver.call(self._release_window)
             self._encoding = self._engine.batcher.submit(request.mel, ENCODING_SECONDS)
+            self._engine.executor.wait_for(self._encoding.done)
             self._window = self._encoding.result()
             return self._engine.writer.store.memory(self._window)
         is_constrained = bool(request.options.hotwords) or request.beams > 1
@@ -251,14 +252,12 @@ class TranscribingEngine:
         self.engine = Engine(self.writer, device, model.decoder.embed_tokens.weight.dtype, limits)
         self.drafter = Drafter(drafts or DraftChoice(), transcriber, device)
         self.drafter.attach(self.engine, self.writer)
-        executor = executor or executor_for(device.torch_device)
-        self.driver = AsyncEngine(self.engine, executor)
+        self.executor = executor or executor_for(device.torch_device)
+        self.driver = AsyncEngine(self.engine, self.executor)
         encode = WindowBatches(WindowEncoder(model.encoder), model.decoder, self.writer, self.drafter)
         self.batcher: DynamicBatcher[Tensor, int] = DynamicBatcher(
-            "viva-asr-encoder", encode, executor, windows, lambda mel: mel.shape[-1], leaves_jobs=True
+            "viva-asr-encoder", encode, self.executor, windows, lambda mel: mel.shape[-1], leaves_jobs=True
         )
-        if device.kind == "cpu" and model.config.d_model < MIN_THREADED_WIDTH:
-            self.driver.torch_threads = 1  # windows have hundreds of rows, for which more threads pay
         self.tokens = 0
         self._reported = (0, 0, Counter[tuple[int, int]]())
         self._free, self._changed = windows, threading.Condition()
@@ -300,6 +299,12 @@ class TranscribingEngine:
             for number, samples in enumerate(sounds)
         ]
         segments: list[list[TranscriptSegment]] = [[] for _ in jobs]
+        if len(jobs) == 1:  # on the calling thread
+            for segment in jobs[0]:
+                segments[0].append(segment)
+                if on_segment is not None:
+                    on_segment(0, segment)
+            return segments
         items: queue.SimpleQueue[tuple[int, TranscriptSegment | BaseException | None]] = queue.SimpleQueue()
 
         def read(number: int) -> None:

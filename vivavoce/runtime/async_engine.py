@@ -40,7 +40,6 @@ class AsyncEngine:
     """
 
     name = "viva-engine"
-    torch_threads: int | None = None
 
     def __init__(
         self,
@@ -217,7 +216,11 @@ class AsyncEngine:
 
     def call(self, action: Callable[[], Result]) -> Result:
         """The result of an action that is run between two steps. Actions may use `call` themselves."""
-        return action() if self._is_own_thread else self.submit(action).result()
+        if self._is_own_thread:
+            return action()
+        done = self.submit(action)
+        self._executor.wait_for(done.done)
+        return done.result()
 
     def post(self, action: Callable[[], None]) -> None:
         """Run an action between two steps without waiting for it; from any thread, also during a step."""
@@ -320,6 +323,10 @@ class AsyncEngine:
         """Run an action that does not raise between two steps, without waiting."""
         self._commands.put(action)
         self._executor.wake(self)
+
+    def wait_for(self, is_ready: Callable[[], bool]) -> None:
+        """Step on the calling thread until the condition holds, if it is lent to the executor."""
+        self._executor.wait_for(is_ready)
 
     def forget(self, sequence: Sequence) -> None:
         """Stop its reply without waiting; safe in a finalizer."""

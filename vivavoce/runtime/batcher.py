@@ -58,8 +58,6 @@ class DynamicBatcher(Generic[Job, Result]):
     which it neither starts nor closes.
     """
 
-    torch_threads: int | None = None
-
     def __init__(
         self,
         name: str,
@@ -118,6 +116,7 @@ class DynamicBatcher(Generic[Job, Result]):
                 raise VivaError(f"{self.name} is not running")
             done = self._actions.submit(action)
         self._executor.wake(self)
+        self._executor.wait_for(done.done)
         return done.result()
 
     def _enqueue(self, job: Job, urgency: float, done: "asyncio.Future[Result] | Future[Result]") -> None:

@@ -31,9 +31,6 @@ class Task(Protocol):
     """A source of work, run a piece at a time by one thread at a time."""
 
     name: str
-    torch_threads: int | None
-    """Intra-op threads of its work; None: as many as torch has in the process. Small products take longer with two
-    threads than with one, much longer where several thread teams have fewer cores than threads."""
 
     def due(self) -> float | None:
         """Deadline of the most urgent work, on the clock of `DeadlineExecutor.now`; None: no work."""
@@ -109,8 +106,46 @@ class DeadlineExecutor:
         self._is_open = False
         self._wait_for_threads()
 
+    @contextmanager
+    def lend_thread(self) -> Iterator[None]:
+        """Within the block, the calling thread runs due work while it waits by `wait_for`, and wakes no other for it.
+
+        For callers that do nothing but wait: on few cores, a second thread with an OpenMP team of its own costs more
+        than it gains.
+        """
+        self._current.is_lent = True
+        try:
+            yield
+        finally:
+            self._current.is_lent = False
+            if any(task.due() is not None for task in self.tasks):
+                self.wake()
+
+    def wait_for(self, is_ready: Callable[[], bool]) -> None:
+        """Run due work on a lent thread until the condition holds or other threads have to meet it."""
+        if not self._is_lent:
+            return
+        while not is_ready():
+            with self._changed:
+                due, task = earliest_deadline([each for each in self.tasks if id(each) not in self._busy])
+                if task is None or not self._is_open or due - self.now() > self.early:
+                    break
+                self._busy.add(id(task))
+            self._run_piece(task)
+        else:
+            return
+        self._wake()
+
+    @property
+    def _is_lent(self) -> bool:
+        return getattr(self._current, "is_lent", False)
+
     def wake(self, task: Task | None = None) -> None:
         """Look for due work again, of this task if one is given. Never waits for a lock."""
+        if not self._is_lent:
+            self._wake(task)
+
+    def _wake(self, task: Task | None = None) -> None:
         self._wakeups.put(None)
         if not self._idle and len(self._threads) < self._max_threads and id(task) not in self._busy:
             self._start_thread()
@@ -138,17 +173,20 @@ class DeadlineExecutor:
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
-            self._current.task = id(task)
-            try:
-                with _torch_threads(task.torch_threads):
-                    task.do_next()
-            except Exception:  # the thread runs the other tasks too
-                logger.exception("the task %s failed", task.name)
-            self._current.task = None
-            with self._changed:
-                self._busy.discard(id(task))
-                self._changed.notify_all()
+            self._run_piece(task)
             del task  # a waiting thread must not keep a task alive
+
+    def _run_piece(self, task: Task) -> None:
+        """Run one piece of work of a task that is marked as busy."""
+        self._current.task = id(task)
+        try:
+            task.do_next()
+        except Exception:  # the thread runs the other tasks too
+            logger.exception("the task %s failed", task.name)
+        self._current.task = None
+        with self._changed:
+            self._busy.discard(id(task))
+            self._changed.notify_all()
 
     def _next(self) -> Task | None:
         """The most urgent task, once it is due; None: the thread should end."""
@@ -209,20 +247,6 @@ class DeadlineExecutor:
                 self._wakeups.get_nowait()
 
 
-@contextmanager
-def _torch_threads(count: int | None) -> Iterator[None]:
-    """Set torch's intra-op threads, which every thread has for itself, for a piece of work."""
-    before = torch.get_num_threads()
-    if count is None or count == before:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class ThreadPerTaskExecutor(DeadlineExecutor):
     """One thread per task: tasks that mostly wait for a device need not take turns."""
 
@@ -242,6 +266,11 @@ class ThreadPerTaskExecutor(DeadlineExecutor):
         if executor is not None:
             executor.remove(task)
             executor.close()
+
+    @contextmanager
+    def lend_thread(self) -> Iterator[None]:
+        """Does nothing: every task has a thread of its own, which waits for the device."""
+        yield
 
     def close(self) -> None:
         """Stop, after the current pieces of work."""

@@ -4,7 +4,7 @@ import asyncio
 import queue
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, Self
 
 from vivavoce.engine.sequence import FinishReason, Sequence
@@ -26,6 +26,9 @@ class ReplyEngine(Protocol):
 
     async def stop(self, sequence: Sequence) -> None:
         """End the reply; the sequence stays open."""
+
+    def wait_for(self, is_ready: Callable[[], bool]) -> None:
+        """Step on the calling thread until the condition holds, if it is lent to the engine's executor."""
 
     def forget(self, sequence: Sequence) -> None:
         """As `stop`, without waiting; safe in a finalizer."""
@@ -157,6 +160,7 @@ class BlockingReply(_UnfinishedReply):
 
     def __next__(self) -> Row:
         while not self._is_read:
+            self._engine.wait_for(lambda: not self._items.empty())
             item, finish = self._items.get()
             self._is_read = finish is not None
             if isinstance(item, BaseException):

@@ -163,7 +163,6 @@ class CosyVoiceSynthesizer:
     """Synthesizes any number of texts concurrently; may be called from several threads."""
 
     name = "viva-flow"
-    torch_threads: int | None = None
 
     def __init__(
         self,
