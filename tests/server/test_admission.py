@@ -1,6 +1,9 @@
 """Who comes in: keys, browser keys, pages, limits; and what a full server says."""
 
+import asyncio
+import contextlib
 import json
+import os
 import time
 
 import httpx
@@ -12,6 +15,14 @@ from websockets.exceptions import InvalidStatus
 from tests.server.harness import connected, eventually
 from tests.server.scripted import ScriptedHost
 from vivavoce.errors import InputError
+from vivavoce.server.admission import (
+    MIN_SESSIONS,
+    UNANSWERED_PER_CORE,
+    AdmissionController,
+    LoopLoad,
+    LoopMonitor,
+    SessionCount,
+)
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 
@@ -264,3 +275,45 @@ async def test_a_stopping_server_closes_with_a_code_for_a_reconnect(running):
         server._server.should_exit = True
         assert await client.closed() in (1001, 1012)
     await eventually(lambda: not server.host.alive, "its conversations are closed")
+
+
+async def test_a_session_beyond_what_the_event_loop_bears_is_refused_and_the_others_go_on(running):
+    server = await running(max_lag_ms=40.0)
+    async with contextlib.AsyncExitStack() as stack:
+        talking = [await stack.enter_async_context(connected(server)) for _ in range(MIN_SESSIONS)]
+        for client in talking:
+            assert (await client.next())["type"] == "session.created"
+        async with asyncio.TaskGroup() as tasks:
+            burning = tasks.create_task(late_callbacks(0.1))
+            await eventually(lambda: server.app.state.server.loop_monitor.load.lag > 0.04, "no lag")
+            async with connected(server) as refused:
+                event = await refused.next()
+                assert (event["type"], event["error"]["code"]) == ("error", "overloaded")
+                assert await refused.closed() == 1013
+            assert len(server.sessions) == MIN_SESSIONS
+            burning.cancel()
+        await eventually(lambda: server.app.state.server.loop_monitor.load.lag < 0.04, "still late")
+        async with connected(server) as admitted:
+            assert (await admitted.next())["type"] == "session.created"
+
+
+async def late_callbacks(seconds: float) -> None:
+    """Keeps the event loop from its other callbacks, as too many sessions do."""
+    while True:
+        time.sleep(seconds)
+        await asyncio.sleep(0)
+
+
+def test_sessions_without_an_answer_are_limited_until_others_were_answered():
+    controller = AdmissionController(LoopMonitor(), ServerOptions())
+    most = UNANSWERED_PER_CORE * os.cpu_count()
+    assert controller.refusal(SessionCount(most - 1, most - 1)) is None
+    assert "first answer" in controller.refusal(SessionCount(most, most))
+    assert controller.refusal(SessionCount(3 * most, most)) is None
+
+
+def test_load_is_extrapolated_to_one_more_session():
+    controller = AdmissionController(LoopMonitor(), ServerOptions(max_lag_ms=50.0))
+    controller.other_loops["door 1"] = LoopLoad(lag=0.008, worst_lag=0.02, busy=0.85)
+    assert controller.refusal(SessionCount(100, 0)) is None
+    assert "door 1 is busy for 85%" in controller.refusal(SessionCount(10, 0))

@@ -26,6 +26,7 @@ from vivavoce.evaluation.machine import stage
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, Task, earliest_deadline
 from vivavoce.s2s.moss_speech import MossSpeechBackend, load_moss_speech
+from vivavoce.server.admission import AdmissionController, LoopMonitor
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting.hosts import SpeechHost
 from vivavoce.server.metrics import Metrics
@@ -306,7 +307,8 @@ async def _simulate(
     async with pipeline:
         host = SpeechHost(model, pipeline)
         await host.warm_up()
-        server = Sessions(host, ServerOptions(opens_per_minute=SESSIONS_PER_MINUTE), Metrics(host))
+        options = ServerOptions(opens_per_minute=SESSIONS_PER_MINUTE)
+        server = Sessions(host, options, Metrics(host), AdmissionController(LoopMonitor(), options))
         began, looped, worked = loop.time(), loop.worked, executor.worked
         call_seconds: list[float] = []
         result, _ = await measure(lambda: connect(server, call_seconds), plan)

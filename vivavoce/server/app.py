@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from vivavoce.server.admission import AdmissionController, LoopMonitor
 from vivavoce.server.auth import Identity, Keys, check_origin, request_key
 from vivavoce.server.config import ServerOptions, is_loopback
 from vivavoce.server.host import FileTranscriber, Host, ModelCard, SpeechMaker
@@ -117,12 +118,14 @@ class RealtimeServer:
         self.speech, self.transcriber = speech, transcriber
         self.metrics = Metrics(host)
         self.keys = Keys(options)
-        self.sessions = Sessions(host, options, self.metrics)
+        self.loop_monitor = LoopMonitor(self.metrics.lag.observe)
+        self.admission = AdmissionController(self.loop_monitor, options)
+        self.sessions = Sessions(host, options, self.metrics, self.admission)
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Run the background tasks of the sessions and the metrics while the server runs."""
-        background = (self.sessions.sweep(), self.sessions.cleanup.run(), self.metrics.watch_loop())
+        background = (self.sessions.sweep(), self.sessions.cleanup.run(), self.loop_monitor.run())
         tasks = [asyncio.create_task(each) for each in background]
         with self.metrics.exceptions.counting():
             yield

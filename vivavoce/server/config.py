@@ -100,6 +100,8 @@ class ServerOptions:
     max_sessions: int = 64
     opens_per_minute: float = 120.0
     """Sessions that one client address may open in a minute."""
+    max_lag_ms: float = 50.0
+    """Lateness of the event loop from which on new sessions are refused."""
     max_event_bytes: int = 15 * MEBIBYTE
     max_pending_bytes: int = 16 * MEBIBYTE
     """Audio waiting for a commit, and events not yet read by the client."""

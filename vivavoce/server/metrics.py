@@ -23,7 +23,6 @@ else:
     IS_TRACING = True
 
 LATENCY_BUCKETS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
-LAG_SECONDS = 0.1
 SLACK_SECONDS = 15.0
 ARRIVALS = 2048  # audio chunks whose time of arrival is stored
 COUNTED_LOGGERS = ("vivavoce", "asyncio", "uvicorn")
@@ -92,14 +91,6 @@ class Metrics:
     def count_reply(self, reason: str) -> None:
         """Count a reply that ended."""
         self.replies.labels(reason).inc()
-
-    async def watch_loop(self) -> None:
-        """Measure the lag of the event loop until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + LAG_SECONDS
-            await asyncio.sleep(LAG_SECONDS)
-            self.lag.observe(max(loop.time() - due, 0.0))
 
     def page(self) -> tuple[bytes, str]:
         """The metrics in Prometheus' text format, and their content type."""

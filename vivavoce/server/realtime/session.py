@@ -150,6 +150,11 @@ class RealtimeSession:
         return 0.0 if is_speaking else self._now() - self._active_at
 
     @property
+    def is_unanswered(self) -> bool:
+        """Whether no reply has had audio so far."""
+        return self.clock.last_ttfa is None
+
+    @property
     def age_seconds(self) -> float:
         """Seconds since the session was opened."""
         return time.time() - self._opened

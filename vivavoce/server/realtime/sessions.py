@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 
 from vivavoce.errors import CapacityError
+from vivavoce.server.admission import AdmissionController, SessionCount
 from vivavoce.server.config import OpenRate, ServerOptions
 from vivavoce.server.host import Host
 from vivavoce.server.metrics import Metrics
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.5
 RETRY_AFTER_SECONDS = 5
+UNANSWERED_SECONDS = 15.0  # age from which on a session without an answer counts as idle
 CLEANUP_DELAY_SECONDS = 5.0  # sessions that end close together share one collection, which pauses all others
 MAX_PAUSE_SHARE = 0.01  # of the time that may be spent in collections
 
@@ -65,8 +67,9 @@ def trim_heap() -> None:
 class Sessions:
     """The open sessions."""
 
-    def __init__(self, host: Host, options: ServerOptions, metrics: Metrics) -> None:
+    def __init__(self, host: Host, options: ServerOptions, metrics: Metrics, admission: AdmissionController) -> None:
         self.host, self.options, self.metrics = host, options, metrics
+        self._admission = admission
         self._sessions: dict[str, RealtimeSession] = {}
         self._rate = OpenRate(options.opens_per_minute)
         self._ending: set[asyncio.Task[None]] = set()
@@ -87,6 +90,9 @@ class Sessions:
             raise self._refusal("the server is not ready", "server_not_ready", 503)
         if len(self) >= self.options.max_sessions and not self._evict_detached():
             raise self._refusal(f"{len(self)} sessions are open, which is the limit", "session_limit_reached", 503)
+        overload = self._admission.refusal(self._count())
+        if overload is not None:
+            raise self._refusal(f"the server is overloaded: {overload}", "overloaded", 503)
         try:
             session = RealtimeSession(self.host, opening, self.options, self.metrics, track)
         except CapacityError as error:
@@ -97,6 +103,10 @@ class Sessions:
         self.metrics.sessions.set(len(self))
         logger.info("session %s opened over %s", session.id, transport)
         return session
+
+    def _count(self) -> SessionCount:
+        unanswered = sum(each.is_unanswered and each.age_seconds < UNANSWERED_SECONDS for each in self)
+        return SessionCount(len(self), unanswered)
 
     def find(self, id: str) -> RealtimeSession | None:
         """A session by its id, or by the id of its call."""

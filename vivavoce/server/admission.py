@@ -1,0 +1,100 @@
+"""Admission control: a session is opened only if the event loops of the server have time for one more.
+
+The models have an admission control of their own, by the slack of their replies and by memory (`CapacityError`).
+Limits on lateness alone are noticed too late: sessions that have just been opened cost little until they are answered.
+So the load of the event loops is also extrapolated to one more session, and sessions that wait for their first answer
+are limited in number.
+"""
+
+import asyncio
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vivavoce.server.config import ServerOptions
+
+SAMPLE_SECONDS = 0.025
+WINDOW_SECONDS = 2.0
+MAX_BUSY = 0.9  # share of a core that an event loop may use
+SATURATED_SHARE = 0.1  # of the lag limit: with less lag, a busy event loop has only had much to do for a moment
+MIN_SESSIONS = 4  # with fewer, the measurements say nothing about one more
+UNANSWERED_PER_CORE = 8  # sessions that wait for their first answer
+
+
+@dataclass(frozen=True)
+class LoopLoad:
+    """The load of an event loop over the last seconds."""
+
+    lag: float = 0.0
+    """Median lateness of its timers in seconds."""
+    worst_lag: float = 0.0
+    """99th percentile of the lateness."""
+    busy: float = 0.0
+    """CPU time of its thread as a share of a core."""
+
+
+class LoopMonitor:
+    """Measures the load of the event loop it runs on."""
+
+    def __init__(self, note_lag: Callable[[float], None] | None = None) -> None:
+        self._note_lag = note_lag
+        samples = round(WINDOW_SECONDS / SAMPLE_SECONDS)
+        self._lags: deque[float] = deque(maxlen=samples)
+        self._times: deque[tuple[float, float]] = deque(maxlen=samples)  # wall and CPU time
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + SAMPLE_SECONDS
+            await asyncio.sleep(SAMPLE_SECONDS)
+            lag = max(loop.time() - due, 0.0)
+            self._lags.append(lag)
+            self._times.append((loop.time(), time.thread_time()))
+            if self._note_lag is not None:
+                self._note_lag(lag)
+
+    @property
+    def load(self) -> LoopLoad:
+        """The load of the last seconds."""
+        if len(self._times) < 2:
+            return LoopLoad()
+        (first, first_cpu), (last, last_cpu) = self._times[0], self._times[-1]
+        lags = sorted(self._lags)
+        worst = lags[min(len(lags) - 1, round(0.99 * len(lags)))]
+        return LoopLoad(statistics.median(lags), worst, (last_cpu - first_cpu) / max(last - first, 1e-3))
+
+
+@dataclass(frozen=True)
+class SessionCount:
+    """The open sessions that admission depends on."""
+
+    open: int
+    unanswered: int
+    """Opened recently, and without an answer so far."""
+
+
+class AdmissionController:
+    """Decides whether one more session can be served in time beside the open ones."""
+
+    def __init__(self, monitor: LoopMonitor, options: ServerOptions) -> None:
+        self._monitor, self._max_lag = monitor, options.max_lag_ms / 1000
+        self.other_loops: dict[str, LoopLoad] = {}
+        """Loads reported by other processes of the server."""
+        self._max_unanswered = UNANSWERED_PER_CORE * (os.cpu_count() or 1)
+
+    def refusal(self, sessions: SessionCount) -> str | None:
+        """Why one more session is not admitted; None: it is."""
+        if sessions.open < MIN_SESSIONS:
+            return None
+        if sessions.unanswered >= max(self._max_unanswered, sessions.open - sessions.unanswered):
+            return f"{sessions.unanswered} sessions wait for their first answer"
+        growth = (sessions.open + 1) / sessions.open
+        for name, load in {"the event loop": self._monitor.load, **self.other_loops}.items():
+            is_saturated = load.busy * growth > MAX_BUSY and load.lag > SATURATED_SHARE * self._max_lag
+            if load.lag > self._max_lag or is_saturated:
+                return f"{name} is busy for {load.busy:.0%} of the time and {load.lag * 1000:.0f} ms late"
+        return None
