@@ -43,6 +43,8 @@ class ServeLoad:
     sessions: int
     question_seconds: float
     reply_seconds: float
+    turns: int = 1
+    """Questions and replies of one session."""
 
     @property
     def reply_rows(self) -> int:
@@ -50,7 +52,7 @@ class ServeLoad:
 
     @property
     def context(self) -> int:
-        return round(self.question_seconds * ROWS_A_SECOND) + self.reply_rows + OTHER_ROWS
+        return self.turns * (round(self.question_seconds * ROWS_A_SECOND) + self.reply_rows) + OTHER_ROWS
 
     def limits(self) -> EngineLimits:
         """Engine limits for all sessions and some newcomers, without history compaction."""

@@ -280,13 +280,50 @@ def bench_serve(
     ] = "true",
     sessions: Annotated[
         str, typer.Option(callback=_batches, help="Concurrent sessions of each level, comma-separated.")
-    ] = "1,8,32,64,128",
-    seconds: Annotated[float, typer.Option(min=0.4, help="Length of each reply and level in seconds.")] = 60.0,
-    question: Annotated[float, typer.Option(min=0.08, help="Length of each question in seconds.")] = 2.0,
-    spread: Annotated[float, typer.Option(min=0.0, help="Seconds over which the sessions start.")] = 4.0,
-    newcomers: Annotated[int, typer.Option(min=0, help="Additional sessions that start during the replies.")] = 8,
+    ] = "1,16,32,64,128,192",
+    seconds: Annotated[
+        float | None, typer.Option(min=0.4, help="Length of each reply in seconds. Default: 20; in process 60.")
+    ] = None,
+    question: Annotated[float, typer.Option(min=0.08, help="Length of each question in seconds, about.")] = 2.0,
+    spread: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="A rush: seconds within which the sessions start. Default: 8; in process 4."),
+    ] = None,
+    steady: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="A steady stream instead of a rush: Poisson arrivals, measured this many seconds."),
+    ] = None,
+    interrupt: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the callers who interrupt their first reply.")
+    ] = 0.0,
+    transport: Annotated[str, typer.Option(help="websocket, webrtc, or binary (Opus frames).")] = "websocket",
+    callers: Annotated[
+        int | None, typer.Option(min=1, help="Caller processes. Default: three eighths of the cores, at most 6.")
+    ] = None,
+    max_lateness: Annotated[
+        float,
+        typer.Option(min=1.0, help="Milliseconds (p99) by which callers may be late before figures are withheld."),
+    ] = 20.0,
+    url: Annotated[str | None, typer.Option(help="Measure a running server instead of starting one.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="VIVA_API_KEY", help="The key of the server at --url.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name at --url.")] = None,
+    doors: Annotated[int | None, typer.Option(min=0, help="Door processes of the server. Default: its own.")] = None,
+    max_sessions: Annotated[
+        int | None, typer.Option(min=1, help="Limit of the server, to measure refusals. Default: above the load.")
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also sample where the server's processes spend host time, by py-spy.")
+    ] = False,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Without sockets, voice activity and echo guard, in this process.")
+    ] = False,
+    newcomers: Annotated[
+        int, typer.Option(min=0, help="In process: additional sessions that start during the replies.")
+    ] = 8,
     left_chunks: Annotated[int, typer.Option(min=1, help="Left context of the vocoder, in chunks.")] = 8,
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Continue after a level with underruns.")] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Continue after a level that does not hold.")
+    ] = False,
     simulate: Annotated[
         bool,
         typer.Option("--simulate", "--rehearse", help="Simulate an H200 in virtual time; ignores device and shape."),
@@ -294,20 +331,45 @@ def bench_serve(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """How many concurrent conversations one device serves: latency, underruns, memory and power."""
+    """How many concurrent conversations one server holds: latency, underruns, refusals, CPU, memory and power."""
+    counts = [int(part) for part in sessions.split(",")]
     with progress_to(as_json):
-        from vivavoce.bench import serve
+        if simulate or in_process:
+            from vivavoce.bench import serve
 
-        counts = [int(part) for part in sessions.split(",")]
-        if simulate:
-            from vivavoce.bench import serve_simulation  # needs the server's packages
+            script = serve.Script(question, seconds or 60.0, 4.0 if spread is None else spread, newcomers)
+            if simulate:
+                from vivavoce.bench import serve_simulation  # needs the server's packages
 
-            script = serve.Script(question, seconds, spread, newcomers)
-            result = serve_simulation.run(counts, script, keep_going, out=out)
+                result = serve_simulation.run(counts, script, keep_going, out=out)
+            else:
+                result = serve.run(
+                    *(device, dtype, shape, counts, script.reply, question, script.spread, newcomers),
+                    *(left_chunks, keep_going, out),
+                )
         else:
-            result = serve.run(
-                device, dtype, shape, counts, seconds, question, spread, newcomers, left_chunks, keep_going, out
+            from vivavoce.errors import optional_packages
+
+            with optional_packages():
+                from vivavoce.bench import serve_door
+
+            server = serve_door.ServerChoice(
+                url, api_key, model, shape, device, dtype, left_chunks, max_sessions, doors
             )
+            options = serve_door.DoorOptions(
+                sessions=counts,
+                seconds=seconds or 20.0,
+                question=question,
+                spread=8.0 if spread is None else spread,
+                steady=steady,
+                interrupt=interrupt,
+                transport=transport,
+                callers=callers,
+                max_lateness_ms=max_lateness,
+                keep_going=keep_going,
+                profile=profile,
+            )
+            result = serve_door.run(server, options, out)
     if as_json:
         print_json(result)
 

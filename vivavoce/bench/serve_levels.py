@@ -1,0 +1,224 @@
+"""The arithmetic of `viva bench serve`: who calls when at a level, and the figures of its calls."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vivavoce.bench.serve_calls import LEAD_IN_SECONDS, PAUSE_SECONDS
+from vivavoce.bench.serve_plans import CallerReport, CallPlan, CallResult, TurnResult
+from vivavoce.bench.serve_watch import ServerUse
+
+PERCENTILES = (50, 95, 99)
+MAX_TURNS = 2  # of a call in a steady stream: half of the callers ask twice
+ANSWER_ALLOWANCE = 1.0  # seconds until a reply begins, for the length of a call
+EARLIEST_INTERRUPTION = 1.5  # seconds into the reply
+LATEST_INTERRUPTION = 8.0
+
+
+@dataclass(frozen=True)
+class LevelPlan:
+    """The calls of one level, and the time over which turns are counted, in seconds from its start."""
+
+    sessions: int
+    calls: list[CallPlan]
+    counted_from: float = 0.0
+    counted_until: float = math.inf
+    ends: float | None = None
+    """When everybody leaves; None: when all conversations are over."""
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How callers behave. Seconds."""
+
+    question: float
+    """The longest question."""
+    reply: float
+    questions: int
+    """How many different questions there are."""
+    interrupt: float = 0.0
+    """Share of the callers who interrupt their first reply."""
+    seed: int = 1
+
+
+def rush(count: int, spread: float, behaviour: Behaviour) -> LevelPlan:
+    """`count` callers begin within `spread` seconds and hear one reply each, or two where they interrupt the first."""
+    source = random.Random(behaviour.seed)
+    calls = [_call(number, number * spread / count, 1, behaviour, source) for number in range(count)]
+    return LevelPlan(count, calls)
+
+
+def steady(count: int, seconds: float, behaviour: Behaviour) -> LevelPlan:
+    """Poisson arrivals, so that `count` callers are in conversation on average; counted once that is reached."""
+    source = random.Random(behaviour.seed)
+    turn = behaviour.question + ANSWER_ALLOWANCE + behaviour.reply
+    lengths = [LEAD_IN_SECONDS + turns * turn + (turns - 1) * PAUSE_SECONDS for turns in range(1, MAX_TURNS + 1)]
+    rate = count / (sum(lengths) / len(lengths))
+    counted_until = lengths[-1] + seconds
+    ends = counted_until + turn + ANSWER_ALLOWANCE  # the load stays until the counted replies are over
+    calls: list[CallPlan] = []
+    start = source.expovariate(rate)
+    while start < ends:
+        calls.append(_call(len(calls), start, source.randint(1, MAX_TURNS), behaviour, source))
+        start += source.expovariate(rate)
+    return LevelPlan(count, calls, lengths[-1], counted_until, ends)
+
+
+def most_at_once(count: int, is_steady: bool) -> int:
+    """Sessions that a server must admit at a level: a steady stream varies around its mean."""
+    return count + (math.ceil(4 * math.sqrt(count)) if is_steady else 0)
+
+
+def _call(number: int, start: float, turns: int, behaviour: Behaviour, source: random.Random) -> CallPlan:
+    questions = [source.randrange(behaviour.questions) for _ in range(turns)]
+    is_interrupting = math.floor((number + 1) * behaviour.interrupt) > math.floor(number * behaviour.interrupt)
+    latest = max(EARLIEST_INTERRUPTION, min(LATEST_INTERRUPTION, behaviour.reply - EARLIEST_INTERRUPTION))
+    after = source.uniform(min(EARLIEST_INTERRUPTION, behaviour.reply / 2), min(latest, behaviour.reply * 0.75))
+    interruption = source.randrange(behaviour.questions)
+    return CallPlan(number, start, questions, after if is_interrupting else None, interruption)
+
+
+@dataclass(frozen=True)
+class DoorLevel:
+    """Figures of one level, over the counted turns. Milliseconds; percentiles are over turns."""
+
+    sessions: int
+    calls: int
+    mean_sessions: float
+    """In conversation at once, over the counted time."""
+    first_sound_ms: dict[int, float]
+    """From the last speech sample sent to the first sound received, of questions in silence."""
+    answers: int
+    yield_ms: dict[int, float]
+    """From the onset of an interruption to the moment the caller's playback stopped."""
+    interruptions: int
+    not_yielded: int
+    after_interruption_ms: dict[int, float]
+    """As `first_sound_ms`, of questions that interrupted a reply."""
+    underruns: int
+    replies_that_ran_dry: int
+    dry_seconds: float
+    sound_seconds: float
+    never_answered: int
+    unfinished: int
+    """Replies that began and did not end."""
+    cut_in: int
+    """Replies that began before the question had ended; not in `first_sound_ms`."""
+    refused: int
+    refusal_ms: dict[int, float]
+    refusals: dict[str, int]
+    opening_ms: dict[int, float]
+    """From the start of the connection to an open session."""
+    false_stops: int
+    failed: dict[str, int]
+    wall_seconds: float
+    callers: list[CallerReport]
+    max_lateness_ms: float
+    """Callers whose 99th percentile is later than this make the figures worthless."""
+    server: ServerUse = field(default_factory=ServerUse)
+    watts: float | None = None
+
+    @property
+    def lateness_ms(self) -> float:
+        """The 99th percentile of the latest caller process."""
+        return max((report.lateness_ms["p99"] for report in self.callers), default=0.0)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the callers were on time."""
+        return self.lateness_ms <= self.max_lateness_ms
+
+    @property
+    def admitted_hold(self) -> bool:
+        """Whether all who were admitted heard every reply to its end, without a gap."""
+        broken = (self.underruns, self.never_answered, self.unfinished, self.not_yielded, self.false_stops, self.failed)
+        return self.is_valid and not any(broken)
+
+    @property
+    def holds(self) -> bool:
+        """Whether all callers were admitted, and heard every reply to its end without a gap."""
+        return self.admitted_hold and not self.refused
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields; without the figures where the callers were late."""
+        from msgspec import to_builtins
+
+        callers = [to_builtins(report) for report in self.callers]
+        verdict = {"callers": callers, "lateness_ms": self.lateness_ms, "is_valid": self.is_valid, "holds": self.holds}
+        if not self.is_valid:
+            server = self.server.as_json()
+            return {"sessions": self.sessions, "max_lateness_ms": self.max_lateness_ms, "server": server} | verdict
+        return asdict(self) | verdict | {"admitted_hold": self.admitted_hold}
+
+
+def figures(
+    plan: LevelPlan,
+    results: Sequence[CallResult],
+    callers: Sequence[CallerReport],
+    wall: float,
+    max_lateness_ms: float,
+    server: ServerUse | None = None,
+    watts: float | None = None,
+) -> DoorLevel:
+    """The figures of a level from the results of its calls."""
+    turns = [turn for result in results for turn in result.turns if _is_counted(turn, plan)]
+    fresh = [turn for turn in turns if not turn.interrupts]
+    interrupting = [turn for turn in turns if turn.interrupts]
+    stopped = [turn for turn in interrupting if turn.yielded is not None]
+    refused = [result for result in results if result.refused is not None]
+    return DoorLevel(
+        sessions=plan.sessions,
+        calls=len(results),
+        mean_sessions=_mean_sessions(results, plan, wall),
+        first_sound_ms=percentiles(turn.first_sound for turn in fresh if not _is_cut_in(turn)),
+        answers=sum(turn.first_sound is not None for turn in turns),
+        yield_ms=percentiles(turn.yielded for turn in stopped),
+        interruptions=len(interrupting),
+        not_yielded=len(interrupting) - len(stopped),
+        after_interruption_ms=percentiles(turn.first_sound for turn in interrupting if not _is_cut_in(turn)),
+        underruns=sum(turn.underruns for turn in turns),
+        replies_that_ran_dry=sum(turn.underruns > 0 for turn in turns),
+        dry_seconds=sum(turn.dry_seconds for turn in turns),
+        sound_seconds=sum(turn.sound_seconds for turn in turns),
+        never_answered=sum(turn.first_sound is None for turn in (*fresh, *stopped)),
+        unfinished=sum(turn.first_sound is not None and not turn.is_over for turn in turns),
+        cut_in=sum(map(_is_cut_in, turns)),
+        refused=len(refused),
+        refusal_ms=percentiles(result.refused for result in refused),
+        refusals=dict(Counter(result.refusal for result in refused)),
+        opening_ms=percentiles(result.opened for result in results),
+        false_stops=sum(result.false_stops for result in results),
+        failed=dict(Counter(result.failure for result in results if result.failure)),
+        wall_seconds=wall,
+        callers=list(callers),
+        max_lateness_ms=max_lateness_ms,
+        server=server or ServerUse(),
+        watts=watts,
+    )
+
+
+def _is_counted(turn: TurnResult, plan: LevelPlan) -> bool:
+    return plan.counted_from <= turn.asked_at < plan.counted_until
+
+
+def _is_cut_in(turn: TurnResult) -> bool:
+    return turn.first_sound is not None and turn.first_sound < 0
+
+
+def _mean_sessions(results: Iterable[CallResult], plan: LevelPlan, wall: float) -> float:
+    """Over the counted time; of a rush, over the time of the whole level."""
+    begin, end = plan.counted_from, min(plan.counted_until, wall)
+    talking = [result for result in results if result.opened is not None]
+    overlap = sum(max(0.0, min(end, result.ended) - max(begin, result.started)) for result in talking)
+    return overlap / max(1e-9, end - begin)
+
+
+def percentiles(seconds: Iterable[float | None]) -> dict[int, float]:
+    """Milliseconds at the percentiles; empty where nothing is known."""
+    known = [each * 1e3 for each in seconds if each is not None]
+    return {part: float(np.percentile(known, part)) for part in PERCENTILES} if known else {}
