@@ -5,8 +5,8 @@ import pytest
 
 from tests.server.harness import connected
 from tests.server.scripted import pitch, tone, watermark
+from vivavoce.server.realtime.audio_events import FRAME_HEADER
 from vivavoce.server.realtime.audio_formats import OpusReader, OpusWriter, WireFormat, decode, encode
-from vivavoce.server.realtime.response import FRAME_HEADER
 
 RATE = 24_000
 QUESTION = np.concatenate([tone(500, 0.5, RATE), np.zeros(RATE // 2, np.float32)])

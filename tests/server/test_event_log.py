@@ -5,13 +5,39 @@ import json
 
 import pytest
 
+from tests.server.scripted import tone
 from vivavoce.server.realtime import event_log as module
+from vivavoce.server.realtime.audio_events import OPUS, AudioEventEncoder, AudioHead, AudioPiece
+from vivavoce.server.realtime.audio_formats import MU_LAW, PCM
 from vivavoce.server.realtime.event_log import EventLog
 from vivavoce.server.realtime.server_events import OutputTextDelta
 
 
 def event(text: str = "") -> OutputTextDelta:
     return OutputTextDelta("resp", "item", 0, delta=text)
+
+
+def pieces(encoding: str, wire_rate: int, seconds: float, rate: int = 24_000) -> list[AudioPiece]:
+    """An item's audio in pieces of 40 ms, with the piece that ends it."""
+    head = AudioHead("resp", "item", 0, rate, encoding, wire_rate, is_binary=encoding == OPUS)
+    sound, step = tone(440, seconds, rate), rate // 25
+    starts = range(0, len(sound), step)
+    return [
+        *(AudioPiece(head, start, sound[start : start + step].tobytes(), False) for start in starts),
+        AudioPiece(head, len(sound), b"", True),
+    ]
+
+
+async def read_audio(log: EventLog, after: int) -> list[str | bytes]:
+    """All that a connection sends to a client that has the events up to `after`."""
+    cursor, sent = log.open_cursor(after), []
+    encoder = AudioEventEncoder(log.tag, cursor.after)
+    while log.entry_at(cursor.position) is not None:
+        entry = await cursor.next()
+        cursor.advance(entry)
+        sent += encoder.messages(entry.sequence, entry.payload)
+    log.close_cursor(cursor)
+    return sent
 
 
 async def read(cursor, count: int) -> list[dict]:
@@ -74,10 +100,10 @@ async def test_pending_bytes_are_those_not_read():
     cursor = log.open_cursor(0)
     assert cursor.pending_bytes == 0
     log.append(event("x" * 1000))
-    log.append_frame(b"head", b"sound")
+    log.append_audio(pieces(PCM, 24_000, 0.04)[0])
     assert cursor.pending_bytes == log.stored_bytes > 1000
     await read(cursor, 1)
-    assert cursor.pending_bytes == len(b"head") + 4 + len(b"sound")
+    assert cursor.pending_bytes == 4 * 960
     cursor.advance(await cursor.next())
     assert cursor.pending_bytes == 0
 
@@ -99,3 +125,51 @@ async def test_an_event_is_the_json_it_was(text):
     log = EventLog("tag", 30)
     log.append(event(text))
     assert (await read(log.open_cursor(0), 1))[0]["delta"] == text
+
+
+@pytest.mark.parametrize(("encoding", "rate"), [(PCM, 16_000), (MU_LAW, 8_000), (OPUS, 48_000)])
+async def test_audio_is_resumed_after_any_event_sample_for_sample(encoding, rate):
+    log = EventLog("tag", 30)
+    log.append(event("before"))
+    for piece in pieces(encoding, rate, seconds=1.3):
+        log.append_audio(piece)
+    log.append(event("after"))
+    whole = await read_audio(log, 0)
+
+    def number(message: str | bytes) -> int:
+        is_frame = isinstance(message, bytes)
+        return (
+            int.from_bytes(message[8:12], "little")
+            if is_frame
+            else int(json.loads(message)["event_id"].rpartition("_")[2])
+        )
+
+    numbers = [number(message) for message in whole]
+    assert numbers == sorted(set(numbers)) and numbers[-1] == log.last
+    for index in range(len(whole)):
+        resumed = await read_audio(log, numbers[index])
+        if encoding == OPUS:  # its encoder adapts to what it has encoded before; the packets have the same positions
+            assert [message[:12] for message in resumed] == [message[:12] for message in whole[index + 1 :]]
+        else:
+            assert resumed == whole[index + 1 :]
+
+
+@pytest.mark.parametrize("count", [1, 2, 20])
+async def test_audio_that_comes_after_a_resume_continues_sample_for_sample(count):
+    log, sound = EventLog("tag", 30), pieces(PCM, 16_000, seconds=1.3)
+    for piece in sound[:count]:
+        log.append_audio(piece)
+    cursor = log.open_cursor(log.last)
+    for piece in sound[count:]:
+        log.append_audio(piece)
+    encoder, resumed = AudioEventEncoder(log.tag, cursor.after), []
+    while log.entry_at(cursor.position) is not None:
+        entry = await cursor.next()
+        cursor.advance(entry)
+        resumed += encoder.messages(entry.sequence, entry.payload)
+    assert resumed == (await read_audio(log, 0))[count:]
+
+
+async def test_the_end_of_audio_that_is_not_resampled_is_no_event():
+    *_, end = pieces(PCM, 24_000, 0.1)
+    assert end.is_silent and not AudioEventEncoder("tag", 0).messages(1, end)

@@ -302,7 +302,7 @@ async def test_what_a_replica_took_and_did_not_answer_is_asked_of_the_next(fleet
         session = (await client.until("session.created"))["session"]["id"]
         home = fleet.behind[fleet.home_of(session)][1]
         for held in home.sessions:
-            held.log._append = lambda payload, is_sound: None  # what it tells reaches nobody any more
+            held.log._append = lambda payload, size, numbers: None  # what it tells reaches nobody any more
         item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a table for three"}]}
         await client.send("conversation.item.create", item=item)
         await client.send("response.create", response={"output_modalities": ["text"]})

@@ -9,6 +9,7 @@ import asyncio
 import json
 import selectors
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import Context
@@ -30,6 +31,7 @@ from vivavoce.server.admission import AdmissionController, LoopMonitor
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting.hosts import SpeechHost
 from vivavoce.server.metrics import Metrics
+from vivavoce.server.realtime.audio_events import AudioEventEncoder
 from vivavoce.server.realtime.event_log import Cursor
 from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.realtime.sessions import Sessions
@@ -252,14 +254,18 @@ class SessionWire:
 
     def __init__(self, session: RealtimeSession, cursor: Cursor) -> None:
         self._session, self._cursor = session, cursor
+        self._encoder = AudioEventEncoder(cursor.log.tag, cursor.after)
+        self._received: deque[str | bytes] = deque()
 
     async def send(self, event: Event) -> None:
         await self._session.receive_text(json.dumps(event))
 
     async def receive(self) -> Event:
-        entry = await self._cursor.next()
-        self._cursor.advance(entry)
-        event: Event = json.loads(entry.payload)
+        while not self._received:
+            entry = await self._cursor.next()
+            self._cursor.advance(entry)
+            self._received += self._encoder.messages(entry.sequence, entry.payload)
+        event: Event = json.loads(self._received.popleft())
         return event
 
 

@@ -6,12 +6,13 @@ that an hour of conversation can be simulated in a minute, deterministically.
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.engine.sampling import Sampling
+if TYPE_CHECKING:  # door processes import this module and must not load torch
+    from vivavoce.engine.sampling import Sampling
 
 Samples = NDArray[np.float32]
 """Mono samples in [-1, 1]."""
@@ -52,7 +53,7 @@ class ConversationSettings:
     modality: Literal["audio", "text"] = "audio"
     voice: str | None = None
     speed: float = 1.0
-    sampling: Sampling | None = None
+    sampling: "Sampling | None" = None
     max_output_tokens: int | None = None
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"

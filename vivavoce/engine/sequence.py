@@ -3,14 +3,13 @@
 Also the measures of an engine under load (`Slack`) and the rule for admitting sessions (`Admission`).
 """
 
-import math
-from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor
 
 from vivavoce.engine.sampling import Generation
+from vivavoce.engine.sliding_maximum import Extreme
 from vivavoce.engine.speculative import Speculation
 from vivavoce.errors import CapacityError
 from vivavoce.models.interface import Row
@@ -156,36 +155,6 @@ def rows_in_common(first: list[Row], second: list[Row]) -> int:
     if first[:length] == second[:length]:
         return length
     return next(index for index in range(length) if first[index] != second[index])
-
-
-WINDOW_SECONDS = 5.0
-BUCKETS = 20
-
-
-class Extreme:
-    """The maximum over a sliding time window, in constant memory."""
-
-    def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
-        self._width = seconds / BUCKETS
-        self._buckets: deque[tuple[int, float]] = deque()  # number and maximum of each bucket
-
-    def note(self, now: float, value: float) -> None:
-        """Add a value."""
-        number = math.floor(now / self._width)
-        if self._buckets and self._buckets[-1][0] == number:
-            self._buckets[-1] = (number, max(self._buckets[-1][1], value))
-        else:
-            self._buckets.append((number, value))
-        self._forget(number)
-
-    def largest(self, now: float) -> float | None:
-        """The maximum; None: no value in the window."""
-        self._forget(math.floor(now / self._width))
-        return max((value for _, value in self._buckets), default=None)
-
-    def _forget(self, number: int) -> None:
-        while self._buckets and self._buckets[0][0] <= number - BUCKETS:
-            self._buckets.popleft()
 
 
 class Slack:

@@ -1,32 +1,42 @@
 """The numbered log of a session's events. Connections read it by cursors, so that a resumed one misses none."""
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple
 
+from vivavoce.server.realtime.audio_events import AudioPiece
 from vivavoce.server.realtime.server_events import ServerEvent, encode
 
 MAX_REPLAY_BYTES = 8 << 20
+PREROLL_SECONDS = 0.4  # of earlier audio that a new encoder reads, to continue where the previous one ended
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One encoded event: JSON text, or the bytes of an audio frame."""
+class Entry(NamedTuple):
+    """One event: JSON text, or a piece of audio that the connection encodes to events or frames."""
 
+    position: int
+    """Number of entries logged before this one."""
     sequence: int
-    payload: str | bytes
+    """Its event number; the last one of an audio piece that is encoded to several messages."""
+    payload: str | AudioPiece
     at: float
     end: int
     """Bytes logged up to the end of this entry."""
-    is_sound: bool
+    size: int
 
 
 class Cursor:
     """How far one connection has read."""
 
-    def __init__(self, log: "EventLog", sequence: int) -> None:
-        self.log, self.sequence = log, sequence
-        self.offset = log.offset_of(sequence)
+    def __init__(self, log: "EventLog", after: int) -> None:
+        self.log, self.after = log, after
+        """The number of the last event that the client has; entries up to it only prepare the audio encoder."""
+        self.position = log.start_of_replay(after)
+        self.offset = log.offset_of(self.position)
+        self.on_append: Callable[[], None] | None = None
+        """Called for each new entry, by a connection that does not wait in `next`."""
 
     @property
     def pending_bytes(self) -> int:
@@ -35,13 +45,13 @@ class Cursor:
 
     async def next(self) -> Entry:
         """Wait for the next entry; call `advance` once it is sent."""
-        while (entry := self.log.entry_after(self.sequence)) is None:
+        while (entry := self.log.entry_at(self.position)) is None:
             await self.log.wait_for_append()
         return entry
 
     def advance(self, entry: Entry) -> None:
         """Move past an entry that was sent."""
-        self.sequence, self.offset = entry.sequence, entry.end
+        self.position, self.offset = entry.position + 1, entry.end
 
 
 class EventLog:
@@ -53,19 +63,21 @@ class EventLog:
         self.last = 0
         self.cursors: set[Cursor] = set()
         self._entries: deque[Entry] = deque()
-        self._appended = asyncio.Event()
+        self._count = 0
+        self._appended: asyncio.Event | None = None
 
-    def append(self, event: ServerEvent, is_sound: bool = False) -> None:
+    def append(self, event: ServerEvent) -> None:
         """Number, encode and store an event."""
         event.event_id = self.event_id(self.last + 1)
-        self._append(encode(event).decode(), is_sound)
+        payload = encode(event).decode()
+        self._append(payload, len(payload), 1)
 
-    def append_frame(self, header: bytes, audio: bytes) -> None:
-        """Store an audio frame: header, event number, audio."""
-        self._append(header + (self.last + 1).to_bytes(4, "little") + audio, is_sound=True)
+    def append_audio(self, piece: AudioPiece) -> None:
+        """Number and store a piece of audio."""
+        self._append(piece, len(piece.samples), piece.numbers)
 
     def open_cursor(self, sequence: int) -> Cursor:
-        """A new cursor after the entry with this number."""
+        """A new cursor after the event with this number."""
         cursor = Cursor(self, sequence)
         self.cursors.add(cursor)
         return cursor
@@ -91,36 +103,69 @@ class EventLog:
 
     @property
     def first(self) -> int:
-        """The number of the oldest stored entry."""
-        return self._entries[0].sequence if self._entries else self.last + 1
+        """The number of the oldest stored event."""
+        if not self._entries:
+            return self.last + 1
+        oldest = self._entries[0]
+        return oldest.sequence + 1 - (oldest.payload.numbers if isinstance(oldest.payload, AudioPiece) else 1)
 
-    def entry_after(self, sequence: int) -> Entry | None:
-        """The entry after a number, or the oldest stored one; None at the end of the log."""
-        index = max(sequence + 1 - self.first, 0)
+    def entry_at(self, position: int) -> Entry | None:
+        """The entry at a position, or the oldest stored one; None at the end of the log."""
+        index = max(position - self._count + len(self._entries), 0)
         return self._entries[index] if index < len(self._entries) else None
 
-    def offset_of(self, sequence: int) -> int:
-        """Bytes logged before the entry after a number."""
-        entry = self.entry_after(sequence)
-        return self.end if entry is None else entry.end - len(entry.payload)
+    def offset_of(self, position: int) -> int:
+        """Bytes logged before the entry at a position."""
+        entry = self.entry_at(position)
+        return self.end if entry is None else entry.end - entry.size
+
+    def start_of_replay(self, after: int) -> int:
+        """The position from which a client that has the events up to `after` is served.
+
+        Audio is encoded as a stream. In the middle of an item, a new encoder first reads earlier pieces of it, so that
+        it continues sample for sample.
+        """
+        entries = self._entries
+        index = bisect_right(entries, after, key=lambda entry: entry.sequence)
+        following = (entries[each].payload for each in range(index, len(entries)))
+        piece = next((payload for payload in following if isinstance(payload, AudioPiece)), None)
+        start = index
+        for earlier in range(index - 1, -1, -1) if piece is None or piece.start else ():
+            payload = entries[earlier].payload
+            if not isinstance(payload, AudioPiece):
+                continue
+            if piece is None and payload.is_end:
+                break  # no item is in progress
+            piece = piece or payload
+            if payload.head.item_id == piece.head.item_id:
+                start = earlier
+                if payload.starts_packet and payload.start <= piece.start - PREROLL_SECONDS * payload.head.rate:
+                    break
+        return self._count - len(entries) + start
 
     async def wait_for_append(self) -> None:
         """Return when the next entry is appended."""
+        self._appended = self._appended or asyncio.Event()
         await self._appended.wait()
 
-    def _append(self, payload: str | bytes, is_sound: bool) -> None:
-        self.last += 1
-        self.end += len(payload)
+    def _append(self, payload: str | AudioPiece, size: int, numbers: int) -> None:
+        self.last += numbers
+        self.end += size
         now = asyncio.get_running_loop().time()
-        self._entries.append(Entry(self.last, payload, now, self.end, is_sound))
+        self._entries.append(Entry(self._count, self.last, payload, now, self.end, size))
+        self._count += 1
         self._trim(now)
-        self._appended.set()
-        self._appended = asyncio.Event()
+        if self._appended is not None:
+            self._appended.set()
+            self._appended = None
+        for cursor in self.cursors:
+            if cursor.on_append is not None:
+                cursor.on_append()
 
     def _trim(self, now: float) -> None:
         """Drop entries by age and size, except those that an open cursor, or no cursor yet, has read."""
-        read = min((cursor.sequence for cursor in self.cursors), default=0)
-        while self._entries and (oldest := self._entries[0]).sequence <= read:
+        read = min((cursor.position for cursor in self.cursors), default=0)
+        while self._entries and (oldest := self._entries[0]).position < read:
             if now - oldest.at < self.replay_seconds and self.end - oldest.end < MAX_REPLAY_BYTES:
                 break
             self._entries.popleft()

@@ -14,7 +14,7 @@ import numpy as np
 
 from vivavoce.audio.player import PlaybackClock
 from vivavoce.dialogue.events import Samples
-from vivavoce.engine.sequence import Extreme
+from vivavoce.engine.sliding_maximum import Extreme
 
 LATE_SECONDS = 0.02  # lateness of timers, which is no missed deadline
 RAMP_SECONDS = 0.01

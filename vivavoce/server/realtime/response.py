@@ -1,16 +1,16 @@
 """One response in the protocol: its events, from `response.created` to `response.done`, and its encoded audio."""
 
-import struct
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from msgspec import UNSET
 
+from vivavoce.audio.io import check_finite
 from vivavoce.dialogue import events as dialogue
 from vivavoce.dialogue.events import EndReason, Item, ReplyItemStarted
 from vivavoce.server.realtime import server_events as events
-from vivavoce.server.realtime.audio_formats import FormatWriter, OpusWriter, SoundWriter
+from vivavoce.server.realtime.audio_events import OPUS, AudioHead, AudioPiece, Encoding
 from vivavoce.server.realtime.event_log import EventLog
 from vivavoce.server.realtime.items import (
     CachedTokenDetails,
@@ -31,10 +31,6 @@ from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session_config import output_format, voice_name
 from vivavoce.server.realtime.session_types import Binary, Modality, RealtimeSessionObject
 from vivavoce.server.wire import ErrorDetail
-
-AUDIO_FRAME = 1
-FRAME_HEADER = struct.Struct("<BBHI")
-"""Kind (1: audio), version (0), output index, position in the item in ms; then a u32 event number, and the audio."""
 
 STATUS: dict[EndReason, EndStatus] = {
     "completed": "completed",
@@ -102,9 +98,6 @@ class ResponseEncoder:
         self.open[item].text += delta
         kind = events.OutputAudioTranscriptDelta if self.modality == "audio" else events.OutputTextDelta
         return [kind(*self._position(item), delta=delta)]
-
-    def audio(self, item: str, data: bytes) -> ServerEvent:
-        return events.OutputAudioDelta(*self._position(item), delta=data)
 
     def arguments(self, item: str, delta: str) -> list[ServerEvent]:
         """A delta of the arguments of a tool call."""
@@ -248,50 +241,42 @@ class AudioSink(Protocol):
 
 
 @dataclass
-class ItemAudioStream:
-    """The encoder of one item's audio."""
+class ItemAudio:
+    """How much of an item's audio was logged."""
 
-    writer: SoundWriter
-    seconds: float = 0.0
+    head: AudioHead
+    samples: int = 0
 
 
 @dataclass
 class WebSocketOutput:
-    """Encodes audio into the event log: as events, or as binary frames for the replies of the conversation."""
+    """Logs the audio of responses; connections encode it: as events, or as binary frames for the conversation's."""
 
     log: EventLog
     rate: int
     binary: Binary | None = None
-    _streams: dict[str, ItemAudioStream] = field(default_factory=dict)
+    _items: dict[str, ItemAudio] = field(default_factory=dict)
 
     def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
-        """Encode a chunk and append it to the log."""
-        stream = self._streams.get(piece.item)
-        if stream is None:
-            stream = self._streams[piece.item] = ItemAudioStream(self._writer(reply))
-        packets = stream.writer.write(piece.samples) if len(piece.samples) else []
+        """Append a chunk to the log."""
+        check_finite(piece.samples)
+        item = self._items.get(piece.item)
+        if item is None:
+            item = self._items[piece.item] = ItemAudio(self._head(reply, piece.item))
+        logged = AudioPiece(item.head, item.samples, np.asarray(piece.samples, np.float32).tobytes(), piece.is_end)
+        item.samples += len(piece.samples)
         if piece.is_end:
-            packets += stream.writer.flush()
-            del self._streams[piece.item]
-        for packet in packets:
-            self._send(reply, piece, packet, round(stream.seconds * 1000))
-        stream.seconds += len(piece.samples) / self.rate
+            del self._items[piece.item]
+        if not logged.is_silent:
+            self.log.append_audio(logged)
 
     def clear(self) -> None:
-        """Drop the encoders of the items."""
-        self._streams.clear()
+        """Forget the items whose audio is cut."""
+        self._items.clear()
 
-    def _writer(self, reply: ResponseEncoder) -> SoundWriter:
-        if self._is_binary(reply) and self.binary == "opus":
-            return OpusWriter(self.rate)
-        return FormatWriter(self.rate, output_format(reply.session))
-
-    def _is_binary(self, reply: ResponseEncoder) -> bool:
-        return self.binary is not None and not reply.is_out_of_band
-
-    def _send(self, reply: ResponseEncoder, piece: OutputPiece, data: bytes, start_ms: int) -> None:
-        if not self._is_binary(reply):
-            self.log.append(reply.audio(piece.item, data), is_sound=True)
-            return
-        header = FRAME_HEADER.pack(AUDIO_FRAME, 0, reply.open[piece.item].output_index, start_ms)
-        self.log.append_frame(header, data)
+    def _head(self, reply: ResponseEncoder, item: str) -> AudioHead:
+        format = output_format(reply.session)
+        is_binary = self.binary is not None and not reply.is_out_of_band
+        encoding: Encoding = OPUS if is_binary and self.binary == "opus" else format.type
+        output_index = reply.open[item].output_index
+        return AudioHead(reply.id, item, output_index, self.rate, encoding, format.rate, is_binary)

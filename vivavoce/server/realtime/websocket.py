@@ -9,6 +9,7 @@ from vivavoce.log import log_failure
 from vivavoce.server.auth import Identity, offered_protocols
 from vivavoce.server.config import Bucket
 from vivavoce.server.realtime import server_events as events
+from vivavoce.server.realtime.audio_events import AudioEventEncoder
 from vivavoce.server.realtime.event_log import Cursor
 from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.realtime.session_types import Binary, SessionParams, SessionType
@@ -80,14 +81,16 @@ class SocketConnection:
 
         for event in greeting:
             await self._websocket.send_text(events.encode(event).decode())
+        encoder = AudioEventEncoder(cursor.log.tag, cursor.after)
         while True:
             entry = await cursor.next()
             try:
                 async with asyncio.timeout(self._options.stall_seconds):
-                    if isinstance(entry.payload, bytes):
-                        await self._websocket.send_bytes(entry.payload)
-                    else:
-                        await self._websocket.send_text(entry.payload)
+                    for message in encoder.messages(entry.sequence, entry.payload):
+                        if isinstance(message, bytes):
+                            await self._websocket.send_bytes(message)
+                        else:
+                            await self._websocket.send_text(message)
             except TimeoutError:
                 self._session.metrics.dropped.labels("stalled").inc()
                 self.drop(1013, f"nothing was read for {self._options.stall_seconds:g} s; reconnect")
