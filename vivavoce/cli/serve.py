@@ -20,7 +20,7 @@ SERVING_FLAGS = (  # flags with the names of `ServingOptions`
     *("asr_backend", "asr_gate", "audio_only", "smart_turn"),
 )
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
-    *("host", "port", "max_sessions", "idle_seconds", "resume_seconds"),
+    *("host", "port", "doors", "max_sessions", "idle_seconds", "resume_seconds"),
     *("log_level", "log_format", "log_content"),
 )
 
@@ -154,6 +154,15 @@ Address = Annotated[
 Port = Annotated[
     int | None, typer.Option(rich_help_panel=SERVER, min=0, max=65535, help="Port to bind. Default: 8000.")
 ]
+DoorCount = Annotated[
+    int | None,
+    typer.Option(
+        "--doors",
+        rich_help_panel=SERVER,
+        min=0,
+        help="Processes that serve the sockets; 0: the engine's own. Default: by cores, 0 on fewer than 8.",
+    ),
+]
 ApiKeys = Annotated[
     list[str] | None,
     typer.Option(rich_help_panel=SERVER, envvar="VIVA_API_KEY", help="An API key that clients must send."),
@@ -227,6 +236,7 @@ def serve(
     moderate_pass_on_failure: PassOnFailure = None,
     host: Address = None,
     port: Port = None,
+    doors: DoorCount = None,
     api_key: ApiKeys = None,
     allow_origin: Origins = None,
     allow_host: Hosts = None,

@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from vivavoce.server.admission import AdmissionController, LoopMonitor
@@ -82,11 +83,13 @@ def serve(
     transcriber: FileTranscriber | None = None,
 ) -> None:
     """Serve until interrupted."""
+    from vivavoce.server.doors.supervisor import new_server
+
     options = options or ServerOptions()
-    uvicorn.Server(uvicorn_config(build_app(host, options, speech, transcriber), options)).run()
+    new_server(build_app(host, options, speech, transcriber), options).run()
 
 
-def uvicorn_config(app: Starlette, options: ServerOptions) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
     """The configuration of uvicorn. Its message limit is above ours, so that we can answer with an error event."""
     return uvicorn.Config(
         app,

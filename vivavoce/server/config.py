@@ -3,7 +3,9 @@
 import asyncio
 import functools
 import logging
+import os
 import socket
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -22,6 +24,9 @@ Value = TypeVar("Value")
 
 MEBIBYTE = 1 << 20
 MAX_ADDRESSES = 4096
+MIN_CORES_FOR_DOORS = 8
+ENGINE_CORES = 4  # left to the event loop, the model and the audio front end
+MAX_DEFAULT_DOORS = 8
 
 # Former names of options, accepted for one release in configuration files and as keyword arguments.
 FORMER_NAMES = {
@@ -97,6 +102,8 @@ class ServerOptions:
     """Host names of this server besides its address and loopback; "*" admits all."""
     browser_key_seconds: float = 600.0
 
+    doors: int | None = None
+    """Door processes that serve the sockets; 0: none, None: by the number of cores."""
     max_sessions: int = 64
     opens_per_minute: float = 120.0
     """Sessions that one client address may open in a minute."""
@@ -143,6 +150,14 @@ class ServerOptions:
             )
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
             raise InputError("an API key needs at least 8 printable ASCII characters without spaces")
+
+    @property
+    def door_count(self) -> int:
+        """The number of door processes: on a machine with few cores one process is quicker."""
+        if self.doors is not None:
+            return self.doors
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        return 0 if cores < MIN_CORES_FOR_DOORS else min((cores - ENGINE_CORES) // 2, MAX_DEFAULT_DOORS)
 
     def check_address(self) -> None:
         """Raise InputError where this address cannot be bound; called before models are loaded."""

@@ -5,8 +5,9 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -26,6 +27,16 @@ LATENCY_BUCKETS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.
 SLACK_SECONDS = 15.0
 ARRIVALS = 2048  # audio chunks whose time of arrival is stored
 COUNTED_LOGGERS = ("vivavoce", "asyncio", "uvicorn")
+
+
+@dataclass(frozen=True)
+class DoorStatistics:
+    """What a door process reports once a second."""
+
+    lag_seconds: float = 0.0
+    """99th percentile of the lateness of its timers."""
+    cpu_share: float = 0.0
+    connections: int = 0
 
 
 class Metrics:
@@ -92,6 +103,10 @@ class Metrics:
         """Count a reply that ended."""
         self.replies.labels(reason).inc()
 
+    def watch_doors(self, statistics: Callable[[], Mapping[int, DoorStatistics]]) -> None:
+        """Include what the door processes report."""
+        self.registry.register(_DoorGauges(statistics))
+
     def page(self) -> tuple[bytes, str]:
         """The metrics in Prometheus' text format, and their content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
@@ -132,6 +147,29 @@ class _HostGauges:
     def collect(self) -> Iterable[Any]:
         for name, value in self._host.gauges().items():
             yield GaugeMetricFamily(f"viva_{name}", "Reported by the host of the models.", value)
+
+
+class _DoorGauges:
+    """The gauges of the door processes, by their numbers."""
+
+    def __init__(self, statistics: Callable[[], Mapping[int, DoorStatistics]]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterable[Any]:
+        lag = GaugeMetricFamily(
+            "viva_door_event_loop_lag_seconds",
+            "Lateness of timers in the last second, 99th percentile.",
+            None,
+            ["door"],
+        )
+        cpu = GaugeMetricFamily("viva_door_cpu_ratio", "Share of one core used in the last second.", None, ["door"])
+        open_ = GaugeMetricFamily("viva_door_connections", "Open connections.", None, ["door"])
+        for number, door in sorted(self._statistics().items()):
+            labels = [str(number)]
+            lag.add_metric(labels, door.lag_seconds)
+            cpu.add_metric(labels, door.cpu_share)
+            open_.add_metric(labels, door.connections)
+        return [lag, cpu, open_]
 
 
 class TurnClock:

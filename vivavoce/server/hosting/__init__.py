@@ -5,16 +5,15 @@ import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import uvicorn
-
 from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL
 from vivavoce.device import pick
 from vivavoce.dialogue.backend import Resolver
 from vivavoce.errors import optional_packages
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.s2s.remote_codec import RemoteCodec
-from vivavoce.server.app import build_app, uvicorn_config
+from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
+from vivavoce.server.doors.supervisor import new_server
 from vivavoce.server.hosting.codec import CodecDescription
 from vivavoce.server.hosting.config import ServingOptions, read_serving_options
 from vivavoce.server.hosting.hosts import AudioHost, SpeechHost, load_models
@@ -104,7 +103,7 @@ def serve_fleet(options: ServingOptions, replicas: int, address: str | None = No
 async def serve(host: Served, options: ServerOptions) -> None:
     """Serve until interrupted; `/readyz` says when the models are warm."""
     app = build_app(host, options, host.speech, host.transcriber)
-    server = uvicorn.Server(uvicorn_config(app, options))
+    server = new_server(app, options)
     async with AsyncExitStack() as stack:
         for part in host.parts:
             await stack.enter_async_context(part)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from vivavoce.audio.io import float_to_pcm16, pcm16_to_float
 from vivavoce.audio.resample import LiveResampler
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import MissingDependencyError
-from vivavoce.server.realtime.session_types import AudioFormat, BetaFormat, FormatName, SampleRate
+from vivavoce.server.realtime.session_types import AudioFormat, BetaFormat, Binary, FormatName, SampleRate
 from vivavoce.server.wire import WireError
 
 PCM: Final = "audio/pcm"
@@ -130,6 +130,35 @@ class FormatWriter:
         rest = self._resampler.flush(self._state)[0]
         self._state = self._resampler.initial_state()
         return [encode(rest, self.format)] if rest.size else []
+
+
+class InputFormats(NamedTuple):
+    """How the audio of a client is encoded, and the rate it is decoded to; also sent to door processes."""
+
+    type: FormatName
+    rate: SampleRate
+    binary: Binary | None
+    input_rate: int
+
+    @property
+    def format(self) -> WireFormat:
+        """The format of audio that is not Opus."""
+        return WireFormat(self.type, self.rate)
+
+    def new_reader(self) -> SoundReader:
+        """A decoder."""
+        return OpusReader(self.input_rate) if self.binary == "opus" else FormatReader(self.format, self.input_rate)
+
+
+SLICE_SECONDS = 0.2  # long audio is decoded in slices; between them other connections are served
+
+
+def slices(data: bytes, format: WireFormat) -> list[bytes]:
+    """The bytes in slices of whole samples."""
+    if len(data) % format.bytes_per_sample:
+        raise WireError(f"16-bit PCM has two bytes per sample; {len(data)} bytes end in half a sample", "invalid_audio")
+    step = round(SLICE_SECONDS * format.rate) * format.bytes_per_sample
+    return [data[begin : begin + step] for begin in range(0, len(data), step)]
 
 
 # ITU-T G.711. Both laws are piecewise linear with 8 segments of 16 steps, the step doubling with the segment.

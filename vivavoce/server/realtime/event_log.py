@@ -10,6 +10,7 @@ from vivavoce.server.realtime.audio_events import AudioPiece
 from vivavoce.server.realtime.server_events import ServerEvent, encode
 
 MAX_REPLAY_BYTES = 8 << 20
+HEAD_BYTES = 128  # counted for the fields of an audio piece
 PREROLL_SECONDS = 0.4  # of earlier audio that a new encoder reads, to continue where the previous one ended
 
 
@@ -74,7 +75,7 @@ class EventLog:
 
     def append_audio(self, piece: AudioPiece) -> None:
         """Number and store a piece of audio."""
-        self._append(piece, len(piece.samples), piece.numbers)
+        self._append(piece, HEAD_BYTES + len(piece.samples), piece.numbers)
 
     def open_cursor(self, sequence: int) -> Cursor:
         """A new cursor after the event with this number."""

@@ -4,20 +4,35 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vivavoce.dialogue.events import Conversation, ReplyRequest, Samples
 from vivavoce.errors import InputError, VivaError
 from vivavoce.server.metrics import TurnClock
 from vivavoce.server.realtime import client_events as client
 from vivavoce.server.realtime import server_events as events
-from vivavoce.server.realtime.audio_formats import FormatReader, OpusReader, SoundReader, WireFormat
+from vivavoce.server.realtime.audio_formats import InputFormats, slices
 from vivavoce.server.realtime.encoder import EventEncoder, ResponseRequest
 from vivavoce.server.realtime.items import ResponseParams, audio_ms, content_of, contents_of, wire_item
 from vivavoce.server.realtime.session_config import Configuration, value_or
 from vivavoce.server.wire import WireError
 
-SLICE_SECONDS = 0.2  # long audio is passed on in slices; between them other sessions run
+
+class DecodedAudio(NamedTuple):
+    """Audio of a client that a door process has decoded."""
+
+    event_id: str | None
+    wire_bytes: int
+    samples: Samples
+    """At the conversation's rate."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is passed on in slices, so that other sessions run between them."""
+        return len(self.samples) > LONG_SAMPLES
+
+
+LONG_SAMPLES = 9_600
 
 
 class AudioInputStream:
@@ -33,15 +48,17 @@ class AudioInputStream:
 
     def configure(self) -> None:
         """Restart decoding in the format of the session."""
-        rate = self._conversation.input_rate
-        self._format = self._configuration.input_format
-        self._binary = self._configuration.binary
-        self._reader: SoundReader = OpusReader(rate) if self._binary == "opus" else FormatReader(self._format, rate)
+        self.formats = self._configured_formats()
+        self._reader = self.formats.new_reader()
 
     def configure_if_changed(self) -> None:
         """Restart decoding only if the format has changed, so that the resampler keeps its state otherwise."""
-        if (self._format, self._binary) != (self._configuration.input_format, self._configuration.binary):
+        if self.formats != self._configured_formats():
             self.configure()
+
+    def _configured_formats(self) -> InputFormats:
+        format, binary = self._configuration.input_format, self._configuration.binary
+        return InputFormats(format.type, format.rate, binary, self._conversation.input_rate)
 
     def reset_pending(self) -> None:
         """Reset the count of bytes that wait for a commit."""
@@ -49,13 +66,13 @@ class AudioInputStream:
 
     async def append(self, data: bytes) -> None:
         """Decode audio of an `input_audio_buffer.append` event."""
-        if self._binary == "opus":
+        if self.formats.binary == "opus":
             raise WireError("this session takes audio as binary Opus packets, not as base64", "binary_negotiated")
         await self._append(data)
 
     async def append_binary(self, data: bytes) -> None:
         """Decode audio of a binary message."""
-        if self._binary is None:
+        if self.formats.binary is None:
             raise WireError("binary messages need session.viva.binary to be raw or opus", "binary_not_negotiated")
         await self._append(data)
 
@@ -64,9 +81,21 @@ class AudioInputStream:
         self._conversation.hear(samples)
         self._clock.note_received_audio(len(samples) / self._conversation.input_rate)
 
+    def append_decoded(self, audio: DecodedAudio) -> None:
+        """Take audio that a door process has decoded."""
+        self._check_limit(audio.wire_bytes)
+        self.add_samples(audio.samples)
+
+    async def append_long(self, audio: DecodedAudio) -> None:
+        """Take long audio that a door process has decoded, in slices."""
+        self._check_limit(audio.wire_bytes)
+        for begin in range(0, len(audio.samples), LONG_SAMPLES):
+            self.add_samples(audio.samples[begin : begin + LONG_SAMPLES])
+            await asyncio.sleep(0)
+
     async def _append(self, data: bytes) -> None:
         self._check_limit(len(data))
-        for piece in [data] if self._binary == "opus" else slices(data, self._format):
+        for piece in [data] if self.formats.binary == "opus" else slices(data, self.formats.format):
             self.add_samples(self._reader.read(piece))
             if len(piece) < len(data):
                 await asyncio.sleep(0)
@@ -79,14 +108,6 @@ class AudioInputStream:
             limit = self._max_bytes >> 20
             raise WireError(f"{limit} MiB of audio already wait for a commit; commit or clear them", "buffer_full")
         self._pending_bytes += size
-
-
-def slices(data: bytes, format: WireFormat) -> list[bytes]:
-    """The bytes in slices of whole samples."""
-    if len(data) % format.bytes_per_sample:
-        raise WireError(f"16-bit PCM has two bytes per sample; {len(data)} bytes end in half a sample", "invalid_audio")
-    step = round(SLICE_SECONDS * format.rate) * format.bytes_per_sample
-    return [data[begin : begin + step] for begin in range(0, len(data), step)]
 
 
 @dataclass

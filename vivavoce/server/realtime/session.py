@@ -20,7 +20,7 @@ from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.client_events import AnyClientEvent, InputAudioBufferAppend, decode_client_event
 from vivavoce.server.realtime.encoder import EventEncoder
 from vivavoce.server.realtime.event_log import Cursor, EventLog
-from vivavoce.server.realtime.handlers import AudioInputStream, ClientEventHandlers
+from vivavoce.server.realtime.handlers import AudioInputStream, ClientEventHandlers, DecodedAudio
 from vivavoce.server.realtime.output import Lead
 from vivavoce.server.realtime.response import AudioSink, WebSocketOutput
 from vivavoce.server.realtime.session_config import Configuration, value_or
@@ -213,25 +213,50 @@ class RealtimeSession:
         """Handle a binary message: audio in the negotiated format."""
         await self._received(self.audio.append_binary(data), lambda: None)
 
+    async def receive_decoded(self, audio: DecodedAudio) -> None:
+        """Handle audio that a door process has decoded."""
+        if not audio.is_long:
+            self.take_audio(audio)
+            return
+
+        async def handle() -> None:
+            await self.audio.append_long(audio)
+            self.last_client_event = audio.event_id or self.last_client_event
+
+        await self._received(handle(), lambda: audio.event_id)
+
+    def take_audio(self, audio: DecodedAudio) -> None:
+        """Handle a short piece of decoded audio at once."""
+        self.note_activity()
+        try:
+            self.audio.append_decoded(audio)
+            self.last_client_event = audio.event_id or self.last_client_event
+        except Exception as error:
+            self._refuse(error, audio.event_id)
+
     async def _received(self, handling: Awaitable[None], event_id: Callable[[], str | None]) -> None:
         self.note_activity()
         try:
             await handling
-        except WireError as error:
-            logger.debug("session %s: a client event was refused: %s", self.id, error.code)
-            self.send_error(error, event_id())
-        except CapacityError as error:
-            log_failure(logger, error, "session %s: a client event was refused", self.id)
-            self.send_error(WireError(str(error), "capacity", kind="server_error"), event_id())
-        except VivaError as error:
-            log_failure(logger, error, "session %s: a client event was refused", self.id)
-            self.send_error(WireError(str(error)), event_id())
-        except RecursionError:
-            self.send_error(WireError("the event is nested too deeply", "invalid_json"), event_id())
         except Exception as error:
+            self._refuse(error, event_id())
+
+    def _refuse(self, error: Exception, event_id: str | None) -> None:
+        """Answer a client event that failed with an error event."""
+        if isinstance(error, WireError):
+            logger.debug("session %s: a client event was refused: %s", self.id, error.code)
+            self.send_error(error, event_id)
+        elif isinstance(error, VivaError):
+            log_failure(logger, error, "session %s: a client event was refused", self.id)
+            is_full = isinstance(error, CapacityError)
+            refusal = WireError(str(error), "capacity", kind="server_error") if is_full else WireError(str(error))
+            self.send_error(refusal, event_id)
+        elif isinstance(error, RecursionError):
+            self.send_error(WireError("the event is nested too deeply", "invalid_json"), event_id)
+        else:
             log_failure(logger, error, "session %s: a client event failed", self.id)
             message = f"the event could not be handled: {type(error).__name__}"
-            self.send_error(WireError(message, "internal_error", kind="server_error"), event_id())
+            self.send_error(WireError(message, "internal_error", kind="server_error"), event_id)
 
     def _decoded(self, message: str) -> AnyClientEvent:
         if len(message) > self.options.max_event_bytes:

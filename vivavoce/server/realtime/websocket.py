@@ -11,6 +11,7 @@ from vivavoce.server.config import Bucket
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.audio_events import AudioEventEncoder
 from vivavoce.server.realtime.event_log import Cursor
+from vivavoce.server.realtime.handlers import DecodedAudio
 from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.realtime.session_types import Binary, SessionParams, SessionType
 from vivavoce.server.realtime.sessions import Sessions, served_model
@@ -19,6 +20,8 @@ from vivavoce.server.wire import WireError
 if TYPE_CHECKING:
     from starlette.types import Message
     from starlette.websockets import WebSocket
+
+    from vivavoce.server.doors.engine import EngineChannel
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,8 @@ class SocketConnection:
 
     def __init__(self, websocket: "WebSocket", session: RealtimeSession) -> None:
         self._websocket, self._session, self._options = websocket, session, session.options
+        self._door: EngineChannel | None = websocket.scope.get("viva.door")
+        self._limits = InputLimits(session)
         self._dropped: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
 
     def drop(self, code: int, reason: str) -> None:
@@ -75,12 +80,16 @@ class SocketConnection:
                 task.cancel()
             await asyncio.gather(sender, receiver, return_exceptions=True)
             self._session.detach(self)
+            if self._door is not None:
+                self._door.take_audio = None
 
     async def _send(self, cursor: Cursor, greeting: list[events.ServerEvent]) -> None:
         from starlette.websockets import WebSocketDisconnect
 
         for event in greeting:
             await self._websocket.send_text(events.encode(event).decode())
+        if self._door is not None:
+            await self._push(self._door, cursor)
         encoder = AudioEventEncoder(cursor.log.tag, cursor.after)
         while True:
             entry = await cursor.next()
@@ -92,8 +101,7 @@ class SocketConnection:
                         else:
                             await self._websocket.send_text(message)
             except TimeoutError:
-                self._session.metrics.dropped.labels("stalled").inc()
-                self.drop(1013, f"nothing was read for {self._options.stall_seconds:g} s; reconnect")
+                self._drop_stalled()
                 await asyncio.Event().wait()
             except (
                 OSError,
@@ -103,23 +111,41 @@ class SocketConnection:
                 await asyncio.Event().wait()
             cursor.advance(entry)
 
+    async def _push(self, door: "EngineChannel", cursor: Cursor) -> None:
+        """Send the log through a door process, which encodes the audio."""
+        try:
+            await door.push(cursor, self._options.stall_seconds)
+        except TimeoutError:
+            self._drop_stalled()
+        await asyncio.Event().wait()
+
+    def _drop_stalled(self) -> None:
+        self._session.metrics.dropped.labels("stalled").inc()
+        self.drop(1013, f"nothing was read for {self._options.stall_seconds:g} s; reconnect")
+
     async def _receive(self) -> int:
-        event_rate = Bucket(self._options.events_per_second, 4 * self._options.events_per_second)
-        audio_rate = Bucket(self._options.sound_per_second, BURST_SECONDS)
-        received_ms = self._session.clock.received_ms
+        if self._door is not None:
+            self._door.send_formats(self._session.audio.formats)
+            self._door.take_audio = self._take_audio
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 return close_code(message)
             if message.get("text") is not None:
                 await self._session.receive_text(message["text"])
+            elif message.get("audio") is not None:
+                await self._session.receive_decoded(message["audio"])
             else:
                 await self._session.receive_audio(message["bytes"])
-            new_ms = self._session.clock.received_ms
-            seconds, received_ms = (new_ms - received_ms) / 1000, new_ms
-            wait = max(event_rate.take(1), audio_rate.take(seconds))
+            if self._door is not None and message.get("asks_for_formats"):
+                self._door.send_formats(self._session.audio.formats)
+            wait = self._limits.wait_seconds()
             if wait > 0:  # messages above the rate limit wait in the socket
                 await asyncio.sleep(wait)
+
+    def _take_audio(self, audio: DecodedAudio) -> float:
+        self._session.take_audio(audio)
+        return self._limits.wait_seconds()
 
     async def _close(self, sender: asyncio.Task[None], cursor: Cursor, code: int, reason: str) -> int:
         """Close after the logged events have been sent, or after a timeout."""
@@ -134,6 +160,23 @@ class SocketConnection:
         except Exception:  # the client may have disconnected
             logger.debug("session %s: the socket could not be closed", self._session.id, exc_info=True)
         return code
+
+
+class InputLimits:
+    """The rates of events and audio that a client may send."""
+
+    def __init__(self, session: RealtimeSession) -> None:
+        options = session.options
+        self._clock = session.clock
+        self._events = Bucket(options.events_per_second, 4 * options.events_per_second)
+        self._audio = Bucket(options.sound_per_second, BURST_SECONDS)
+        self._received_ms = session.clock.received_ms
+
+    def wait_seconds(self) -> float:
+        """Count one more event; the seconds until the next one may be handled."""
+        received_ms = self._clock.received_ms
+        seconds, self._received_ms = (received_ms - self._received_ms) / 1000, received_ms
+        return max(self._events.take(1), self._audio.take(seconds))
 
 
 def _session_for(

@@ -1,0 +1,177 @@
+"""Starts door processes, restarts those that end, and drains them; the server that runs behind them."""
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
+
+import vivavoce
+from vivavoce.server.app import uvicorn_config
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.doors.door import door_options
+from vivavoce.server.doors.engine import DoorLink, DoorStatistics
+from vivavoce.server.doors.sockets import IS_BALANCED, bind
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+DRAIN_SECONDS = 8.0  # more than the doors give to their requests
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
+STABLE_SECONDS = 10.0  # after which a door that ends is restarted at once again
+
+
+class Doors:
+    """The door processes of a server."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+        self._app, self._options = app, options
+        self.links: list[DoorLink] = []
+        """Of the doors that listen."""
+        self.processes: dict[int, asyncio.subprocess.Process] = {}
+        self._changed = asyncio.Condition()
+        self._supervisors: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+
+    @property
+    def port(self) -> int:
+        """The port that the doors listen on."""
+        return int(self._sockets[0].getsockname()[1])
+
+    def statistics(self) -> dict[int, DoorStatistics]:
+        """The last reports of the doors, by their numbers."""
+        return {link.door: link.statistics for link in self.links}
+
+    async def start(self) -> None:
+        """Start the doors; returns when all of them listen."""
+        self._sockets = bind(self._options)
+        if not IS_BALANCED:
+            for each in self._sockets:
+                each.listen()
+        self._folder = Path(tempfile.mkdtemp(prefix="viva-doors-"))  # accessible to this user only
+        path = str(self._folder / "link")
+        self._server = await asyncio.get_running_loop().create_unix_server(self._new_link, path)
+        count = self._options.door_count
+        self._supervisors = [asyncio.create_task(self._supervise(number, path)) for number in range(count)]
+        async with asyncio.timeout(START_SECONDS), self._changed:
+            await self._changed.wait_for(lambda: len(self.links) == count)
+
+    async def drain(self) -> None:
+        """Let the doors close their connections and exit."""
+        self._is_stopping = True
+        links = list(self.links)
+        for link in links:
+            link.drain()
+        ended = [asyncio.create_task(process.wait()) for process in self.processes.values()]
+        if ended:
+            await asyncio.wait(ended, timeout=DRAIN_SECONDS)
+        for link in links:
+            await link.finished()
+
+    async def close(self) -> None:
+        """End the doors and remove their link."""
+        self._is_stopping = True
+        for process in self.processes.values():
+            process.kill()
+        for task in self._supervisors:
+            task.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
+        self._server.close()
+        for each in self._sockets:
+            each.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _new_link(self) -> asyncio.Protocol:
+        return DoorLink(self._app, self._listens, self._lost).link
+
+    def _listens(self, link: DoorLink) -> None:
+        self.links.append(link)
+        self._notify()
+
+    def _lost(self, link: DoorLink) -> None:
+        if link in self.links:
+            self.links.remove(link)
+            self._notify()
+
+    def _notify(self) -> None:
+        async def notify() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        self._notifying = asyncio.create_task(notify())
+
+    async def _supervise(self, number: int, path: str) -> None:
+        """Run a door; run it again when it ends."""
+        backoff = FIRST_BACKOFF_SECONDS
+        loop = asyncio.get_running_loop()
+        while not self._is_stopping:
+            started = loop.time()
+            code = await self._run(number, path)
+            if self._is_stopping:
+                return
+            backoff = FIRST_BACKOFF_SECONDS if loop.time() - started > STABLE_SECONDS else backoff
+            logger.error("door %d ended with code %d; it is started again in %g s", number, code, backoff)
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+
+    async def _run(self, number: int, path: str) -> int:
+        inherited = [] if IS_BALANCED else [each.fileno() for each in self._sockets]
+        package = str(Path(vivavoce.__file__).parents[1])
+        search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "vivavoce.server.doors.door", str(number), path, *map(str, inherited)),
+            stdin=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            pass_fds=inherited,
+        )
+        self.processes[number] = process
+        try:
+            await process.communicate(door_options(self._options, self.port))
+            return process.returncode or 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+            del self.processes[number]
+
+
+class EngineServer(uvicorn.Server):
+    """uvicorn's lifespan and signals for an application whose sockets are served by doors."""
+
+    def __init__(self, config: uvicorn.Config, doors: Doors) -> None:
+        super().__init__(config)
+        self.doors = doors
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then its doors."""
+        await self.lifespan.startup()
+        self.servers = []
+        try:
+            await self.doors.start()
+        except BaseException:
+            await self.doors.close()
+            await self.lifespan.shutdown()
+            raise
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain the doors, then end the application."""
+        await self.doors.drain()
+        await self.lifespan.shutdown()
+        await self.doors.close()
+
+
+def new_server(app: Starlette, options: ServerOptions) -> uvicorn.Server:
+    """The server of an application: in this process, or behind doors."""
+    config = uvicorn_config(app, options)
+    if not options.door_count:
+        return uvicorn.Server(config)
+    doors = Doors(app, options)
+    app.state.server.metrics.watch_doors(doors.statistics)
+    return EngineServer(config, doors)
