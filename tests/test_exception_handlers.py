@@ -11,6 +11,7 @@ CATCH_ALL = {"Exception", "BaseException"}
 METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 HANDED_ON = "the exception is handed to the waiting caller, which raises it"
 ATTRIBUTED = "logged where the failure is attributed to its sequence or text"
+REFUSED = "`_refuse` logs it and answers the client event with an error"
 REVIEWED = {  # (file, function): reason
     ("engine/engine.py", "advance"): ATTRIBUTED,
     ("engine/runner.py", "_attempt"): ATTRIBUTED,
@@ -26,6 +27,8 @@ REVIEWED = {  # (file, function): reason
     ("asr/batch.py", "read"): HANDED_ON,
     ("asr/service.py", "_run"): HANDED_ON,
     ("asr/batch.py", "_go_on"): HANDED_ON,
+    ("server/realtime/session.py", "take_audio"): REFUSED,
+    ("server/realtime/session.py", "_received"): REFUSED,
 }
 
 

@@ -2,6 +2,7 @@ import contextlib
 
 import openai
 import pytest
+import pytest_asyncio
 
 from tests.server.harness import RunningServer
 from tests.server.scripted import ScriptedHost
@@ -40,3 +41,10 @@ async def official():
     yield client
     for each in made:
         await each.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack():
+    """Ends what is entered with the test, in tests that share an event loop."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield stack

@@ -7,14 +7,14 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import uvicorn
 import uvicorn.server
 import websockets
 from websockets.exceptions import ConnectionClosed
 
 from tests.server.scripted import ScriptedHost
-from vivavoce.server.app import build_app, uvicorn_config
+from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
+from vivavoce.server.doors.supervisor import Doors, EngineServer, new_server
 from vivavoce.server.realtime.audio_formats import WireFormat, encode
 
 DEADLINE = 20.0  # far beyond what anything here takes, also on a busy machine
@@ -36,21 +36,26 @@ uvicorn.server.asyncio = QuickLooks()
 
 
 class RunningServer:
-    """A server in this event loop."""
+    """A server in this event loop; with `doors`, behind that number of processes."""
 
     def __init__(self, host: ScriptedHost, options: ServerOptions) -> None:
-        self.host, self.options = host, replace(options, port=0)
+        self.host, self.options = host, replace(options, port=0, doors=options.doors or 0)
         self.port = 0
         self.use(build_app(host, self.options))
 
     def use(self, app) -> None:
         """Serve this application."""
         self.app = app
-        self._server = uvicorn.Server(uvicorn_config(app, self.options))
+        self._server = new_server(app, self.options)
 
     @property
     def sessions(self):
         return self.app.state.server.sessions
+
+    @property
+    def doors(self) -> Doors:
+        """The processes in front of it, if it was started with any."""
+        return self._server.doors
 
     @property
     def http(self) -> str:
@@ -65,7 +70,8 @@ class RunningServer:
         while not self._server.started:
             assert not self._task.done(), "the server did not start"
             await asyncio.sleep(0.005)
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+        is_behind_doors = isinstance(self._server, EngineServer)
+        self.port = self._server.doors.port if is_behind_doors else self._server.servers[0].sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *error) -> None:
