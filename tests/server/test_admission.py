@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import time
 
 import httpx
@@ -17,7 +16,6 @@ from tests.server.scripted import ScriptedHost
 from vivavoce.errors import InputError
 from vivavoce.server.admission import (
     MIN_SESSIONS,
-    UNANSWERED_PER_CORE,
     AdmissionController,
     LoopLoad,
     LoopMonitor,
@@ -306,7 +304,7 @@ async def late_callbacks(seconds: float) -> None:
 
 def test_sessions_without_an_answer_are_limited_until_others_were_answered():
     controller = AdmissionController(LoopMonitor(), ServerOptions())
-    most = UNANSWERED_PER_CORE * os.cpu_count()
+    most = controller.max_unanswered
     assert controller.refusal(SessionCount(most - 1, most - 1)) is None
     assert "first answer" in controller.refusal(SessionCount(most, most))
     assert controller.refusal(SessionCount(3 * most, most)) is None
@@ -314,6 +312,6 @@ def test_sessions_without_an_answer_are_limited_until_others_were_answered():
 
 def test_load_is_extrapolated_to_one_more_session():
     controller = AdmissionController(LoopMonitor(), ServerOptions(max_lag_ms=50.0))
-    controller.other_loops["door 1"] = LoopLoad(lag=0.008, worst_lag=0.02, busy=0.85)
+    controller.other_loops = lambda: {"door 1": LoopLoad(lag=0.008, worst_lag=0.02, busy=0.85)}
     assert controller.refusal(SessionCount(100, 0)) is None
     assert "door 1 is busy for 85%" in controller.refusal(SessionCount(10, 0))

@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vivavoce.server.config import ServerOptions
@@ -21,7 +21,7 @@ WINDOW_SECONDS = 2.0
 MAX_BUSY = 0.9  # share of a core that an event loop may use
 SATURATED_SHARE = 0.1  # of the lag limit: with less lag, a busy event loop has only had much to do for a moment
 MIN_SESSIONS = 4  # with fewer, the measurements say nothing about one more
-UNANSWERED_PER_CORE = 8  # sessions that wait for their first answer
+MIN_UNANSWERED, UNANSWERED_PER_CORE = 64, 8  # sessions that may wait for their first answer
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,18 @@ class AdmissionController:
 
     def __init__(self, monitor: LoopMonitor, options: ServerOptions) -> None:
         self._monitor, self._max_lag = monitor, options.max_lag_ms / 1000
-        self.other_loops: dict[str, LoopLoad] = {}
-        """Loads reported by other processes of the server."""
-        self._max_unanswered = UNANSWERED_PER_CORE * (os.cpu_count() or 1)
+        self.other_loops: Callable[[], Mapping[str, LoopLoad]] = dict
+        """Loads of the event loops of other processes of the server, by name."""
+        self.max_unanswered = max(MIN_UNANSWERED, UNANSWERED_PER_CORE * (os.cpu_count() or 1))
 
     def refusal(self, sessions: SessionCount) -> str | None:
         """Why one more session is not admitted; None: it is."""
         if sessions.open < MIN_SESSIONS:
             return None
-        if sessions.unanswered >= max(self._max_unanswered, sessions.open - sessions.unanswered):
+        if sessions.unanswered >= max(self.max_unanswered, sessions.open - sessions.unanswered):
             return f"{sessions.unanswered} sessions wait for their first answer"
         growth = (sessions.open + 1) / sessions.open
-        for name, load in {"the event loop": self._monitor.load, **self.other_loops}.items():
+        for name, load in {"the event loop": self._monitor.load, **self.other_loops()}.items():
             is_saturated = load.busy * growth > MAX_BUSY and load.lag > SATURATED_SHARE * self._max_lag
             if load.lag > self._max_lag or is_saturated:
                 return f"{name} is busy for {load.busy:.0%} of the time and {load.lag * 1000:.0f} ms late"

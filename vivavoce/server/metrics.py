@@ -7,12 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
+from vivavoce.server.admission import LoopLoad
 from vivavoce.server.host import Host
 from vivavoce.server.realtime.output import Arrivals, Schedule
 
@@ -33,9 +34,7 @@ COUNTED_LOGGERS = ("vivavoce", "asyncio", "uvicorn")
 class DoorStatistics:
     """What a door process reports once a second."""
 
-    lag_seconds: float = 0.0
-    """99th percentile of the lateness of its timers."""
-    cpu_share: float = 0.0
+    load: LoopLoad = field(default_factory=LoopLoad)
     connections: int = 0
 
 
@@ -158,16 +157,16 @@ class _DoorGauges:
     def collect(self) -> Iterable[Any]:
         lag = GaugeMetricFamily(
             "viva_door_event_loop_lag_seconds",
-            "Lateness of timers in the last second, 99th percentile.",
+            "Lateness of timers in the last seconds, 99th percentile.",
             None,
             ["door"],
         )
-        cpu = GaugeMetricFamily("viva_door_cpu_ratio", "Share of one core used in the last second.", None, ["door"])
+        cpu = GaugeMetricFamily("viva_door_cpu_ratio", "Share of one core used in the last seconds.", None, ["door"])
         open_ = GaugeMetricFamily("viva_door_connections", "Open connections.", None, ["door"])
         for number, door in sorted(self._statistics().items()):
             labels = [str(number)]
-            lag.add_metric(labels, door.lag_seconds)
-            cpu.add_metric(labels, door.cpu_share)
+            lag.add_metric(labels, door.load.worst_lag)
+            cpu.add_metric(labels, door.load.busy)
             open_.add_metric(labels, door.connections)
         return [lag, cpu, open_]
 

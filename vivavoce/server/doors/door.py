@@ -12,11 +12,10 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
 from vivavoce.log import configure
+from vivavoce.server.admission import LoopMonitor
 from vivavoce.server.app import uvicorn_config
 from vivavoce.server.config import ServerOptions, read_options
 from vivavoce.server.doors.link import Channel, Item, Kind, Link, message_size
@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 DISCONNECT_SECONDS = 1.0  # within which a connection that cannot be sent to reports its close code
 STATISTICS_SECONDS = 1.0
-LAG_SECONDS = 0.02  # between two measurements of the event loop's lag
 SCOPE_FIELDS = (
     *("type", "asgi", "http_version", "server", "client", "scheme", "method", "root_path"),
     *("path", "raw_path", "query_string", "headers", "subprotocols", "extensions"),
@@ -211,6 +210,7 @@ class DoorServer(uvicorn.Server):
         super().__init__(uvicorn_config(relay, replace(relay.options, api_keys=())))
         self.config.lifespan = "off"
         self._relay, self._number, self._link_path = relay, number, link_path
+        self._monitor = LoopMonitor()
         relay.server = self
 
     @contextmanager
@@ -226,12 +226,13 @@ class DoorServer(uvicorn.Server):
         await asyncio.get_running_loop().create_unix_connection(lambda: link, self._link_path)
         await super().startup(sockets)
         link.send((Kind.READY, self._number))
-        self._reporting = asyncio.create_task(self._report())
+        self._background = [asyncio.create_task(each) for each in (self._monitor.run(), self._report())]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the connections, then the link."""
         await super().shutdown(sockets)
-        self._reporting.cancel()
+        for task in self._background:
+            task.cancel()
         self._relay.link.close()
 
     def _lost(self) -> None:
@@ -240,19 +241,9 @@ class DoorServer(uvicorn.Server):
 
     async def _report(self) -> None:
         """Send statistics once a second."""
-        loop = asyncio.get_running_loop()
-        lags: list[float] = []
-        wall, cpu = time.perf_counter(), time.process_time()
         while True:
-            due = loop.time() + LAG_SECONDS
-            await asyncio.sleep(LAG_SECONDS)
-            lags.append(max(loop.time() - due, 0.0))
-            now = time.perf_counter()
-            if now - wall >= STATISTICS_SECONDS:
-                share = (time.process_time() - cpu) / (now - wall)
-                lag = sorted(lags)[round(0.99 * (len(lags) - 1))]
-                self._relay.link.send((Kind.STATISTICS, lag, share, len(self._relay.channels)))
-                lags, wall, cpu = [], now, time.process_time()
+            await asyncio.sleep(STATISTICS_SECONDS)
+            self._relay.link.send((Kind.STATISTICS, astuple(self._monitor.load), len(self._relay.channels)))
 
 
 def door_options(options: ServerOptions, port: int) -> bytes:

@@ -10,6 +10,7 @@ import numpy as np
 from starlette.types import ASGIApp, Message, Scope
 
 from vivavoce.log import log_failure
+from vivavoce.server.admission import LoopLoad
 from vivavoce.server.doors.link import Channel, Item, Kind, Link, message_size
 from vivavoce.server.metrics import DoorStatistics
 from vivavoce.server.realtime.audio_formats import InputFormats
@@ -214,8 +215,8 @@ class DoorLink:
         self.door = door
         self._is_ready(self)
 
-    def _statistics(self, lag_seconds: float, cpu_share: float, connections: int) -> None:
-        self.statistics = DoorStatistics(lag_seconds, cpu_share, connections)
+    def _statistics(self, load: tuple[float, float, float], connections: int) -> None:
+        self.statistics = DoorStatistics(LoopLoad(*load), connections)
 
     async def _run(self, channel: EngineChannel) -> None:
         try:

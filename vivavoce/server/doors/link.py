@@ -51,7 +51,7 @@ class Kind(IntEnum):
     READY = 8
     """Door: its number. It listens."""
     STATISTICS = 9
-    """Door: seconds of event loop lag (p99), CPU share, connections."""
+    """Door: the `LoopLoad` of its event loop, connections."""
     DRAIN = 10
     """Engine: stop listening, close the connections and exit."""
 

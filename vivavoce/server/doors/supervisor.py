@@ -14,11 +14,13 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 import vivavoce
+from vivavoce.server.admission import LoopLoad
 from vivavoce.server.app import uvicorn_config
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.doors.door import door_options
-from vivavoce.server.doors.engine import DoorLink, DoorStatistics
+from vivavoce.server.doors.engine import DoorLink
 from vivavoce.server.doors.sockets import IS_BALANCED, bind
+from vivavoce.server.metrics import DoorStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,10 @@ class Doors:
     def statistics(self) -> dict[int, DoorStatistics]:
         """The last reports of the doors, by their numbers."""
         return {link.door: link.statistics for link in self.links}
+
+    def loads(self) -> dict[str, LoopLoad]:
+        """The loads of their event loops, by name."""
+        return {f"door {number}": each.load for number, each in self.statistics().items()}
 
     async def start(self) -> None:
         """Start the doors; returns when all of them listen."""
@@ -174,4 +180,5 @@ def new_server(app: Starlette, options: ServerOptions) -> uvicorn.Server:
         return uvicorn.Server(config)
     doors = Doors(app, options)
     app.state.server.metrics.watch_doors(doors.statistics)
+    app.state.server.admission.other_loops = doors.loads
     return EngineServer(config, doors)
