@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from vivavoce.errors import CapacityError
 from vivavoce.server.admission import AdmissionController, SessionCount
@@ -29,12 +29,16 @@ MAX_PAUSE_SHARE = 0.01  # of the time that may be spent in collections
 
 
 class SessionCleanup:
-    """Collects the garbage of ended sessions and returns their memory to the system."""
+    """Collects the garbage of ended sessions, and returns their memory to the system while no reply is played.
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    `malloc_trim` locks the heap: in a process of some gigabytes every thread that allocates waits 0.1 s for it.
+    """
+
+    def __init__(self, metrics: Metrics, is_speaking: Callable[[], bool]) -> None:
+        self._metrics, self._is_speaking = metrics, is_speaking
         self._ended: list[weakref.ref[RealtimeSession]] = []
         self._has_work = asyncio.Event()
+        self._has_freed = asyncio.Event()
 
     def session_ended(self, session: RealtimeSession) -> None:
         """Schedule a collection."""
@@ -42,7 +46,12 @@ class SessionCleanup:
         self._has_work.set()
 
     async def run(self) -> None:
-        """Collect after sessions have ended, until cancelled."""
+        """Collect and trim after sessions have ended, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._collect())
+            tasks.create_task(self._trim())
+
+    async def _collect(self) -> None:
         while True:
             await self._has_work.wait()
             await asyncio.sleep(CLEANUP_DELAY_SECONDS)
@@ -52,9 +61,17 @@ class SessionCleanup:
             ended, self._ended = self._ended, [session for session in self._ended if session() is not None]
             if not self._ended:  # otherwise some are still being closed
                 self._has_work.clear()
-            await asyncio.to_thread(trim_heap)
+            self._has_freed.set()
             self._metrics.released.inc(len(ended) - len(self._ended))
             await asyncio.sleep(pause / MAX_PAUSE_SHARE)
+
+    async def _trim(self) -> None:
+        while True:
+            await self._has_freed.wait()
+            while self._is_speaking():
+                await asyncio.sleep(SWEEP_SECONDS)
+            self._has_freed.clear()
+            await asyncio.to_thread(trim_heap)
 
 
 def trim_heap() -> None:
@@ -73,7 +90,7 @@ class Sessions:
         self._sessions: dict[str, RealtimeSession] = {}
         self._rate = OpenRate(options.opens_per_minute)
         self._ending: set[asyncio.Task[None]] = set()
-        self.cleanup = SessionCleanup(metrics)
+        self.cleanup = SessionCleanup(metrics, lambda: any(each.encoder.is_speaking for each in self))
         self.is_stopping = False
 
     def __len__(self) -> int:
