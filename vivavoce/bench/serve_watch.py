@@ -119,7 +119,7 @@ def samples(page: str) -> dict[tuple[str, Labels], float]:
 def lag_percentiles(
     before: dict[tuple[str, Labels], float], after: dict[tuple[str, Labels], float], share: float = 0.99
 ) -> dict[str, float | None]:
-    """Milliseconds under which this share of the lags between two pages was, by process; an edge of a bucket, None above the largest."""
+    """Milliseconds under which this share of the lags between two pages was; an edge of a bucket, None above all."""
     by_process: dict[str, dict[float, float]] = {}
     for (name, labels), count in after.items():
         if not name.endswith(f"{LAG}_bucket"):
