@@ -25,9 +25,9 @@ async def run_calls(plan: CallerPlan, sounds: EncodedSounds, began: float) -> Ca
     connect = connector(plan.transport, plan.url, plan.key)
 
     async def run_one(call_plan: CallPlan) -> None:
-        await asyncio.sleep(max(0.0, began + call_plan.start - time.monotonic()))
         call = Call(call_plan, sounds, plan.reply_seconds, began, lateness)
         try:
+            await asyncio.sleep(max(0.0, began + call_plan.start - time.monotonic()))
             await call.run(connect)
         finally:
             _print(call.result)

@@ -1,10 +1,13 @@
-"""One caller of `viva bench serve`: an open microphone, a player, and what was measured in the conversation."""
+"""One caller of `viva bench serve`: an open microphone, a player, and what was measured in the conversation.
+
+A sample of the microphone is spoken at its place in the packets' schedule, and sent when its packet is complete.
+"""
 
 import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from vivavoce.audio.player import PlaybackClock
@@ -69,14 +72,15 @@ class Microphone:
 
     sounds: EncodedSounds
     offset: int
-    lateness: "list[float]"
+    lateness: list[float]
+    now: Callable[[], float]
     sent: int = 0
     began: float = 0.0
     speaks_until: float = -math.inf
     _queue: deque[bytes] = field(default_factory=deque)
     _waiting: dict[int, asyncio.Future[float]] = field(default_factory=dict)
 
-    def say(self, question: EncodedQuestion) -> tuple[float, "asyncio.Future[float]"]:
+    def say(self, question: EncodedQuestion) -> tuple[float, asyncio.Future[float]]:
         """Speak from the next message on: the onset of the voice, and when its last sample will have been sent."""
         begin = self.sent + len(self._queue)
         self._queue.extend(question.messages)
@@ -86,18 +90,18 @@ class Microphone:
         self._waiting[begin + question.last] = ended
         return starts + question.onset, ended
 
-    async def run(self, send: "Callable[[bytes], object]") -> None:
+    async def run(self, send: Callable[[bytes], Awaitable[None]]) -> None:
         """Send in real time until cancelled."""
         noise, seconds = self.sounds.noise, self.sounds.packet_seconds
-        self.began = time.monotonic()
+        self.began = self.now()
         while True:
             due = self.began + (self.sent + 1) * seconds
-            if (delay := due - time.monotonic()) > 0:
+            if (delay := due - self.now()) > 0:
                 await asyncio.sleep(delay)
-            self.lateness.append(time.monotonic() - due)
+            self.lateness.append(self.now() - due)
             await send(self._queue.popleft() if self._queue else noise[(self.sent + self.offset) % len(noise)])
             if (ended := self._waiting.pop(self.sent, None)) is not None and not ended.done():
-                ended.set_result(time.monotonic())
+                ended.set_result(self.now())
             self.sent += 1
 
 
@@ -105,12 +109,19 @@ class Call:
     """A conversation as planned. `run` never raises but for cancellation."""
 
     def __init__(
-        self, plan: CallPlan, sounds: EncodedSounds, reply_seconds: float, began: float, lateness: list[float]
+        self,
+        plan: CallPlan,
+        sounds: EncodedSounds,
+        reply_seconds: float,
+        began: float,
+        lateness: list[float],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan, self._sounds, self._reply_seconds, self._began = plan, sounds, reply_seconds, began
+        self._now = now
         self.result = CallResult(plan.number)
         offset = plan.number * 37 % len(sounds.noise)  # so that callers do not send the same noise
-        self._microphone = Microphone(sounds, offset, lateness)
+        self._microphone = Microphone(sounds, offset, lateness, now)
         self._replies: dict[str, HeardReply] = {}
         self._current: HeardReply | None = None
         self._is_open = False
@@ -119,7 +130,7 @@ class Call:
 
     async def run(self, connect: "Callable[[Call], Connection]") -> CallResult:
         """Connect, converse and leave."""
-        started = time.monotonic()
+        started = self._now()
         self.result.started = started - self._began
         connection = connect(self)
         tasks: list[asyncio.Task[None]] = []
@@ -129,25 +140,28 @@ class Call:
             receiving = asyncio.create_task(connection.receive())
             tasks.append(receiving)
             if not await self._until(lambda: self._is_open, OPEN_SECONDS, receiving):
-                raise CallRefusedError("the session was not opened")
-            self.result.opened = time.monotonic() - started
+                if receiving.done():
+                    receiving.result()
+                raise TimeoutError("the session was not opened")
+            self.result.opened = self._now() - started
             speaking = asyncio.create_task(self._microphone.run(connection.send))
-            tasks.append(speaking)
             talking = asyncio.create_task(self._converse())
-            tasks.append(talking)
+            tasks += [speaking, talking]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not talking.done():
-                (receiving if receiving.done() else speaking).result()
-                self.result.failure = "the server closed the connection"
-            else:
-                talking.result()
+            for task in (talking, receiving, speaking):
+                if task.done():
+                    task.result()
+                    break
         except CallRefusedError as error:
-            at, reason = self._refusal or (time.monotonic(), str(error))
-            self.result.refused, self.result.refusal = at - started, reason
+            if self.result.opened is None:
+                at, self.result.refusal = self._refusal or (self._now(), str(error))
+                self.result.refused = at - started
+            else:
+                self.result.failure = str(error)
         except (VivaError, OSError, TimeoutError) as error:
             self.result.failure = str(error) or type(error).__name__
         finally:
-            self.result.ended = time.monotonic() - self._began
+            self.result.ended = self._now() - self._began
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -206,12 +220,12 @@ class Call:
                 self.result.failure = self.result.failure or "a reply did not end"
                 return
 
-    async def _ask(self, question: int, interrupts: bool = False) -> tuple[TurnResult, HeardReply | None]:
+    async def _ask(self, question: int) -> tuple[TurnResult, HeardReply | None]:
         """Ask, and wait for the first sound of a new reply."""
         known = set(self._replies)
         _, ended = self._microphone.say(self._sounds.questions[question])
         asked_at = await ended
-        turn = TurnResult(asked_at - self._began, interrupts)
+        turn = TurnResult(asked_at - self._began)
         self.result.turns.append(turn)
         return turn, await self._first_sound(turn, asked_at, known)
 
@@ -230,10 +244,13 @@ class Call:
         self, turn: TurnResult, reply: HeardReply, after: float
     ) -> tuple[TurnResult, HeardReply | None]:
         """Speak over the reply, and wait for the reply to that."""
-        await self._until(lambda: reply.stopped_at is not None, after)
+        await asyncio.sleep(after)
+        if not reply.is_audible(self._now()):  # it was shorter
+            await self._listen(turn, reply)
+            return await self._ask(self.plan.interruption)
         known = set(self._replies)
         onset, ended = self._microphone.say(self._sounds.questions[self.plan.interruption])
-        await self._until(lambda: reply.stopped_at is not None, onset - time.monotonic() + YIELD_SECONDS)
+        await self._until(lambda: reply.stopped_at is not None, onset - self._now() + YIELD_SECONDS)
         self._note(turn, reply)
         turn.is_over = reply.stopped_at is not None
         asked_at = await ended
@@ -251,7 +268,7 @@ class Call:
         try:
             turn.is_over = await self._until(lambda: reply.is_done, limit)
             if turn.is_over and reply.stopped_at is None:
-                await asyncio.sleep(max(0.0, reply.ends - time.monotonic()))
+                await asyncio.sleep(max(0.0, reply.ends - self._now()))
         finally:
             self._note(turn, reply)
 
@@ -271,7 +288,7 @@ class Call:
         return self._replies.setdefault(id, HeardReply(id))
 
     async def _until(
-        self, condition: Callable[[], bool], seconds: float, connection: "asyncio.Task[None] | None" = None
+        self, condition: Callable[[], bool], seconds: float, connection: asyncio.Task[None] | None = None
     ) -> bool:
         """Wait for a condition, at most this long; also until the connection ends."""
         if connection is not None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from vivavoce.bench.serve_levels import DoorLevel
 
+LOG_WIDTH = 160
+
 
 def print_level(level: DoorLevel) -> None:
     """Print a level on stderr as soon as it is measured."""
@@ -66,6 +68,8 @@ def print_table(levels: Sequence[DoorLevel], result: dict[str, Any]) -> None:
     for level in levels:
         table.add_row(*_row(level))
     console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
     console.print(table)
     console.print(f"{result['most_without_a_gap']} sessions without a gap")
 

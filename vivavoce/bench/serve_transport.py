@@ -12,6 +12,7 @@ BYTES_A_SECOND = 48_000  # 16-bit PCM at 24 kHz
 OPUS_FRAME_SECONDS = 0.02
 AUDIO_DELTA = "response.output_audio.delta"
 WRITE_LIMIT = 1 << 24  # a microphone does not wait for the server
+CLOSE_SECONDS = 2.0
 REFUSALS = {1008, 1013}
 
 
@@ -97,6 +98,7 @@ class WebSocketConnection:
                 proxy=None,
                 ping_interval=None,
                 open_timeout=None,
+                close_timeout=CLOSE_SECONDS,
                 max_size=None,
                 max_queue=None,
                 write_limit=WRITE_LIMIT,
