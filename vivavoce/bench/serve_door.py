@@ -11,8 +11,8 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ import msgspec
 
 from vivavoce.bench.serve_levels import MAX_TURNS, Behaviour, DoorLevel, LevelPlan, figures, most_at_once, rush, steady
 from vivavoce.bench.serve_plans import CallerPlan, CallerReport, CallPlan, CallResult, EncodedSounds
+from vivavoce.bench.serve_profile import Profiler, can_trace, print_profile
 from vivavoce.bench.serve_report import print_level, print_table, save
 from vivavoce.bench.serve_server import ServerPlan, ServerProcess, free_port
 from vivavoce.bench.serve_sounds import encoded_sounds
-from vivavoce.bench.serve_watch import ServerWatch
+from vivavoce.bench.serve_watch import ServerWatch, process_name, process_tree
 from vivavoce.bench.turn_client import realtime_url
 from vivavoce.errors import InputError, VivaError
 from vivavoce.evaluation.machine import PowerMeter, stage
@@ -116,6 +117,8 @@ class Target:
     key: str | None = None
     pid: int | None = None
     about: dict[str, Any] = field(default_factory=dict)
+    own_stacks: Path | None = None
+    """The file to which the server samples its own stacks, where py-spy cannot."""
 
 
 def default_callers() -> int:
@@ -174,7 +177,8 @@ def _target(server: ServerChoice, options: DoorOptions, stack: ExitStack) -> Tar
         http = urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, "", "", ""))
         return Target(url, http, server.key)
     most = max(most_at_once(count, options.steady is not None) for count in options.sessions)
-    about = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="viva-bench-"))) / "about.json"
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="viva-bench-")))
+    about, stacks = folder / "about.json", folder / "own.stacks" if options.profile and not can_trace() else None
     plan = ServerPlan(
         shape=server.shape,
         device=server.device,
@@ -188,12 +192,13 @@ def _target(server: ServerChoice, options: DoorOptions, stack: ExitStack) -> Tar
         left_chunks=server.left_chunks,
         about=str(about),
         doors=server.doors,
+        stacks=None if stacks is None else str(stacks),
     )
     process = stack.enter_context(ServerProcess(plan))
     with stage(f"starting the server: {server.shape}, for {plan.sessions} sessions"):
         process.wait_until_ready()
     described = msgspec.json.decode(about.read_bytes(), type=dict[str, Any])
-    return Target(realtime_url(process.url), process.url, pid=process.pid, about=described)
+    return Target(realtime_url(process.url), process.url, pid=process.pid, about=described, own_stacks=stacks)
 
 
 async def _measure(
@@ -217,8 +222,24 @@ async def measure_level(target: Target, options: DoorOptions, plan: LevelPlan, f
         show = stack.enter_context(_progress(plan))
         watch = await stack.enter_async_context(ServerWatch(target.http, target.key, target.pid))
         power = await stack.enter_async_context(PowerMeter())
+        profiler = stack.enter_context(_profiler(target)) if options.profile and target.pid is not None else None
         results, reports, wall = await _run_calls(target, options, plan, file, show)
-    return figures(plan, results, reports, wall, options.max_lateness_ms, watch.use, power.mean)
+    level = figures(plan, results, reports, wall, options.max_lateness_ms, watch.use, power.mean)
+    if profiler is None:
+        return level
+    print_profile(profiler)
+    return replace(level, profile=profiler.as_json())
+
+
+@contextmanager
+def _profiler(target: Target) -> Iterator[Profiler]:
+    assert target.pid is not None
+    names = {pid: process_name(pid, pid == target.pid) for pid in process_tree(target.pid)}
+    with (
+        tempfile.TemporaryDirectory(prefix="viva-bench-") as folder,
+        Profiler(names, Path(folder), target.own_stacks) as profiler,
+    ):
+        yield profiler
 
 
 class _progress:

@@ -122,6 +122,7 @@ class DoorLevel:
     """Callers whose 99th percentile is later than this make the figures worthless."""
     server: ServerUse = field(default_factory=ServerUse)
     watts: float | None = None
+    profile: dict[str, Any] | None = None
 
     @property
     def lateness_ms(self) -> float:

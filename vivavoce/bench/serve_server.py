@@ -18,6 +18,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import msgspec
 
+from vivavoce.bench.serve_profile import sample_own_stacks
 from vivavoce.errors import VivaError
 
 READY_SECONDS = 600.0
@@ -44,6 +45,8 @@ class ServerPlan(msgspec.Struct, frozen=True):
     about: str
     """The file to which device, dtype and torch's version are written."""
     doors: int | None = None
+    stacks: str | None = None
+    """The file to which the server samples its own stacks; None: it does not sample."""
 
 
 class ServerFailedError(VivaError):
@@ -143,6 +146,8 @@ def serve_plan(plan: ServerPlan) -> None:
     from vivavoce.server.hosting import SpeechHost, serve
 
     configure("warning", "text")
+    if plan.stacks is not None:
+        sample_own_stacks(Path(plan.stacks))
     target = pick(plan.device)
     load = ServeLoad(plan.sessions, plan.question_seconds, plan.reply_seconds, plan.turns)
     options = MossSpeechOptions(seed=1, left_chunks=plan.left_chunks)
