@@ -5,6 +5,8 @@ import base64
 import json
 import os
 import signal
+import sys
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -250,6 +252,12 @@ async def test_a_door_that_is_killed_loses_no_session(server, stack):
         sound = decode(client.sound() + again.sound(), WireFormat())
         assert abs(pitch(sound, RATE) - watermark(f"You said: a long {session}")) < 5
     await eventually(lambda: len(server.doors.links) == 2, "the door is started again")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_a_door_loads_no_torch(server, stack):
+    await opened_at(server, stack, 1)
+    assert "libtorch" not in Path(f"/proc/{server.doors.processes[1].pid}/maps").read_text()
 
 
 async def test_a_session_is_resumed_at_another_door(server, stack):

@@ -1,10 +1,9 @@
-"""The ASGI application of a server: its routes, middleware and lifespan, and how uvicorn runs it."""
+"""The ASGI application of a server: its routes, middleware and lifespan."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -12,7 +11,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from vivavoce.server.admission import AdmissionController, LoopMonitor
@@ -87,24 +85,6 @@ def serve(
 
     options = options or ServerOptions()
     new_server(build_app(host, options, speech, transcriber), options).run()
-
-
-def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
-    """The configuration of uvicorn. Its message limit is above ours, so that we can answer with an error event."""
-    return uvicorn.Config(
-        app,
-        host=options.host,
-        port=options.port,
-        ws_max_size=options.max_event_bytes + (1 << 20),
-        ws_per_message_deflate=False,
-        ws_ping_interval=20,
-        ws_ping_timeout=20,
-        timeout_graceful_shutdown=5,
-        access_log=False,
-        server_header=False,
-        log_config=None,  # its records go to the root logger, like ours
-        log_level="warning",  # at lower levels it logs connections with their query strings
-    )
 
 
 class RealtimeServer:

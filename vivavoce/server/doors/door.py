@@ -16,22 +16,24 @@ from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import uvicorn
-from starlette.types import Message, Receive, Scope, Send
 
 from vivavoce.log import configure
 from vivavoce.server.admission import LoopMonitor
-from vivavoce.server.app import uvicorn_config
 from vivavoce.server.config import ServerOptions, read_options
 from vivavoce.server.doors.link import Channel, Item, Kind, Link, message_size
 from vivavoce.server.doors.sockets import bind
 from vivavoce.server.realtime.audio_events import AudioEventEncoder, AudioHead, AudioPiece
 from vivavoce.server.realtime.audio_formats import InputFormats, SoundReader, slices
 from vivavoce.server.realtime.client_events import InputAudioBufferAppend, SessionUpdate, decode_client_event
+from vivavoce.server.uvicorn_settings import uvicorn_config
 from vivavoce.server.wire import WireError
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class DoorChannel(Channel):
 
     # From the client
 
-    async def relay_received(self, receive: Receive) -> None:
+    async def relay_received(self, receive: "Receive") -> None:
         """Pass the messages of the client on until it disconnects."""
         while True:
             message = await receive()
@@ -68,7 +70,7 @@ class DoorChannel(Channel):
                 return
             await self.wait_for_room()
 
-    async def _relay_event(self, message: Message) -> bool:
+    async def _relay_event(self, message: "Message") -> bool:
         """Decode audio and send its samples; false for all other messages, which the engine decodes."""
         text = message.get("text")
         try:
@@ -115,7 +117,7 @@ class DoorChannel(Channel):
         """The next entries are of an event log, after this event."""
         self._encoder = AudioEventEncoder(tag, after)
 
-    def message_received(self, size: int, message: Message) -> None:
+    def message_received(self, size: int, message: "Message") -> None:
         """Queue a message for the client."""
         self._to_send.append((size, message))
         self._has_work.set()
@@ -131,7 +133,7 @@ class DoorChannel(Channel):
         self.end()
         self._has_work.set()
 
-    async def relay_sent(self, send: Send) -> None:
+    async def relay_sent(self, send: "Send") -> None:
         """Pass the messages of the engine on until it has finished with the connection."""
         while True:
             while self._to_send:
@@ -172,7 +174,7 @@ class Relay:
         """Handle an item of the engine."""
         self._handlers[item[0]](*item[1:])
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Relay a connection until the engine has finished with it."""
         channel = DoorChannel(self.link, next(self._numbers), self.options.max_event_bytes)
         self.channels[channel.number] = channel

@@ -15,12 +15,12 @@ from starlette.types import ASGIApp
 
 import vivavoce
 from vivavoce.server.admission import LoopLoad
-from vivavoce.server.app import uvicorn_config
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.doors.door import door_options
 from vivavoce.server.doors.engine import DoorLink
 from vivavoce.server.doors.sockets import IS_BALANCED, bind
 from vivavoce.server.metrics import DoorStatistics
+from vivavoce.server.uvicorn_settings import uvicorn_config
 
 logger = logging.getLogger(__name__)
 

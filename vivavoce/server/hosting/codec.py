@@ -28,10 +28,10 @@ from vivavoce.s2s.local_codec import LocalCodec
 from vivavoce.s2s.moss_speech import CODEC_FOLDER, MossSpeechOptions, checkpoint_options, codec_voices
 from vivavoce.s2s.moss_speech import load_codec as load_moss_codec
 from vivavoce.s2s.remote_codec import SPEECH_ENCODER, unpack
-from vivavoce.server.app import uvicorn_config
 from vivavoce.server.auth import Keys, request_key
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.metrics import ExceptionCounter
+from vivavoce.server.uvicorn_settings import uvicorn_config
 from vivavoce.server.wire import WireError
 
 logger = logging.getLogger(__name__)
