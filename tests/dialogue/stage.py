@@ -93,6 +93,12 @@ class ScriptedConversation:
         self.backend.replies.append(reply)
         return reply
 
+    def pause(self):
+        self.log.append("pause")
+
+    def resume(self):
+        self.log.append("resume")
+
     async def close(self):
         self.backend.open_conversations -= 1
 

@@ -329,7 +329,7 @@ async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
     async with parts.pipeline(max_loop=None) as pipeline:
         soon, late = await said(pipeline, 0.001), await said(pipeline, 60.0)
         lacking = await said(pipeline, len(soon[0]) / DECODER_RATE + 1e-6)
-        assert pipeline.speaking == 0
+        assert not pipeline.speaking
     assert len(late[0]) == len(soon[0]) + len(soon[1])
     assert len(lacking[0]) == len(soon[0]), "it is kept back for as long as it lacks, not until the second is there"
     assert np.allclose(np.concatenate(late), np.concatenate(soon), atol=1e-4)
@@ -347,10 +347,10 @@ async def test_under_load_chunks_are_long_and_the_first_waits_for_the_second(par
         return [len(piece.samples) for piece in pieces if isinstance(piece, Spoke)]
 
     async with parts.pipeline(max_loop=None) as pipeline:
-        pipeline.speaking = 2  # others
+        pipeline.speaking |= {object(), object()}  # others
         crowded = await said(pipeline)
         assert crowded[0] >= pipeline.policy.unit.frames * 2 * parts.codec.samples_per_code
-        pipeline.speaking = 0
+        pipeline.speaking.clear()
         assert (await said(pipeline))[0] < crowded[0]
 
 

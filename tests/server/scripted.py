@@ -62,7 +62,7 @@ class ScriptedConversation:
     def __init__(self, settings: dialogue.ConversationSettings) -> None:
         self.settings = settings
         self.items: list[Item] = []
-        self.is_closed = False
+        self.is_closed = self.is_paused = False
         self.heard = np.zeros(0, np.float32)
         self.total_ms = 0
         self._queue: asyncio.Queue[dialogue.Event | None] = asyncio.Queue()
@@ -187,6 +187,12 @@ class ScriptedConversation:
             raise InputError("no reply is under way")
         self.emit(dialogue.OutputCleared(self._reply.id))
         self._end(self._reply, "client_cancelled")
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
 
     async def close(self) -> None:
         self.is_closed = True

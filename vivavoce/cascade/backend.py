@@ -169,6 +169,8 @@ class CascadeConversation:
         self._past: Sequence[Item] = ()
         self._settings = ConversationSettings()
         self._turn: LiveRecognition | None = None
+        self.is_attended = asyncio.Event()  # a client is connected
+        self.is_attended.set()
         self._replies: set[CascadeReply] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -209,6 +211,14 @@ class CascadeConversation:
         reply = CascadeReply(self, plan, past, turn_text, self._replies.discard)
         self._replies.add(reply)
         return reply
+
+    def pause(self) -> None:
+        """Let its replies wait."""
+        self.is_attended.clear()
+
+    def resume(self) -> None:
+        """Continue its replies."""
+        self.is_attended.set()
 
     async def spoken_words(self, past: Sequence[Item]) -> dict[str, str]:
         """Transcripts of all spoken items of a history; those without one are recognised now."""
@@ -298,6 +308,7 @@ class CascadeReply:
 
     async def _reply(self) -> str:
         settings = self.plan.settings
+        await self._conversation.is_attended.wait()
         spoken = await self._conversation.spoken_words(self._past)
         messages = chat_messages(self._past, settings.instructions, spoken)
         if self._turn_text is not None:
@@ -305,6 +316,7 @@ class CascadeReply:
             if not text.strip():
                 return "stop"  # an empty transcript needs no answer
             messages.append({"role": "user", "content": text})
+        await self._conversation.is_attended.wait()
         if isinstance(self._synthesiser, StyledSynthesiser):
             self._synthesiser = self._synthesiser.with_user_requests(
                 [each["content"] for each in messages if each["role"] == "user"]
@@ -313,6 +325,7 @@ class CascadeReply:
         reason = "stop"
         stream = self._conversation.backend.chat.reply(messages, settings)
         async for piece in stream:
+            await self._conversation.is_attended.wait()
             match piece:
                 case ChatText(text):
                     await self._say(splitter.push(text) if settings.modality == "audio" else [text])
@@ -340,10 +353,11 @@ class CascadeReply:
                         await self._wait_for_playback()
 
     async def _wait_for_playback(self) -> None:
-        """Wait until the sound generated ahead of playback is within the plan's limit."""
+        """Wait until the sound ahead of playback is within the plan's limit, and until a client is connected."""
         limit = self.plan.max_ahead
         while limit is not None and (excess := self._generated_seconds - self.plan.played() - limit) > 0:
             await asyncio.sleep(excess)
+        await self._conversation.is_attended.wait()
 
 
 def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str]) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from vivavoce.nn.quantised import to_int8
 from vivavoce.runtime.async_engine import AsyncEngine
 
 BUNDLED = "smollm2"
+MAX_UNREAD_TOKENS = 64  # a reply whose reader waits, for playback or for a client, is paused beyond these
 UNFINISHED = "\ufffd"  # decoded for a character whose bytes are incomplete
 
 
@@ -81,7 +82,7 @@ class LocalChat:
         text = _ReplyText(self.tokenizer)
         try:
             generation = Generation(settings.sampling or self.options.sampling, max_tokens, penalise_prompt=False)
-            async with await self.engine.generate(sequence, generation) as reply:
+            async with await self.engine.generate(sequence, generation, MAX_UNREAD_TOKENS) as reply:
                 async for row in reply:
                     if self.core.model.ends(row):
                         continue

@@ -140,6 +140,7 @@ class LocalRecogniser:
         return [list(self.listener.segments(*turn)) for turn in turns]
 
 
+MAX_PIECES_AHEAD = 2  # synthesised and not read: a reader that waits stops the synthesis
 WARM_UP = "Good evening, and welcome."
 
 
@@ -186,7 +187,7 @@ class TTSSynthesiser:
             for piece in self.speaker.stream(text, known, style):
                 yield downmix(piece)[0]
 
-        return iterate_on_thread(pieces)
+        return iterate_on_thread(pieces, MAX_PIECES_AHEAD)
 
 
 DEFAULT_CHAT_MODEL = "default"

@@ -121,6 +121,14 @@ class ConversationState(Protocol):
         """Start a reply to the history and the open turn, if any; it is held until its release."""
         ...
 
+    def pause(self) -> None:
+        """No client is connected: its replies wait, so that they delay no others, until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """A client is connected again: its replies continue where they were."""
+        ...
+
     async def close(self) -> None:
         """Drop its replies and release its memory."""
         ...

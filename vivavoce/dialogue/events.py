@@ -365,6 +365,14 @@ class Conversation(Protocol):
         """Stop a reply; `InputError` where none is in progress."""
         ...
 
+    def pause(self) -> None:
+        """No client is connected: replies wait until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """A client is connected again."""
+        ...
+
     async def close(self) -> None:
         """End the conversation and all its replies."""
         ...

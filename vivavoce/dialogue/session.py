@@ -76,6 +76,8 @@ class LiveConversation:
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._is_attended = asyncio.Event()  # a client is connected
+        self._is_attended.set()
         self._history = History()
         timeline = OutputTimeline(pipeline.output_rate, RATE)
         self._state = pipeline.open(self._on_transcript)
@@ -194,6 +196,16 @@ class LiveConversation:
         self._require_open()
         self._replies.cancel(reply)
 
+    def pause(self) -> None:
+        """No client is connected: replies and transcripts wait until `resume`."""
+        self._is_attended.clear()
+        self._state.pause()
+
+    def resume(self) -> None:
+        """A client is connected again."""
+        self._is_attended.set()
+        self._state.resume()
+
     async def close(self) -> None:
         """End all replies and tasks, and close the backend's state."""
         if self._is_closed:
@@ -219,6 +231,7 @@ class LiveConversation:
         """Transcribe a turn once the reply has sound: the reply is more urgent."""
         if self._replies.generating is not None:
             await self._replies.generating.wait_for_output()
+        await self._is_attended.wait()
         try:
             text = await transcriber.transcribe(sound, RATE, self.settings.language)
         except Exception as error:  # an error of the transcriber costs the transcript, not the conversation

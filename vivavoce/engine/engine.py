@@ -187,9 +187,21 @@ class Engine:
         """Note that the consumer has taken rows; a reply paused by `max_unread` continues."""
         sequence.unread = max(0, sequence.unread - rows)
 
+    def suspend(self, sequence: Sequence) -> None:
+        """Let the reply wait until `resume`; its pages may be evicted meanwhile."""
+        sequence.is_suspended = sequence.is_generating
+
+    def resume(self, sequence: Sequence, seconds: float) -> None:
+        """Continue a suspended reply, of which this many seconds have been played."""
+        if sequence.is_suspended:
+            sequence.is_suspended = False
+            if sequence.listener is not None:
+                sequence.listener = sequence.listener.after_suspension(self.scheduler.now(), seconds)
+
     def stop(self, sequence: Sequence) -> None:
         """End the reply, if there is one. Its rows stay, and so does `hidden`."""
         sequence.generation = None
+        sequence.is_suspended = False
         sequence.max_unread = None
         sequence.speculation, sequence.listener = None, None
 

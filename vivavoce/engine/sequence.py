@@ -44,6 +44,10 @@ class PlaybackDeadline:
         """The deadline once playback has reached this many seconds of the reply."""
         return replace(self, started=now - seconds)
 
+    def after_suspension(self, now: float, seconds: float) -> "PlaybackDeadline":
+        """The deadline of a reply that goes on after a suspension, which was no gap; `seconds` have been played."""
+        return replace(self, since=now, started=None if self.started is None else now - seconds)
+
 
 @dataclass(frozen=True)
 class PacingPolicy:
@@ -94,6 +98,8 @@ class Sequence:
     unread: int = 0
     """Generated rows that the consumer has not taken yet; at `max_unread` the reply pauses."""
     max_unread: int | None = None
+    is_suspended: bool = False
+    """Whether the reply waits because no client would hear it."""
     listener: PlaybackDeadline | None = None
     """The playback of the reply, if it is played while it is generated."""
     last_served: float = 0.0
@@ -145,7 +151,7 @@ class Sequence:
     def has_work(self) -> bool:
         """Whether a step should include it."""
         if self.is_generating:
-            return not self.is_paused
+            return not self.is_paused and not self.is_suspended
         return self.needs_prefill and self.pending > 0
 
 

@@ -135,6 +135,15 @@ class AsyncEngine:
         """End its reply as cancelled; its rows stay."""
         await self._call(lambda: self._end_reply(sequence, "cancelled"))
 
+    def suspend(self, sequence: Sequence) -> None:
+        """Let its reply wait until `resume`: no client would hear it."""
+        self._post(lambda: self._engine.suspend(sequence))
+
+    def resume(self, sequence: Sequence, seconds: float) -> None:
+        """Continue its suspended reply, of which this many seconds have been played."""
+        self._due.pop(sequence.id, None)
+        self._post(lambda: self._engine.resume(sequence, seconds))
+
     async def close(self, sequence: Sequence) -> None:
         """Close a sequence; a reply in progress ends as cancelled."""
         await self._call(lambda: self._close(sequence))

@@ -71,14 +71,15 @@ class MossSpeechConversation:
         self._rows: list[Row] = []
         self._adopted: MossSpeechReply | None = None
         self._replies: set[MossSpeechReply] = set()
+        self._is_paused = False  # no client is connected
         self._pending_replies = 0  # replies whose start is still queued
         self._commands: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
         self._task = asyncio.get_running_loop().create_task(self._run_commands())
 
     @property
     def has_open_turn(self) -> bool:
-        """Whether the user is speaking and no reply has been started."""
-        return self._turn is not None and not self._replies
+        """Whether a connected user is speaking and no reply has been started."""
+        return self._turn is not None and not self._replies and not self._is_paused
 
     def set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """Replace the history and the settings."""
@@ -100,9 +101,23 @@ class MossSpeechConversation:
         """Start a reply, held until its release."""
         reply = MossSpeechReply(self._backend, plan, self._enqueue, self._adopt_reply, self._end_reply)
         self._replies.add(reply)
+        if self._is_paused:
+            reply.pause()
         self._pending_replies += 1
         self._enqueue(lambda: self._start_reply(reply))
         return reply
+
+    def pause(self) -> None:
+        """Let its replies wait."""
+        self._is_paused = True
+        for reply in self._replies:
+            reply.pause()
+
+    def resume(self) -> None:
+        """Continue its replies."""
+        self._is_paused = False
+        for reply in self._replies:
+            reply.resume()
 
     async def close(self) -> None:
         """Drop its replies and close its sequence."""

@@ -126,7 +126,7 @@ class MossSpeechBackend:
         self._conversations: weakref.WeakSet[MossSpeechConversation] = weakref.WeakSet()
         self.first_sounds: deque[FirstSound] = deque(maxlen=MAX_FIRST_SOUNDS)
         """Stage times of the latest replies."""
-        self.speaking = 0
+        self.speaking: set[MossSpeechReply] = set()
         """Replies whose sound is being generated."""
         self.beginning: set[MossSpeechReply] = set()
         """Those of them without output so far."""
@@ -167,7 +167,7 @@ class MossSpeechBackend:
     @property
     def demand(self) -> float:
         """Replies being generated, plus half of the open turns, whose replies come soon."""
-        return self.speaking + 0.5 * sum(conversation.has_open_turn for conversation in self._conversations)
+        return len(self.speaking) + 0.5 * sum(conversation.has_open_turn for conversation in self._conversations)
 
     @property
     def chunks(self) -> LeadPolicy:

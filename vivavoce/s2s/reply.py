@@ -147,6 +147,10 @@ class MossSpeechReply:
         self._chunk_count, self._chunk_at = 0, 0.0  # when the last of them was made
         self._has_output = False
         self._is_whole = False
+        self._is_attended = asyncio.Event()  # a client is connected
+        self._is_attended.set()
+        self._is_speaking = False
+        self._has_paused = False  # since its last chunk
         self._written: list[int] = []
         self.first = FirstSound(asyncio.get_running_loop().time())
 
@@ -168,6 +172,23 @@ class MossSpeechReply:
                 self._task.cancel()
             self._enqueue(lambda: self._ended(self))
 
+    def pause(self) -> None:
+        """Generate and decode nothing until `resume`."""
+        self._is_attended.clear()
+        self._has_paused = True
+        if self.sequence is not None:
+            self._backend.engine.suspend(self.sequence)
+        self._count()
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        if self._is_attended.is_set():
+            return
+        self._is_attended.set()
+        if self.sequence is not None:
+            self._backend.engine.resume(self.sequence, self.plan.played())
+        self._count()
+
     @property
     def usage(self) -> Usage:
         """Rows used so far."""
@@ -187,6 +208,8 @@ class MossSpeechReply:
             past, rows, same, self._generation(), MAX_UNREAD_ROWS, listener=listener
         )
         self.sequence = reply.sequence
+        if not self._is_attended.is_set():
+            self._backend.engine.suspend(self.sequence)
         self.first.begun = asyncio.get_running_loop().time()
         make = self._speak if is_spoken else self._write
         self._task = asyncio.get_running_loop().create_task(self._run(make, reply))
@@ -250,13 +273,14 @@ class MossSpeechReply:
         """Decode codes to sound, in chunks that grow with the lead over playback."""
         decoder = ChunkedDecoder(self._backend, self.plan.settings.voice, self.speed)
         captions = Captions(self._backend, self.plan, self._pieces.put)
-        self._backend.speaking += 1
-        self._backend.beginning.add(self)
+        self._is_speaking = True
+        self._count()
         try:
             is_last = False
             while not is_last:
                 missing = decoder.missing(self.codes, self._generated_seconds - self.plan.played())
                 rows = await reply.several(missing)
+                await self._is_attended.wait()
                 is_last = not all(self._take(row) for row in rows) or len(rows) < missing
                 lead = self._generated_seconds - self.plan.played()
                 size = decoder.ready(self.codes, is_last, lead)
@@ -279,9 +303,21 @@ class MossSpeechReply:
                         await self._output(samples, is_last)
             await captions.finish()
         finally:
-            self._backend.speaking -= 1
-            self._backend.beginning.discard(self)
+            self._is_speaking = False
+            self._count()
             captions.stop()
+
+    def _count(self) -> None:
+        """Update the backend's count of replies whose sound is being generated, without those that are paused."""
+        is_active = self._is_speaking and self._is_attended.is_set()
+        for replies, is_member in (
+            (self._backend.speaking, is_active),
+            (self._backend.beginning, is_active and not self._has_output),
+        ):
+            if is_member:
+                replies.add(self)
+            else:
+                replies.discard(self)
 
     @property
     def _slack_seconds(self) -> float:
@@ -319,13 +355,14 @@ class MossSpeechReply:
 
     def _record_chunk(self, now: float, demand: float) -> None:
         """Record the time of a chunk: its gap to the previous one feeds the estimates."""
+        gap = now - self._chunk_at
         if self._chunk_count == 0:
             self.first.made = now
-        elif self._chunk_count == 1:
-            self._backend.second_chunk_gap.note(now - self._chunk_at, demand)
-        elif self._chunk_count == 2:
-            self._backend.third_chunk_gap.note(now - self._chunk_at, demand)
-        self._chunk_count, self._chunk_at = self._chunk_count + 1, now
+        elif self._chunk_count == 1 and not self._has_paused:
+            self._backend.second_chunk_gap.note(gap, demand)
+        elif self._chunk_count == 2 and not self._has_paused:
+            self._backend.third_chunk_gap.note(gap, demand)
+        self._chunk_count, self._chunk_at, self._has_paused = self._chunk_count + 1, now, False
 
     def _output_buffered(self) -> None:
         if not self._pieces.full():

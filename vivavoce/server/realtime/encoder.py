@@ -75,12 +75,14 @@ class EventEncoder:
                 task.cancel()
 
     def pause(self) -> None:
-        """Hold the audio while no client is connected."""
+        """Hold the audio, and the generation of replies, while no client is connected."""
+        self.conversation.pause()
         for output in (self.main, *self._outputs.values()):
             output.pause()
 
     def resume(self) -> None:
-        """Continue after a client has reconnected."""
+        """Continue after a client has connected."""
+        self.conversation.resume()
         for output in (self.main, *self._outputs.values()):
             output.resume()
 
