@@ -113,11 +113,18 @@ class ServerOptions:
     max_pending_bytes: int = 16 * MEBIBYTE
     """Audio waiting for a commit, and events not yet read by the client."""
     max_upload_bytes: int = 64 * MEBIBYTE
+    max_audio_seconds: float = 7200.0
+    """Length of an uploaded recording once it is decoded."""
     idle_seconds: float = 300.0
     session_seconds: float | None = None
     resume_seconds: float = 30.0
     stall_seconds: float = 15.0
     """How long a client may leave its socket unread, or a request body unfinished."""
+    head_seconds: float = 10.0
+    """How long a request's line and headers may take, and a WebSocket's handshake."""
+    max_pending_connections: int = 512
+    """Connections that have not sent a whole request; beyond, the oldest are closed."""
+    max_pending_per_address: int = 128
     events_per_second: float = 500.0
     sound_per_second: float = 20.0
     """Seconds of audio accepted per second, after a burst of a few minutes; the rest waits in the socket."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from vivavoce.server.config import ServerOptions
+from vivavoce.server.connections import bounded_protocol
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -16,6 +17,7 @@ def uvicorn_config(app: "ASGIApp", options: ServerOptions) -> uvicorn.Config:
         app,
         host=options.host,
         port=options.port,
+        http=bounded_protocol(options),
         ws_max_size=options.max_event_bytes + (1 << 20),
         ws_per_message_deflate=False,
         ws_ping_interval=20,
