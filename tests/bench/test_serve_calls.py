@@ -113,7 +113,7 @@ def conversation(script, **plan):
 
     async def run():
         now = asyncio.get_running_loop().time
-        call = Call(CallPlan(3, 0.0, **({"questions": [0]} | plan)), SOUNDS, REPLY, now(), [], now)
+        call = Call(CallPlan(3, 0.0, **({"questions": [0]} | plan)), SOUNDS, REPLY, now(), [], now=now)
         connections = []
 
         def connect(listener):

@@ -25,7 +25,7 @@ async def run_calls(plan: CallerPlan, sounds: EncodedSounds, began: float) -> Ca
     connect = connector(plan.transport, plan.url, plan.key)
 
     async def run_one(call_plan: CallPlan) -> None:
-        call = Call(call_plan, sounds, plan.reply_seconds, began, lateness)
+        call = Call(call_plan, sounds, plan.reply_seconds, began, lateness, plan.transport)
         try:
             await asyncio.sleep(max(0.0, began + call_plan.start - time.monotonic()))
             await call.run(connect)

@@ -21,6 +21,9 @@ OPEN_SECONDS = 20.0
 ANSWER_SECONDS = 30.0  # a question without an answer by then was never answered
 YIELD_SECONDS = 5.0  # a reply that plays on for this long did not yield
 EXTRA_REPLY_SECONDS = 30.0
+SOCKET_REPLY_ENDS = ("response.output_audio.done", "response.done")
+CALL_REPLY_ENDS = ("output_audio_buffer.stopped",)  # sound is sent as it is played
+MIN_SILENT_PACKETS = 2  # a single one may be a pause of the voice
 
 
 @dataclass
@@ -32,6 +35,24 @@ class HeardReply:
     first_at: float | None = None
     stopped_at: float | None = None
     is_done: bool = False
+    silent_packets: int = 0
+    """In a row, of a transport that also sends silence."""
+    gaps: int = 0
+    gap_seconds: float = 0.0
+    """Of silence that was sent inside the reply."""
+
+    def feed_packet(self, now: float, seconds: float, is_silent: bool, not_before: float) -> None:
+        """Receive a packet of a transport that sends all the time; silence inside the reply is an underrun."""
+        if self.first_at is None and is_silent:
+            return
+        if is_silent:
+            self.silent_packets += 1
+        else:
+            if self.silent_packets >= MIN_SILENT_PACKETS:
+                self.gaps += 1
+                self.gap_seconds += self.silent_packets * seconds
+            self.silent_packets = 0
+        self.feed(now, seconds, not_before)
 
     def feed(self, now: float, seconds: float, not_before: float) -> None:
         """Receive sound; it is played after that of earlier replies."""
@@ -115,6 +136,7 @@ class Call:
         reply_seconds: float,
         began: float,
         lateness: list[float],
+        transport: str = "websocket",
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan, self._sounds, self._reply_seconds, self._began = plan, sounds, reply_seconds, began
@@ -127,6 +149,7 @@ class Call:
         self._is_open = False
         self._refusal: tuple[float, str] | None = None
         self._changed = asyncio.Event()
+        self._reply_ends = CALL_REPLY_ENDS if transport == "webrtc" else SOCKET_REPLY_ENDS
 
     async def run(self, connect: "Callable[[Call], Connection]") -> CallResult:
         """Connect, converse and leave."""
@@ -175,11 +198,18 @@ class Call:
         heard = self._reply(reply) if reply is not None else self._current
         if heard is None:
             return
-        others = max((each.ends for each in self._replies.values() if each is not heard), default=-math.inf)
-        is_first = heard.first_at is None
-        heard.feed(now, seconds, others)
-        if is_first:
+        if heard.first_at is None:
             self._changed.set()
+        heard.feed(now, seconds, self._others_end(heard))
+
+    def on_packet(self, now: float, seconds: float, is_silent: bool) -> None:
+        """A packet of a transport that also sends silence between replies."""
+        heard = self._current
+        if heard is None or heard.is_done:
+            return
+        if heard.first_at is None:
+            self._changed.set()
+        heard.feed_packet(now, seconds, is_silent, self._others_end(heard))
 
     def on_event(self, now: float, event: ServerEvent) -> None:
         """An event of the server other than sound."""
@@ -188,7 +218,7 @@ class Call:
             self._is_open = True
         elif kind == "response.created" and event.response is not None:
             self._current = self._reply(event.response.id)
-        elif kind in ("response.output_audio.done", "response.done"):
+        elif kind in self._reply_ends:
             id = event.response.id if event.response is not None else event.response_id
             if id is not None:
                 self._reply(id).finish(now)
@@ -266,7 +296,7 @@ class Call:
         """Hear a reply to its end."""
         limit = 1.5 * self._reply_seconds + EXTRA_REPLY_SECONDS
         try:
-            turn.is_over = await self._until(lambda: reply.is_done, limit)
+            turn.is_over = await self._until(lambda: reply.is_done or reply.stopped_at is not None, limit)
             if turn.is_over and reply.stopped_at is None:
                 await asyncio.sleep(max(0.0, reply.ends - self._now()))
         finally:
@@ -274,7 +304,8 @@ class Call:
 
     @staticmethod
     def _note(turn: TurnResult, reply: HeardReply) -> None:
-        turn.underruns, turn.dry_seconds = reply.clock.underruns, reply.clock.dry_seconds
+        turn.underruns = reply.clock.underruns + reply.gaps
+        turn.dry_seconds = reply.clock.dry_seconds + reply.gap_seconds
         turn.sound_seconds = reply.clock.sent
 
     def _stop_playing(self, now: float) -> None:
@@ -283,6 +314,9 @@ class Call:
             if reply.is_audible(now):
                 reply.stop(now)
                 self.result.false_stops += now > self._microphone.speaks_until + PAUSE_SECONDS / 2
+
+    def _others_end(self, heard: HeardReply) -> float:
+        return max((each.ends for each in self._replies.values() if each is not heard), default=-math.inf)
 
     def _reply(self, id: str) -> HeardReply:
         return self._replies.setdefault(id, HeardReply(id))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
@@ -52,6 +53,8 @@ class Listener(Protocol):
     """Takes what a connection receives, with the time of arrival."""
 
     def on_audio(self, now: float, seconds: float, reply: str | None) -> None: ...
+
+    def on_packet(self, now: float, seconds: float, is_silent: bool) -> None: ...
 
     def on_event(self, now: float, event: ServerEvent) -> None: ...
 
@@ -153,5 +156,12 @@ def base64_bytes(text: str) -> int:
 
 
 def connector(transport: str, url: str, key: str | None) -> Callable[[Listener], Connection]:
-    """Makes the connection of a caller."""
+    """Makes the connection of a caller; the URL is that of WebSockets."""
+    if transport == "webrtc":
+        from vivavoce.bench.serve_webrtc import WebRtcConnection
+
+        parts = urlsplit(url)
+        scheme = "https" if parts.scheme == "wss" else "http"
+        calls = urlunsplit((scheme, parts.netloc, f"{parts.path}/calls", parts.query, ""))
+        return lambda listener: WebRtcConnection(listener, calls, key)
     return lambda listener: WebSocketConnection(listener, url, key, transport == "binary")
