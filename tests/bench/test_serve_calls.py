@@ -12,8 +12,8 @@ from vivavoce.bench.serve_transport import (
     CallClosedError,
     CallRefusedError,
     ErrorObject,
+    ReceivedEvent,
     ResponseObject,
-    ServerEvent,
     base64_bytes,
 )
 
@@ -59,10 +59,10 @@ class ScriptedConnection:
     async def receive(self):
         if self.script.refuses:
             error = ErrorObject("no room", "session_limit_reached")
-            self.listener.on_event(self.now(), ServerEvent("error", error=error))
+            self.listener.on_event(self.now(), ReceivedEvent("error", error=error))
             await asyncio.sleep(0.5)
             raise CallRefusedError("1013 no room")
-        self.listener.on_event(self.now(), ServerEvent("session.created"))
+        self.listener.on_event(self.now(), ReceivedEvent("session.created"))
         await asyncio.sleep(self.script.closes_at or 1e6)
         raise CallClosedError("the connection was closed: 1011")
 
@@ -90,22 +90,22 @@ class ScriptedConnection:
     async def _yield(self, reply):
         await asyncio.sleep(self.script.yields_after)
         reply.cancel()
-        self.listener.on_event(self.now(), ServerEvent("input_audio_buffer.speech_started"))
+        self.listener.on_event(self.now(), ReceivedEvent("input_audio_buffer.speech_started"))
 
     async def _answer(self, asked):
         self._replies += 1
         id, begins = f"resp_{self._replies}", asked + self.script.thinking
         await asyncio.sleep(begins - self.now())
-        self.listener.on_event(self.now(), ServerEvent("response.created", response=ResponseObject(id)))
+        self.listener.on_event(self.now(), ReceivedEvent("response.created", response=ResponseObject(id)))
         for number in range(round(self.script.reply / 0.1)):
             late = self.script.pieces_late.get(number, 0.0)
             await asyncio.sleep(max(0.0, begins + number * 0.1 + late - self.now()))
             self.listener.on_audio(self.now(), 0.1, id)
             if self.script.stops_by_itself is not None and number * 0.1 >= self.script.stops_by_itself:
-                self.listener.on_event(self.now(), ServerEvent("output_audio_buffer.cleared", response_id=id))
+                self.listener.on_event(self.now(), ReceivedEvent("output_audio_buffer.cleared", response_id=id))
                 break
-        self.listener.on_event(self.now(), ServerEvent("response.output_audio.done", response_id=id))
-        self.listener.on_event(self.now(), ServerEvent("response.done", response=ResponseObject(id)))
+        self.listener.on_event(self.now(), ReceivedEvent("response.output_audio.done", response_id=id))
+        self.listener.on_event(self.now(), ReceivedEvent("response.done", response=ResponseObject(id)))
 
 
 def conversation(script, **plan):

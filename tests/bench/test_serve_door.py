@@ -134,7 +134,7 @@ def test_callers_of_two_processes_converse_and_the_third_is_refused(tmp_path, ca
     assert level["first_sound_ms"][50] > 0
     assert (level["never_answered"], level["failed"], level["false_stops"]) == (0, {}, 0)
     assert level["server"]["loop_lag_p99_ms"] == {"server": pytest.approx(1.0)}
-    assert level["server"]["counters"]["viva_underruns_total"] == 1
+    assert level["server"]["counters"]["viva_underruns_total"] >= 1
     assert len(level["callers"]) == 2
     assert (result["most_without_a_gap"], scripted.most) == (0, 2)
     assert scripted.keys == {"Bearer a-secret-key"}

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from vivavoce.audio.vad import RATE as VAD_RATE
-from vivavoce.bench.serve_levels import Behaviour, LevelPlan, figures, most_at_once, rush, steady
+from vivavoce.bench.serve_levels import Behaviour, LevelPlan, figures, max_at_once, rush, steady
 from vivavoce.bench.serve_plans import CallerReport, CallResult, TurnResult
 from vivavoce.bench.serve_report import print_level, print_table, save
 from vivavoce.bench.serve_sounds import encoded_sounds, one_turn_questions
-from vivavoce.bench.serve_watch import lag_percentiles, process_tree, samples
+from vivavoce.bench.serve_watch import lag_gauges, lag_percentiles, process_tree, samples
 from vivavoce.bench.turn_sounds import RATE
 
 ON_TIME = CallerReport(0.1, {"p50": 0.1, "p99": 2.0, "max": 9.0}, 100)
@@ -73,8 +73,8 @@ def test_the_arrivals_of_a_steady_stream_are_those_of_a_poisson_process():
 
 
 def test_a_server_has_room_for_the_variation_of_a_steady_stream():
-    assert most_at_once(128, is_steady=False) == 128
-    assert most_at_once(100, is_steady=True) == 140
+    assert max_at_once(128, is_steady=False) == 128
+    assert max_at_once(100, is_steady=True) == 140
 
 
 def test_percentiles_are_over_questions_and_interruptions_apart():
@@ -184,6 +184,11 @@ def test_every_process_has_its_own_lag():
     door = ',process="door 1"'
     before, after = page(0, 0, 0) | page(0, 0, 0, door), page(99, 100, 100) | page(0, 100, 100, door)
     assert lag_percentiles(before, after) == {"server": pytest.approx(1.0), "door 1": pytest.approx(10.0)}
+
+
+def test_the_lag_of_doors_is_a_gauge():
+    text = '# TYPE viva_door_event_loop_lag_seconds gauge\nviva_door_event_loop_lag_seconds{door="1"} 0.004\n'
+    assert lag_gauges(samples(text) | page(1, 1, 1)) == {"door 1": 0.004}
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")

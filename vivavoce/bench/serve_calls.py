@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from vivavoce.audio.player import PlaybackClock
 from vivavoce.bench.serve_plans import CallPlan, CallResult, EncodedQuestion, EncodedSounds, TurnResult
-from vivavoce.bench.serve_transport import CallRefusedError, Connection, ServerEvent
+from vivavoce.bench.serve_transport import CallerConnection, CallRefusedError, ReceivedEvent
 from vivavoce.errors import VivaError
 
 LEAD_IN_SECONDS = 0.6  # of room noise before the first question
@@ -88,7 +88,7 @@ class HeardReply:
 
 
 @dataclass
-class Microphone:
+class CallerMicrophone:
     """Sends a message at each deadline: noise, or the question that is being asked."""
 
     sounds: EncodedSounds
@@ -143,7 +143,7 @@ class Call:
         self._now = now
         self.result = CallResult(plan.number)
         offset = plan.number * 37 % len(sounds.noise)  # so that callers do not send the same noise
-        self._microphone = Microphone(sounds, offset, lateness, now)
+        self._microphone = CallerMicrophone(sounds, offset, lateness, now)
         self._replies: dict[str, HeardReply] = {}
         self._current: HeardReply | None = None
         self._is_open = False
@@ -151,7 +151,7 @@ class Call:
         self._changed = asyncio.Event()
         self._reply_ends = CALL_REPLY_ENDS if transport == "webrtc" else SOCKET_REPLY_ENDS
 
-    async def run(self, connect: "Callable[[Call], Connection]") -> CallResult:
+    async def run(self, connect: "Callable[[Call], CallerConnection]") -> CallResult:
         """Connect, converse and leave."""
         started = self._now()
         self.result.started = started - self._began
@@ -211,7 +211,7 @@ class Call:
             self._changed.set()
         heard.feed_packet(now, seconds, is_silent, self._others_end(heard))
 
-    def on_event(self, now: float, event: ServerEvent) -> None:
+    def on_event(self, now: float, event: ReceivedEvent) -> None:
         """An event of the server other than sound."""
         kind = event.type
         if kind == "session.created":

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from vivavoce.bench.serve_levels import MAX_TURNS, Behaviour, DoorLevel, LevelPlan, figures, most_at_once, rush, steady
+from vivavoce.bench.serve_levels import MAX_TURNS, Behaviour, DoorLevel, LevelPlan, figures, max_at_once, rush, steady
 from vivavoce.bench.serve_plans import CallerPlan, CallerReport, CallPlan, CallResult, EncodedSounds
 from vivavoce.bench.serve_profile import Profiler, can_trace, print_profile
 from vivavoce.bench.serve_report import print_level, print_table, save
@@ -85,8 +85,8 @@ class DoorOptions:
 
     def level(self, count: int, sounds: EncodedSounds) -> LevelPlan:
         """The calls of a level."""
-        longest = max(len(question.messages) for question in sounds.questions) * sounds.packet_seconds
-        behaviour = Behaviour(longest, self.seconds, len(sounds.questions), self.interrupt, self.seed)
+        max_question = max(len(question.messages) for question in sounds.questions) * sounds.packet_seconds
+        behaviour = Behaviour(max_question, self.seconds, len(sounds.questions), self.interrupt, self.seed)
         if self.steady is None:
             return rush(count, self.spread, behaviour)
         return steady(count, self.steady, behaviour)
@@ -176,7 +176,7 @@ def _target(server: ServerChoice, options: DoorOptions, stack: ExitStack) -> Tar
         parts = urlsplit(url)
         http = urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, "", "", ""))
         return Target(url, http, server.key)
-    most = max(most_at_once(count, options.steady is not None) for count in options.sessions)
+    peak = max(max_at_once(count, options.steady is not None) for count in options.sessions)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="viva-bench-")))
     about, stacks = folder / "about.json", folder / "own.stacks" if options.profile and not can_trace() else None
     plan = ServerPlan(
@@ -184,8 +184,8 @@ def _target(server: ServerChoice, options: DoorOptions, stack: ExitStack) -> Tar
         device=server.device,
         dtype=server.dtype,
         port=free_port(),
-        sessions=min(most, server.max_sessions or most),
-        max_sessions=server.max_sessions or most + SPARE_SESSIONS,
+        sessions=min(peak, server.max_sessions or peak),
+        max_sessions=server.max_sessions or peak + SPARE_SESSIONS,
         turns=options.turns,
         question_seconds=options.question,
         reply_seconds=options.seconds,

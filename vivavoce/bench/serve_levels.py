@@ -69,7 +69,7 @@ def steady(count: int, seconds: float, behaviour: Behaviour) -> LevelPlan:
     return LevelPlan(count, calls, lengths[-1], counted_until, ends)
 
 
-def most_at_once(count: int, is_steady: bool) -> int:
+def max_at_once(count: int, is_steady: bool) -> int:
     """Sessions that a server must admit at a level: a steady stream varies around its mean."""
     return count + (math.ceil(4 * math.sqrt(count)) if is_steady else 0)
 

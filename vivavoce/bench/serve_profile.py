@@ -133,7 +133,7 @@ def module_name(file: str) -> str:
     return file.rpartition(f"{PACKAGE}/")[2].removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def print_profile(profiler: Profiler, least: float = 0.01) -> None:
+def print_profile(profiler: Profiler, min_share: float = 0.01) -> None:
     """Print the modules with at least this share of the samples, by process and thread."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -143,7 +143,7 @@ def print_profile(profiler: Profiler, least: float = 0.01) -> None:
     for column in ("process", "thread", "module", "share of samples", "share of time"):
         table.add_column(column, justify="right" if column.startswith("share") else "left")
     for row in profiler.rows:
-        if row.share >= least:
+        if row.share >= min_share:
             table.add_row(row.process, row.thread, row.module, f"{row.share:.1%}", f"{row.busy:.1%}")
     Console(stderr=True, highlight=False, width=120).print(table)
 

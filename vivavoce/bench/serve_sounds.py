@@ -45,9 +45,9 @@ def _is_one_turn(samples: Samples, detector: VoiceActivity) -> bool:
     speech = np.flatnonzero(probabilities > SPEECH_PROBABILITY)
     if not speech.size:
         return False
-    longest_pause = (np.diff(speech).max(initial=1) - 1) * WINDOW_SECONDS
+    max_pause = (np.diff(speech).max(initial=1) - 1) * WINDOW_SECONDS
     is_whole = speech.size * WINDOW_SECONDS > 0.5 * len(samples) / RATE
-    return bool(is_whole and longest_pause <= MAX_PAUSE_SECONDS)
+    return bool(is_whole and max_pause <= MAX_PAUSE_SECONDS)
 
 
 def _in_noise(samples: Samples, noise: Samples, packet: int) -> tuple[Samples, int, int]:

@@ -39,7 +39,7 @@ class ErrorObject(msgspec.Struct):
     code: str | None = None
 
 
-class ServerEvent(msgspec.Struct):
+class ReceivedEvent(msgspec.Struct):
     """An event of the server, as far as it is read here."""
 
     type: str
@@ -56,10 +56,10 @@ class Listener(Protocol):
 
     def on_packet(self, now: float, seconds: float, is_silent: bool) -> None: ...
 
-    def on_event(self, now: float, event: ServerEvent) -> None: ...
+    def on_event(self, now: float, event: ReceivedEvent) -> None: ...
 
 
-class Connection(Protocol):
+class CallerConnection(Protocol):
     """A connection to the server."""
 
     async def open(self) -> None:
@@ -115,7 +115,7 @@ class WebSocketConnection:
         """Pass everything on to the listener until the connection is closed."""
         from websockets.exceptions import ConnectionClosed
 
-        decode = msgspec.json.Decoder(ServerEvent).decode
+        decode = msgspec.json.Decoder(ReceivedEvent).decode
         on_audio, on_event, receive = self._listener.on_audio, self._listener.on_event, self._socket.recv
         while True:
             try:
@@ -155,7 +155,7 @@ def base64_bytes(text: str) -> int:
     return len(text) // 4 * 3 - text.count("=", -2)
 
 
-def connector(transport: str, url: str, key: str | None) -> Callable[[Listener], Connection]:
+def connector(transport: str, url: str, key: str | None) -> Callable[[Listener], CallerConnection]:
     """Makes the connection of a caller; the URL is that of WebSockets."""
     if transport == "webrtc":
         from vivavoce.bench.serve_webrtc import WebRtcConnection

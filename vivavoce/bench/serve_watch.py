@@ -17,7 +17,7 @@ from vivavoce.bench.serve_server import LOCAL
 MEMORY_QUERY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 LAG = "event_loop_lag_seconds"
 COUNTERS = ("viva_underruns_total", "viva_deadlines_missed_total", "viva_sessions_refused_total")
-SAMPLE_SECONDS = 1.0
+SAMPLE_SECONDS = 2.0
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -42,7 +42,8 @@ class ServerUse:
 
     processes: list[ProcessUse] = field(default_factory=list)
     loop_lag_p99_ms: dict[str, float | None] = field(default_factory=dict)
-    """Upper bound of the lag's 99th percentile (an edge of a bucket; None: above all), by process."""
+    """The lag's 99th percentile by process: of a histogram the upper edge of its bucket (None: above all), of a gauge
+    over the last seconds the largest value."""
     counters: dict[str, float] = field(default_factory=dict)
     gpu_bytes: int | None = None
 
@@ -57,11 +58,12 @@ class ServerWatch:
         self._url, self._key, self._pid = url, key, pid
         self.use = ServerUse()
         self._rss: dict[int, int] = {}
+        self._lags: dict[str, float] = {}
 
     async def __aenter__(self) -> Self:
         self._metrics = await asyncio.to_thread(self._scrape)
         self._started, self._cpu = time.monotonic(), self._cpu_seconds()
-        self._task = asyncio.create_task(self._sample_memory())
+        self._task = asyncio.create_task(self._sample())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -83,7 +85,8 @@ class ServerWatch:
         after = await asyncio.to_thread(self._scrape)
         counters = {name: _total(after, name) - _total(self._metrics, name) for name in COUNTERS}
         gpu = await asyncio.to_thread(gpu_bytes) if self._pid is not None else None
-        self.use = ServerUse(processes, lag_percentiles(self._metrics, after), counters, gpu)
+        lags = lag_percentiles(self._metrics, after) | {name: lag * 1e3 for name, lag in self._lags.items()}
+        self.use = ServerUse(processes, lags, counters, gpu)
 
     def _scrape(self) -> dict[tuple[str, Labels], float]:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -98,10 +101,13 @@ class ServerWatch:
                 found[pid] = (_cpu(Path(f"/proc/{pid}/stat")), _cpu(Path(f"/proc/{pid}/task/{pid}/stat")))
         return found
 
-    async def _sample_memory(self) -> None:
-        while self._pid is not None:
-            for pid in process_tree(self._pid):
+    async def _sample(self) -> None:
+        """Note the largest memory of each process, and the largest lag that is reported as a gauge."""
+        while True:
+            for pid in [] if self._pid is None else process_tree(self._pid):
                 self._rss[pid] = max(self._rss.get(pid, 0), _rss_bytes(pid))
+            for name, lag in lag_gauges(await asyncio.to_thread(self._scrape)).items():
+                self._lags[name] = max(self._lags.get(name, 0.0), lag)
             await asyncio.sleep(SAMPLE_SECONDS)
 
 
@@ -132,6 +138,15 @@ def lag_percentiles(
         if total := edges.pop(math.inf, 0.0):
             found[process] = next((edge * 1e3 for edge in sorted(edges) if edges[edge] >= share * total), None)
     return found
+
+
+def lag_gauges(page: dict[tuple[str, Labels], float]) -> dict[str, float]:
+    """Seconds of lag that processes report as a gauge, by their labels: "door 1"."""
+    return {
+        " ".join(part for label in labels for part in label): value
+        for (name, labels), value in page.items()
+        if name.endswith(LAG) and labels
+    }
 
 
 def _total(page: dict[tuple[str, Labels], float], name: str) -> float:

@@ -18,7 +18,7 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 
 from vivavoce.bench.serve_server import LOCAL
-from vivavoce.bench.serve_transport import CallClosedError, CallRefusedError, Listener, ServerEvent
+from vivavoce.bench.serve_transport import CallClosedError, CallRefusedError, Listener, ReceivedEvent
 
 RATE = 24_000
 PACKET_SECONDS = 0.02
@@ -91,7 +91,7 @@ class WebRtcConnection:
             self._ended.set()
 
     async def _receive_events(self) -> None:
-        decode = msgspec.json.Decoder(ServerEvent).decode
+        decode = msgspec.json.Decoder(ReceivedEvent).decode
         while True:
             now, message = await self._events.get()
             self._listener.on_event(now, decode(message))
