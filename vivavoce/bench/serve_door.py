@@ -117,6 +117,8 @@ class Target:
     key: str | None = None
     pid: int | None = None
     about: dict[str, Any] = field(default_factory=dict)
+    check: Callable[[], None] = lambda: None
+    """Raises where the server has ended."""
     own_stacks: Path | None = None
     """The file to which the server samples its own stacks, where py-spy cannot."""
 
@@ -198,7 +200,9 @@ def _target(server: ServerChoice, options: DoorOptions, stack: ExitStack) -> Tar
     with stage(f"starting the server: {server.shape}, for {plan.sessions} sessions"):
         process.wait_until_ready()
     described = msgspec.json.decode(about.read_bytes(), type=dict[str, Any])
-    return Target(realtime_url(process.url), process.url, pid=process.pid, about=described, own_stacks=stacks)
+    return Target(
+        realtime_url(process.url), process.url, pid=process.pid, about=described, check=process.check, own_stacks=stacks
+    )
 
 
 async def _measure(
@@ -210,6 +214,7 @@ async def _measure(
     for count in options.sessions:
         await asyncio.sleep(SETTLE_SECONDS)
         level = await measure_level(target, options, options.level(count, sounds), file)
+        target.check()
         print_level(level)
         store(level)
         if not level.holds and not options.keep_going:
@@ -253,7 +258,7 @@ class _progress:
 
     def __enter__(self) -> Callable[[int], None]:
         if self._status is None:
-            self._console.print(f"… {self._plan.sessions} sessions, {len(self._plan.calls)} calls")
+            self._console.print(f"… {self._text(0)}")
             return lambda done: None
         self._status.start()
         return lambda done: self._status.update(self._text(done)) if self._status is not None else None
@@ -263,7 +268,8 @@ class _progress:
             self._status.stop()
 
     def _text(self, done: int) -> str:
-        return f"{self._plan.sessions} sessions: {done} of {len(self._plan.calls)} calls over"
+        calls, seconds = len(self._plan.calls), self._plan.expected_seconds
+        return f"{self._plan.sessions} sessions, about {seconds:.0f} s: {done} of {calls} calls over"
 
 
 async def _run_calls(

@@ -30,6 +30,7 @@ class LevelPlan:
     counted_until: float = math.inf
     ends: float | None = None
     """When everybody leaves; None: when all conversations are over."""
+    expected_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,23 @@ class Behaviour:
     """Share of the callers who interrupt their first reply."""
     seed: int = 1
 
+    @property
+    def turn_seconds(self) -> float:
+        """Of a question and its reply."""
+        return self.question + ANSWER_ALLOWANCE + self.reply
+
 
 def rush(count: int, spread: float, behaviour: Behaviour) -> LevelPlan:
     """`count` callers begin within `spread` seconds and hear one reply each, or two where they interrupt the first."""
     source = random.Random(behaviour.seed)
     calls = [_call(number, number * spread / count, 1, behaviour, source) for number in range(count)]
-    return LevelPlan(count, calls)
+    return LevelPlan(count, calls, expected_seconds=spread + LEAD_IN_SECONDS + behaviour.turn_seconds)
 
 
 def steady(count: int, seconds: float, behaviour: Behaviour) -> LevelPlan:
     """Poisson arrivals, so that `count` callers are in conversation on average; counted once that is reached."""
     source = random.Random(behaviour.seed)
-    turn = behaviour.question + ANSWER_ALLOWANCE + behaviour.reply
+    turn = behaviour.turn_seconds
     lengths = [LEAD_IN_SECONDS + turns * turn + (turns - 1) * PAUSE_SECONDS for turns in range(1, MAX_TURNS + 1)]
     rate = count / (sum(lengths) / len(lengths))
     counted_until = lengths[-1] + seconds
@@ -66,7 +72,7 @@ def steady(count: int, seconds: float, behaviour: Behaviour) -> LevelPlan:
     while start < ends:
         calls.append(_call(len(calls), start, source.randint(1, MAX_TURNS), behaviour, source))
         start += source.expovariate(rate)
-    return LevelPlan(count, calls, lengths[-1], counted_until, ends)
+    return LevelPlan(count, calls, lengths[-1], counted_until, ends, ends)
 
 
 def max_at_once(count: int, is_steady: bool) -> int:

@@ -29,7 +29,7 @@ FRAME = re.compile(r"^(?P<function>.+) \((?P<file>[^()]*?)(?::\d+)?\)$")
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """Samples of one module on one thread."""
+    """Samples of one module on the threads of one name, of all processes of one name."""
 
     process: str
     thread: str
@@ -68,6 +68,7 @@ class Profiler:
 
     def __exit__(self, *exc_info: object) -> None:
         seconds = time.monotonic() - self._started
+        stacks: dict[str, list[str]] = {}
         for pid, (process, out) in self._running.items():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGINT)
@@ -77,12 +78,24 @@ class Profiler:
                 process.kill()
                 process.wait()
             if out.is_file():
-                self.rows += rows(self._processes[pid], out.read_text(encoding="utf8").splitlines(), seconds)
+                stacks.setdefault(self._processes[pid], []).extend(out.read_text(encoding="utf8").splitlines())
         if self._own_stacks is not None and self._own_stacks.is_file():
-            self.rows = rows("server", self._own_stacks.read_text(encoding="utf8").splitlines(), seconds)
+            stacks["server"] = self._own_stacks.read_text(encoding="utf8").splitlines()
+        for name, lines in stacks.items():
+            count = max(1, sum(each == name for each in self._processes.values()))
+            self.rows += rows(name, lines, seconds * count)
+
+    @property
+    def threads(self) -> dict[str, float]:
+        """The share of the time in which the threads of each name were sampled."""
+        found: dict[str, float] = {}
+        for row in self.rows:
+            name = f"{row.process} {row.thread}"
+            found[name] = found.get(name, 0.0) + row.busy
+        return found
 
     def as_json(self) -> dict[str, Any]:
-        return {"how": self.how, "rows": [asdict(row) for row in self.rows]}
+        return {"how": self.how, "threads": self.threads, "rows": [asdict(row) for row in self.rows]}
 
 
 def py_spy() -> str | None:
@@ -145,7 +158,10 @@ def print_profile(profiler: Profiler, min_share: float = 0.01) -> None:
     for row in profiler.rows:
         if row.share >= min_share:
             table.add_row(row.process, row.thread, row.module, f"{row.share:.1%}", f"{row.busy:.1%}")
-    Console(stderr=True, highlight=False, width=120).print(table)
+    console = Console(stderr=True, highlight=False, width=120)
+    console.print(table)
+    busiest = sorted(profiler.threads.items(), key=lambda each: -each[1])
+    console.print("share of time by thread: " + ", ".join(f"{name} {share:.1%}" for name, share in busiest))
 
 
 # The sampler inside the server

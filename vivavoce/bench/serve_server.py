@@ -118,7 +118,9 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if not self.log.stat().st_size:
+        if self.log.stat().st_size:
+            print(f"what the server logged is in {self.log}", file=sys.stderr)
+        else:
             self.log.unlink()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import shutil
@@ -14,10 +15,13 @@ from urllib.request import Request
 
 from vivavoce.bench.serve_server import LOCAL
 
+logger = logging.getLogger(__name__)
+
 MEMORY_QUERY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 LAG = "event_loop_lag_seconds"
 COUNTERS = ("viva_underruns_total", "viva_deadlines_missed_total", "viva_sessions_refused_total")
 SAMPLE_SECONDS = 2.0
+SCRAPE_SECONDS = 20.0
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -90,8 +94,12 @@ class ServerWatch:
 
     def _scrape(self) -> dict[tuple[str, Labels], float]:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        with LOCAL.open(Request(f"{self._url}/metrics", headers=headers), timeout=20.0) as response:
-            return samples(response.read().decode())
+        try:
+            with LOCAL.open(Request(f"{self._url}/metrics", headers=headers), timeout=SCRAPE_SECONDS) as response:
+                return samples(response.read().decode())
+        except OSError:  # an overloaded server may not answer in time
+            logger.warning("the server's /metrics could not be read", exc_info=True)
+            return {}
 
     def _cpu_seconds(self) -> dict[int, tuple[float, float]]:
         """CPU seconds of all threads and of the main thread, by process."""

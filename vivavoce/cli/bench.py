@@ -279,8 +279,12 @@ def bench_serve(
         typer.Option(help="true: random weights of the published shape; tiny: a tiny one; mini: mini-speech."),
     ] = "true",
     sessions: Annotated[
-        str, typer.Option(callback=_batches, help="Concurrent sessions of each level, comma-separated.")
-    ] = "1,16,32,64,128,192",
+        str | None,
+        typer.Option(
+            callback=lambda text: None if text is None else _batches(text),
+            help="Concurrent sessions of each level, comma-separated. Default: 1,16,32,64,128,192; in process 1 to 128.",
+        ),
+    ] = None,
     seconds: Annotated[
         float | None, typer.Option(min=0.4, help="Length of each reply in seconds. Default: 20; in process 60.")
     ] = None,
@@ -332,9 +336,10 @@ def bench_serve(
     as_json: Json = False,
 ) -> None:
     """How many concurrent conversations one server holds: latency, underruns, refusals, CPU, memory and power."""
-    counts = [int(part) for part in sessions.split(",")]
+    is_alone = simulate or in_process
+    counts = [int(part) for part in (sessions or ("1,8,32,64,128" if is_alone else "1,16,32,64,128,192")).split(",")]
     with progress_to(as_json):
-        if simulate or in_process:
+        if is_alone:
             from vivavoce.bench import serve
 
             script = serve.Script(question, seconds or 60.0, 4.0 if spread is None else spread, newcomers)
