@@ -282,7 +282,7 @@ def bench_serve(
         str | None,
         typer.Option(
             callback=lambda text: None if text is None else _batches(text),
-            help="Concurrent sessions of each level, comma-separated. Default: 1,16,32,64,128,192; in process 1 to 128.",
+            help="Concurrent sessions of each level, comma-separated. Default: 1,16,32,64,128,192.",
         ),
     ] = None,
     seconds: Annotated[
