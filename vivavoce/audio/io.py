@@ -17,7 +17,12 @@ from vivavoce.errors import InputError, MissingDependencyError
 
 BLOCK = 65_536  # samples a channel decoded at once
 UNKNOWN_SIZE = 0x7FFF_0000  # a WAV written as a stream announces at least this size
+MAX_WAV_CHUNKS = 1000  # before the samples; a file of tiny chunks would take long to walk through
 LENGTH_TOLERANCE_SECONDS = 0.1  # encoder padding; more missing than this means a truncated file
+
+
+class TooLongError(InputError):
+    """A sound is longer than its reader allows."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,9 @@ def _wav_data_sizes(file: BinaryIO) -> tuple[int, int]:
     """Bytes of samples that the header of a WAV file announces, and bytes present."""
     size = file.seek(0, 2)
     position = 12
-    while position + 8 <= size:
+    for _ in range(MAX_WAV_CHUNKS):
+        if position + 8 > size:
+            break
         file.seek(position)
         chunk, length = file.read(4), int.from_bytes(file.read(4), "little")
         position += 8
@@ -98,7 +105,7 @@ def _libsndfile_blocks(opened: Any, name: str) -> Iterator[NDArray[np.float32]]:
     with opened:
         while True:
             try:
-                block = opened.read(BLOCK, dtype="float32", always_2d=True)
+                block = opened.read(max(1, BLOCK // opened.channels), dtype="float32", always_2d=True)
             except soundfile.LibsndfileError as error:
                 raise InputError(f"{name} is damaged or cut short after {count} samples: {error}") from error
             if len(block) == 0:
@@ -235,30 +242,36 @@ FORMATS = (*LIBSNDFILE_FORMATS, "m4a")
 OPUS_RATES = (8_000, 12_000, 16_000, 24_000, 48_000)
 
 
-def read(source: Source, rate: int | None = None, mono: bool = True) -> Sound:
+def read(source: Source, rate: int | None = None, mono: bool = True, max_seconds: float | None = None) -> Sound:
     """The whole sound of a file, of its bytes, or of an open file; at `rate`, else at its own.
 
-    `mono` takes the mean of the channels; without it all channels are returned.
+    `mono` takes the mean of the channels; without it all channels are returned. `TooLongError` where it lasts longer
+    than `max_seconds`: a compressed file may be a thousand times larger when it is decoded.
     """
-    pieces = list(blocks(source, seconds=30.0, rate=rate, mono=mono))
+    pieces = list(blocks(source, seconds=30.0, rate=rate, mono=mono, max_seconds=max_seconds))
     return Sound(np.concatenate([piece.samples for piece in pieces], axis=1), pieces[0].rate)
 
 
-def blocks(source: Source, seconds: float, rate: int | None = None, mono: bool = True) -> Iterator[Sound]:
-    """The sound in blocks of `seconds`, the last one shorter: an hour takes no more memory than a block."""
+def blocks(
+    source: Source, seconds: float, rate: int | None = None, mono: bool = True, max_seconds: float | None = None
+) -> Iterator[Sound]:
+    """The sound in blocks of `seconds`, the last one shorter: an hour takes no more memory than a block.
+
+    `TooLongError` after `max_seconds` of it.
+    """
     if not seconds > 0:
         raise InputError(f"a block must last longer than 0 s, not {seconds}")
     with _opened(source) as (file, name):
         decoded = decode(file, name)
         try:
             resampler = StreamingResampler(decoded.rate, rate or decoded.rate, 1 if mono else decoded.channels)
-            pieces = _resampled(decoded.blocks, resampler, mono)
+            pieces = _resampled(_limited(decoded, max_seconds), resampler, mono)
             count = 0
             for samples in _regrouped(pieces, max(1, round(seconds * resampler.to_rate))):
                 count += samples.shape[1]
                 yield Sound(samples, resampler.to_rate)
         except InputError as error:
-            if name in str(error):
+            if name in str(error) or isinstance(error, TooLongError):
                 raise
             raise InputError(f"{name}: {error}") from error
         if count == 0:
@@ -298,6 +311,16 @@ def _opened(source: Source) -> Iterator[tuple[BinaryIO, str]]:
             yield file, str(path)
     else:
         yield (source if source.seekable() else io.BytesIO(source.read())), "the sound"
+
+
+def _limited(decoded: Decoded, max_seconds: float | None) -> Iterator[NDArray[np.float32]]:
+    """The decoded blocks; TooLongError once they last longer than `max_seconds`."""
+    count = 0
+    for block in decoded.blocks:
+        count += block.shape[1]
+        if max_seconds is not None and count > max_seconds * decoded.rate:
+            raise TooLongError(f"the sound is longer than {max_seconds:g} s; send it in parts")
+        yield block
 
 
 def _resampled(

@@ -23,7 +23,8 @@ from vivavoce.server.realtime.websocket import serve_socket
 from vivavoce.server.rest.audio import SpeechApi, TranscriptionApi, VoicesApi
 from vivavoce.server.rest.calls import CallsApi
 from vivavoce.server.rest.http import (
-    BodyTimeout,
+    MAX_BODY,
+    BodyLimits,
     Endpoint,
     Handler,
     StatusBody,
@@ -62,7 +63,7 @@ def build_app(
 
 
 def middleware(options: ServerOptions) -> list[Middleware]:
-    """CORS, and the timeout of request bodies."""
+    """CORS, and the limits of request bodies."""
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(options.allowed_origins),
@@ -71,7 +72,8 @@ def middleware(options: ServerOptions) -> list[Middleware]:
         allow_headers=["*"],
         expose_headers=["Location", "X-Request-Id"],
     )
-    return [cors, Middleware(BodyTimeout, seconds=options.stall_seconds)]
+    max_bytes = options.max_upload_bytes + MAX_BODY  # the file of a form, and its other fields
+    return [cors, Middleware(BodyLimits, seconds=options.stall_seconds, max_bytes=max_bytes)]
 
 
 def serve(

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 MAX_URL_BYTES = 16 << 10
 MAX_HEADERS = 100
 MAX_HEAD_BYTES = 64 << 10
+MAX_DISCARDED_BYTES = 16 << 20  # of a body whose request was answered: a client reads the answer only after its body
 REFUSALS = {408: b"408 Request Timeout", 431: b"431 Request Header Fields Too Large"}
 
 
@@ -80,7 +81,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._pending, self._head_seconds = pending, head_seconds
         self._timer: asyncio.TimerHandle | None = None
-        self._head_bytes = self._buffered_bytes = 0
+        self._head_bytes = self._buffered_bytes = self._discarded_bytes = 0
         self._callbacks = 0
         self._is_too_large = False
 
@@ -108,7 +109,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._head_bytes = 0
+        self._head_bytes = self._discarded_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -133,9 +134,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """A part of the body; after the response it is discarded, up to a limit."""
         self._callbacks += 1
         super().on_body(body)
+        if self.cycle is not None and self.cycle.response_complete:
+            self._discarded_bytes += len(body)
+            if self._discarded_bytes > MAX_DISCARDED_BYTES:
+                self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that could not be parsed."""

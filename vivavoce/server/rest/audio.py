@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from vivavoce.audio.io import Sound, float_to_pcm16, read, write
+from vivavoce.audio.io import Sound, TooLongError, float_to_pcm16, read, write
 from vivavoce.dialogue.events import Samples
 from vivavoce.server.auth import Identity
 from vivavoce.server.config import ServerOptions
@@ -23,7 +23,7 @@ from vivavoce.server.realtime.audio_formats import FormatWriter, SoundWriter, Wi
 from vivavoce.server.realtime.server_events import DurationUsage
 from vivavoce.server.realtime.session_config import voice_name
 from vivavoce.server.realtime.session_types import Voice
-from vivavoce.server.rest.http import json_body, json_response, one_of, read_upload, within
+from vivavoce.server.rest.http import json_body, json_response, one_of, read_upload, unless_disconnected, within
 from vivavoce.server.rest.transcripts import FORMATS, WireSegment, render, whole_text
 from vivavoce.server.wire import WireError
 
@@ -98,7 +98,8 @@ class SpeechApi:
         speed = 1.0 if body.speed is None else within(0.25, 4.0, body.speed, "speed")
         chunks = self.maker.speak(text, self._voice(body.voice), speed, body.instructions or "")
         sound = encode(chunks, self.maker.rate, format)
-        first = await anext(sound, b"")  # a failure before the first chunk is still an error response
+        # A failure before the first chunk is still an error response.
+        first = await unless_disconnected(request, _first(sound))
         if stream_format == "sse":
             return StreamingResponse(_speech_events(first, sound, len(text)), media_type="text/event-stream")
         return StreamingResponse(_with_first(first, sound), media_type=CONTENT_TYPES[format])
@@ -134,13 +135,13 @@ class TranscriptionApi:
         values = dict(fields)
         format = one_of(values.get("response_format") or "json", FORMATS, "response_format")
         options = _transcription_request(values, fields, translates)
-        sound = await asyncio.to_thread(read, data, self.transcriber.rate)
+        sound = await decoded(data, self.transcriber.rate, self.options)
         stream = self.transcriber.transcribe(sound.samples[0], options)
         if values.get("stream", "").lower() == "true":
             return StreamingResponse(
                 _transcript_events(stream, sound.seconds, format == "diarized_json"), media_type="text/event-stream"
             )
-        segments = [segment async for segment in stream]
+        segments = await unless_disconnected(request, _all(stream))
         result = render(segments, format, sound.seconds, options.with_words)
         return PlainTextResponse(result) if isinstance(result, str) else json_response(result)
 
@@ -174,7 +175,7 @@ class VoicesApi:
                 "consent_required",
                 "consent",
             )
-        sound = await asyncio.to_thread(read, data)
+        sound = await decoded(data, None, self.options)
         await asyncio.to_thread(registry.add_voice, name, sound, consent, fields.get("text", ""))
         return json_response(VoiceObject(name, "audio.voice", name))
 
@@ -191,6 +192,22 @@ class VoicesApi:
         if not isinstance(registry, VoiceRegistry):
             raise WireError("no served model can store voices; serve one with --tts", "not_found", status=404)
         return registry
+
+
+async def decoded(data: bytes, rate: int | None, options: ServerOptions) -> Sound:
+    """The sound of an uploaded file; WireError 413 where it is too long."""
+    try:
+        return await asyncio.to_thread(read, data, rate, max_seconds=options.max_audio_seconds)
+    except TooLongError as error:
+        raise WireError(str(error), "audio_too_long", "file", 413) from error
+
+
+async def _first(sound: AsyncIterator[bytes]) -> bytes:
+    return await anext(sound, b"")
+
+
+async def _all(stream: AsyncIterator[WireSegment]) -> list[WireSegment]:
+    return [segment async for segment in stream]
 
 
 def _checked_input(text: str) -> str:

@@ -3,10 +3,10 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -27,6 +27,7 @@ from vivavoce.server.wire import ErrorBody, WireError
 logger = logging.getLogger(__name__)
 
 Body = TypeVar("Body")
+Result = TypeVar("Result")
 Endpoint = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, Identity], Awaitable[Response]]
 MAX_BODY = 1 << 20
@@ -74,8 +75,8 @@ def authenticated(handler: Handler, admit: Callable[[Request], Awaitable[Identit
             return error_response(WireError(str(error)))
         except HTTPException as error:
             return http_exception_response(request, error)
-        except ClientDisconnect:  # within the body; the response will not be read
-            return error_response(WireError("the body is incomplete", "incomplete_body"))
+        except ClientDisconnect:  # the response will not be read
+            return error_response(WireError("the client has disconnected", "incomplete_body"))
         except Exception as error:
             log_failure(logger, error, "%s failed", _route(request))
             message = f"the request could not be handled: {type(error).__name__}"
@@ -163,29 +164,65 @@ def models_response(models: Iterable[ModelObject], id: str | None) -> Response:
 # Bodies
 
 
-class BodyTimeout:
-    """ASGI middleware: refuses a body of which nothing arrives for some seconds."""
+class BodyLimits:
+    """ASGI middleware: refuses a body that is too large, or of which nothing arrives for some seconds.
 
-    def __init__(self, app: ASGIApp, seconds: float) -> None:
-        self.app, self.seconds = app, seconds
+    Both are checked when the handler reads the body, which it does after authentication: by the announced length before
+    any of it is read, and by the bytes that have come.
+    """
+
+    def __init__(self, app: ASGIApp, seconds: float, max_bytes: int) -> None:
+        self.app, self.seconds, self.max_bytes = app, seconds, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request; WebSockets pass through."""
-        is_complete = scope["type"] != "http"
+        is_complete, size = scope["type"] != "http", 0
 
-        async def receive_in_time() -> Message:
-            nonlocal is_complete
+        async def receive_within_limits() -> Message:
+            nonlocal is_complete, size
             if is_complete:
                 return await receive()
+            self._check(_content_length(scope))
             try:
                 message = await asyncio.wait_for(receive(), self.seconds)
             except TimeoutError as error:
                 problem = f"no data of the request body arrived for {self.seconds:g} s"
                 raise WireError(problem, "request_timeout", status=408) from error
             is_complete = not message.get("more_body", False)
+            size += len(message.get("body", b""))
+            self._check(size)
             return message
 
-        await self.app(scope, receive_in_time, send)
+        await self.app(scope, receive_within_limits, send)
+
+    def _check(self, size: int) -> None:
+        if size > self.max_bytes:
+            problem = f"the body is larger than {self.max_bytes} bytes"
+            raise WireError(problem, "body_too_large", status=413)
+
+
+def _content_length(scope: Scope) -> int:
+    """The announced length of a body; 0 where there is none. The HTTP parser has checked that it is a number."""
+    return next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of some work, which is cancelled when the client disconnects. The body must have been read."""
+    working, gone = asyncio.create_task(work), asyncio.create_task(_disconnection(request))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def _disconnection(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def json_body(request: Request, kind: type[Body], param: str = "") -> Body:
