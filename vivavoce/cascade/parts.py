@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -116,18 +116,25 @@ class LocalRecogniser:
         The transcriber is a blocking generator whose device work runs on the shared executor; the thread only waits
         for it, so that the event loop does not.
         """
-        if self._service is not None:
-            return self._gated_segments(self._service, samples, options)
+        if self._service is not None or isinstance(self.transcriber.backend, OwnBackend):
+            return self._gated_segments(samples, options)
         sound = torch.from_numpy(samples.copy())
         return iterate_on_thread(lambda: self.transcriber.segments(sound, options))
 
     async def _gated_segments(
-        self, engine: RecognitionService, samples: Samples, options: TranscriptionOptions
+        self, samples: Samples, options: TranscriptionOptions
     ) -> AsyncIterator[TranscriptSegment]:
+        """By an engine, whose jobs can be cancelled between two steps."""
         activity = await asyncio.to_thread(self.transcriber.speech_activity, samples)
-        async for segment in engine.segments(samples, options):
-            if self.transcriber.is_speech(segment, activity):
-                yield segment
+        service = self._service or RecognitionService(await asyncio.to_thread(self._recording_engine))
+        async with aclosing(service.segments(samples, options)) as segments:
+            async for segment in segments:
+                if self.transcriber.is_speech(segment, activity):
+                    yield segment
+
+    def _recording_engine(self) -> TranscribingEngine:
+        assert isinstance(self.transcriber.backend, OwnBackend)
+        return self.transcriber.backend.engine  # allocated on first use
 
     def _known_language(self, language: str | None) -> str | None:
         """The client's language if the model knows it; None: the model detects it."""
