@@ -157,6 +157,7 @@ class Stage:
         for start in range(0, len(samples), WINDOW):
             self.clock.advance(WINDOW / RATE)
             self.conversation.hear(samples[start : start + WINDOW])
+            await self.conversation.drain_input()
             await self.settle()
 
     async def close(self):

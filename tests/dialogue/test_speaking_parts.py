@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.dialogue.voices import talk
 from vivavoce.audio.player import PlaybackClock, SimulatedClock, WallClock
-from vivavoce.dialogue.front_end import OutputTimeline
 from vivavoce.dialogue.history import SpokenWords, first_retained, first_words
 from vivavoce.dialogue.moderation import CallableChecker, HttpChecker, Moderation, WordList
+from vivavoce.dialogue.output_timeline import OutputTimeline
 from vivavoce.dialogue.reply import GuardLimits, SoundGuard, loop_length
 from vivavoce.errors import InputError, VivaError
 
@@ -107,7 +107,7 @@ def test_the_reference_is_bounded_however_long_the_call():
     for second in range(60):
         timeline.play(float(second), SECOND, float(second))
         timeline.read(second + 0.5, 512)
-    assert len(timeline._sound) < 12 * 16_000
+    assert timeline._length < 12 * 16_000
 
 
 def test_heard_words_end_with_a_word():
@@ -259,5 +259,5 @@ def test_output_that_is_not_read_is_neither_resampled_nor_accumulated():
         timeline.play(moment, piece, moment)
         read.play(moment, piece, moment)
         read.read(moment, 100)
-    assert len(timeline._sound) == 0 and len(timeline._played) < 20 * 20
+    assert timeline._length == 0 and len(timeline._played) < 20 * 20
     np.testing.assert_allclose(timeline.read(35.0, 16_000), read.read(35.0, 16_000), atol=1e-5)

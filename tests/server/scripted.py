@@ -92,6 +92,11 @@ class ScriptedConversation:
         if self._silent_ms >= self.settings.turn.silence_duration_ms:
             self._end_turn()
 
+    unprocessed_seconds = 0.0
+
+    async def drain_input(self, max_seconds=0.0) -> None:
+        """Nothing is pending: `hear` does all."""
+
     def _start_speech(self) -> None:
         self._speaking, self._silent_ms = self._id("item"), 0
         self.emit(dialogue.SpeechStarted(self._speaking, max(self.total_ms - self.settings.turn.prefix_padding_ms, 0)))

@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from tests.server.scripted import pitch, tone, watermark
 from vivavoce.audio.resample import LiveResampler
 from vivavoce.cascade.backend import CascadeBackend, ChatCall, ChatEnd, ChatText, WholeTurns
 from vivavoce.dialogue.events import ConversationSettings, TurnSettings
-from vivavoce.dialogue.session import LiveConversation
+from vivavoce.dialogue.front_end_service import FrontEndService
+from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import InputError
 from vivavoce.server.host import ModelCard
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
@@ -60,6 +62,11 @@ class Voice:
                 yield tone(watermark(word), 0.2, RATE, amplitude=0.1)
 
 
+@cache
+def front_end_service() -> FrontEndService:
+    return FrontEndService()
+
+
 @dataclass
 class LiveHost:
     settings: ConversationSettings = field(
@@ -72,7 +79,7 @@ class LiveHost:
 
     def open(self, settings, model):
         pipeline = CascadeBackend(WholeTurns(Listener()), Chat(), Voice())
-        self.opened.append(LiveConversation(pipeline, settings))
+        self.opened.append(LiveConversation(pipeline, settings, DialogueOptions(front_end=front_end_service())))
         return self.opened[-1]
 
     def gauges(self) -> Mapping[str, float]:

@@ -51,8 +51,8 @@ class EchoGuard:
         self.partitions = max(1, round(reach_seconds * rate / BLOCK))
         self.forgetting = forgetting
         self._bins = BLOCK + 1
-        self._prior = np.float32(10 ** (coupling_db / 10) / 4)
-        self._speech = _speech_weights(self._bins, rate)
+        self.prior = np.float32(10 ** (coupling_db / 10) / 4)
+        self.speech_weights = _speech_weights(self._bins, rate)
 
     def initial_state(self) -> EchoState:
         """A state with a prior on the level of the echo."""
@@ -63,7 +63,7 @@ class EchoGuard:
             np.zeros(BLOCK, np.float32),
             np.zeros(shape, np.complex64),
             np.zeros(shape, np.complex64),
-            np.broadcast_to(self._prior * fading, shape).astype(np.float32),
+            np.broadcast_to(self.prior * fading, shape).astype(np.float32),
             np.full(self._bins, 1e-4, np.float32),
             quiet=self.partitions + 1,
             practice=0,
@@ -137,7 +137,7 @@ class EchoGuard:
         path = state.path + step * played.conj() * error
         path[state.turn] = _trimmed(path[state.turn])
         retained = self.forgetting**2
-        drift = (1 - retained) * (_power(path) + 0.02 * self._prior)
+        drift = (1 - retained) * (_power(path) + 0.02 * self.prior)
         uncertainty = retained * np.maximum(1 - 0.5 * step * loud, 0.0) * uncertainty + drift
         turn = (state.turn + 1) % self.partitions
         return replace(
@@ -152,8 +152,8 @@ class EchoGuard:
         self, microphone: Samples, left: Samples, power: Power, expected: Power, previous: EchoState, learned: EchoState
     ) -> tuple[Samples, float, EchoState]:
         """Attenuate the residual as far as `expected`, the filter's uncertainty, explains its power."""
-        explained = float((self._speech * np.minimum(3.0 * expected, power)).sum())
-        total = float((self._speech * power).sum()) + 1e-9
+        explained = float((self.speech_weights * np.minimum(3.0 * expected, power)).sum())
+        total = float((self.speech_weights * power).sum()) + 1e-9
         share = explained / total if previous.calm < CALM else 0.0
         loudest_echo = LOUDEST_ECHO if previous.calm < CALM else LOUDEST_FAINT_ECHO
         if previous.practice < PRACTICE and float(np.square(left).mean()) < loudest_echo * previous.loudest:

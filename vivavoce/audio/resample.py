@@ -108,7 +108,7 @@ class LiveResampler:
         divisor = gcd(from_rate, to_rate)
         self.up, self.down = to_rate // divisor, from_rate // divisor
         self.reach = ceil(ZERO_CROSSINGS * max(1.0, from_rate / to_rate))  # input samples on each side of an output
-        self._filters = _sinc_filters(self.up, self.reach, min(1.0, to_rate / from_rate))  # [phase, tap]
+        self.filters = _sinc_filters(self.up, self.reach, min(1.0, to_rate / from_rate))  # [phase, tap]
 
     @property
     def lag_seconds(self) -> float:
@@ -169,7 +169,7 @@ class LiveResampler:
             shape = (len(inputs), -(-(end - first) // self.up), 2 * self.reach)
             # A view made by hand: numpy's sliding_window_view takes longer than the product.
             windows = np.ndarray(shape, np.float32, inputs, start * sample, (channel, self.down * sample, sample))
-            outputs[:, first - begin :: self.up] = windows @ self._filters[phase]
+            outputs[:, first - begin :: self.up] = windows @ self.filters[phase]
         return outputs
 
     def _by_output(self, inputs: NDArray[np.float32], origin: int, begin: int, end: int) -> NDArray[np.float32]:
@@ -177,7 +177,7 @@ class LiveResampler:
         windows = sliding_window_view(inputs, 2 * self.reach, axis=-1)  # [channel, start, tap]
         whole, phase = np.divmod(np.arange(begin, end) * self.down, self.up)
         taken = windows[:, whole - self.reach + 1 - origin]
-        return np.asarray(np.einsum("cnt,nt->cn", taken, self._filters[phase]), np.float32)
+        return np.asarray(np.einsum("cnt,nt->cn", taken, self.filters[phase]), np.float32)
 
 
 def _sinc_filters(phases: int, reach: int, bandwidth: float) -> NDArray[np.float32]:

@@ -76,14 +76,14 @@ class SileroActivity:
 
     def __init__(self, weights: str | Path = BUNDLED) -> None:
         tensors = _read(Path(weights))
-        self._spectrum = np.ascontiguousarray(tensors["stft_conv.weight"][:, 0].T)  # [sample, 2 · 129]
-        self._convolutions = [
+        self.spectrum = np.ascontiguousarray(tensors["stft_conv.weight"][:, 0].T)  # [sample, 2 · 129]
+        self.convolutions = [
             (_taps_first(tensors[f"conv{n}.weight"]), tensors[f"conv{n}.bias"], stride)
             for n, stride in enumerate(self.STRIDES, start=1)
         ]
-        self._cell = np.concatenate([tensors["lstm_cell.weight_ih"], tensors["lstm_cell.weight_hh"]], axis=1)
-        self._cell_bias = tensors["lstm_cell.bias_ih"] + tensors["lstm_cell.bias_hh"]
-        self._final, self._final_bias = tensors["final_conv.weight"][0, :, 0], float(tensors["final_conv.bias"][0])
+        self.cell = np.concatenate([tensors["lstm_cell.weight_ih"], tensors["lstm_cell.weight_hh"]], axis=1)
+        self.cell_bias = tensors["lstm_cell.bias_ih"] + tensors["lstm_cell.bias_hh"]
+        self.final, self.final_bias = tensors["final_conv.weight"][0, :, 0], float(tensors["final_conv.bias"][0])
 
     def initial_state(self) -> SileroState:
         """The state before the first window: silence."""
@@ -93,22 +93,22 @@ class SileroActivity:
         """The probability of speech in the next 512 samples, and the state after them."""
         _check(samples)
         x = self._magnitudes(np.concatenate([state.context, samples]))
-        for taps, bias, stride in self._convolutions:
+        for taps, bias, stride in self.convolutions:
             x = np.maximum(_convolve(x, taps, stride) + bias, 0.0)
         hidden, cell = self._recur(x[0], state)
-        probability = _sigmoid(np.maximum(hidden, 0.0) @ self._final + self._final_bias)
+        probability = _sigmoid(np.maximum(hidden, 0.0) @ self.final + self.final_bias)
         return float(probability), SileroState(np.array(samples[-self.CONTEXT :], np.float32), hidden, cell)
 
     def _magnitudes(self, samples: Array) -> Array:
         """# [576] → [4, 129]"""
         padded = np.concatenate([samples, samples[-2 : -2 - self.HOP // 2 : -1]])
-        spectrum = _windows(padded, self.N_FFT, self.HOP) @ self._spectrum
+        spectrum = _windows(padded, self.N_FFT, self.HOP) @ self.spectrum
         half = spectrum.shape[1] // 2
         np.square(spectrum, out=spectrum)
         return np.sqrt(spectrum[:, :half] + spectrum[:, half:])
 
     def _recur(self, x: Array, state: SileroState) -> tuple[Array, Array]:
-        gates = (self._cell @ np.concatenate([x, state.hidden]) + self._cell_bias).reshape(4, -1)
+        gates = (self.cell @ np.concatenate([x, state.hidden]) + self.cell_bias).reshape(4, -1)
         input_gate, forget_gate, _, output_gate = _sigmoid(gates)
         cell = forget_gate * state.cell + input_gate * np.tanh(gates[2])
         return output_gate * np.tanh(cell), cell

@@ -325,6 +325,19 @@ class Conversation(Protocol):
         """Process the next samples of the user's audio, at `input_rate`."""
         ...
 
+    @property
+    def unprocessed_seconds(self) -> float:
+        """Seconds of the user's audio that are still to be processed."""
+        ...
+
+    async def drain_input(self, max_seconds: float = 0.0) -> None:
+        """Wait until no more than these seconds of the user's audio are still to be processed.
+
+        A call that is to follow all audio before it, such as `commit`, follows a `drain_input()`; a caller with much
+        audio waits now and then, so that it does not pile up.
+        """
+        ...
+
     def played(self, reply: str, milliseconds: int) -> None:
         """The client has played this much of a reply: if interrupted, the history keeps no more of it."""
         ...

@@ -1,13 +1,13 @@
 """Audio front end of a conversation: resampling, echo cancellation, silence and voice activity detection.
 
 Audio of any size and rate comes in, 32 ms windows at 16 kHz come out, with the features that barge-in detection needs.
-`OutputTimeline` keeps the last seconds of output as the echo reference.
+`front_end_batch.py` computes the same for many conversations at once.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,12 +21,12 @@ BLOCK = RATE // 250  # samples: 4 ms
 SETTLED_WINDOWS = 16  # windows of silence after which the voice activity detector is not run
 
 
-@dataclass(frozen=True)
-class AudioWindow:
+class AudioWindow(NamedTuple):
     """32 ms of the user's audio at 16 kHz, after echo cancellation, and its probability of speech."""
 
     samples: Samples
     probability: float
+    level_db: float
     echo: float = 0.0
     """Share of echo in the microphone signal, 0 to 1."""
     quiet_ms: int = 0
@@ -76,6 +76,16 @@ class SilenceDetector:
         return (len(blocks) - (int(loud[-1]) + 1 if loud.size else 0)) * BLOCK * 1000 // RATE
 
 
+def checked(samples: Samples) -> Samples:
+    """The samples as float32; `InputError` where they are no sound."""
+    samples = np.asarray(samples)
+    if samples.ndim != 1 or samples.dtype.kind != "f":
+        raise InputError(f"sound is float samples [time], not {samples.dtype} {list(samples.shape)}")
+    if not np.isfinite(samples).all():
+        raise InputError("the sound holds NaN or infinite samples")
+    return np.ascontiguousarray(samples, np.float32)
+
+
 class AudioFrontEnd:
     """Turns microphone audio into windows. `reference` reads the output from a moment on, to cancel its echo."""
 
@@ -101,12 +111,7 @@ class AudioFrontEnd:
 
     def hear(self, samples: Samples, now: float) -> list[AudioWindow]:
         """The windows that these samples complete; `now` is the capture time of the last sample, or later."""
-        samples = np.asarray(samples)
-        if samples.ndim != 1 or samples.dtype.kind != "f":
-            raise InputError(f"sound is float samples [time], not {samples.dtype} {list(samples.shape)}")
-        if not np.isfinite(samples).all():
-            raise InputError("the sound holds NaN or infinite samples")
-        sound, self._resampled = self._resampler.step(self._resampled, samples.astype(np.float32)[None])
+        sound, self._resampled = self._resampler.step(self._resampled, checked(samples)[None])
         self._held = np.concatenate([self._held, sound[0]])
         self._offsets.append(now - (self._heard + len(self._held)) / RATE)
         windows = []
@@ -129,10 +134,12 @@ class AudioFrontEnd:
             reference = self._reference(spoken, WINDOW)
             samples, share, self._echo_state = self._echo.step(self._echo_state, samples, reference)
         self._heard += WINDOW
-        is_silent = self._silence_detector.step(rms_dbfs(samples))
+        level_db = rms_dbfs(samples)
+        is_silent = self._silence_detector.step(level_db)
         self._silent_windows = self._silent_windows + 1 if is_silent else 0
         probability = self._speech_probability(samples)
-        return AudioWindow(samples, 0.0 if is_silent else probability, share, self._silence_detector.quiet_ms(samples))
+        quiet_ms = self._silence_detector.quiet_ms(samples)
+        return AudioWindow(samples, 0.0 if is_silent else probability, level_db, share, quiet_ms)
 
     def _speech_probability(self, samples: Samples) -> float:
         """Probability of speech. In long silence the detector is not run, which saves most of its cost."""
@@ -144,6 +151,54 @@ class AudioFrontEnd:
             self._skipped = None
         probability, self._activity_state = self._activity.step(self._activity_state, samples)
         return probability
+
+
+Deliver = Callable[[list[AudioWindow], int], None]
+"""Takes the windows that a chunk of audio completes, and the milliseconds of silence after the last of them."""
+
+
+class FrontEnd(Protocol):
+    """The front end of a conversation: its windows are delivered, at once or later."""
+
+    def hear(self, samples: Samples, now: float) -> None:
+        """Take the next samples; `now` is the capture time of the last, or later."""
+        ...
+
+    @property
+    def unprocessed_seconds(self) -> float:
+        """Seconds of audio that are still to be processed."""
+        ...
+
+    async def drain(self, max_seconds: float = 0.0) -> None:
+        """Wait until no more than these seconds of audio are still to be processed."""
+        ...
+
+    def close(self) -> None:
+        """Drop what is pending."""
+        ...
+
+
+@dataclass
+class InlineFrontEnd:
+    """Computes and delivers windows within `hear`."""
+
+    front_end: AudioFrontEnd
+    deliver: Deliver
+
+    def hear(self, samples: Samples, now: float) -> None:
+        """Take the next samples; `now` is the capture time of the last, or later."""
+        self.deliver(self.front_end.hear(samples, now), self.front_end.quiet_ms)
+
+    @property
+    def unprocessed_seconds(self) -> float:
+        """None."""
+        return 0.0
+
+    async def drain(self, max_seconds: float = 0.0) -> None:
+        """Return: nothing is pending."""
+
+    def close(self) -> None:
+        """Nothing is pending."""
 
 
 BANDS = np.array([100, 300, 500, 800, 1200, 1700, 2400, 3400, 5000, 7500])
@@ -203,87 +258,3 @@ def _periodicity(power: np.ndarray) -> tuple[float, float]:
     normal = correlation[min_lag:max_lag] / correlation[0] / np.maximum(taper[min_lag:max_lag] / taper[0], 0.05)
     best = int(np.argmax(normal))
     return float(np.clip(normal[best], 0.0, 1.0)), RATE / (min_lag + best)
-
-
-STORED_SECONDS = 8.0
-SMALLEST_GAP = 0.02  # seconds: a shorter gap counts as none
-
-
-class OutputTimeline:
-    """The last seconds of output at another rate, by the time at which they are played.
-
-    Sound is resampled on reading, so that it costs nothing without echo cancellation.
-    """
-
-    def __init__(self, output_rate: int, rate: int) -> None:
-        self.rate = rate
-        self._resampler = LiveResampler(output_rate, rate)
-        self._state = self._resampler.initial_state()
-        self._sound = np.zeros(0, np.float32)
-        self._start = 0  # of `_sound`, on the clock, in samples
-        self._gains: list[tuple[int, float]] = [(0, 1.0)]  # since which sample of the clock
-        self._played: deque[tuple[float, Samples]] = deque()  # start time and samples, not resampled yet
-
-    def set_gain(self, moment: float, gain: float) -> None:
-        """Set the gain of the output from this moment on."""
-        self._gains.append((round(moment * self.rate), gain))
-
-    def play(self, moment: float, samples: Samples, now: float) -> None:
-        """Add samples that are played from this moment on, or after the samples before them."""
-        self._played.append((moment, samples))
-        while self._played[0][0] < now - 2 * STORED_SECONDS:
-            self._played.popleft()
-
-    def stop(self, moment: float) -> None:
-        """Drop the output from this moment on."""
-        self._catch_up()
-        length = max(0, round(moment * self.rate) - self._start)
-        self._sound = self._sound[:length]
-        self._state = self._resampler.initial_state()
-
-    def read(self, moment: float, samples: int) -> Samples:
-        """The output from this moment on; silence where there is none."""
-        self._catch_up()
-        output = np.zeros(samples, np.float32)
-        offset = round(moment * self.rate) - self._start
-        first = max(0, offset)
-        piece = self._sound[first : max(first, offset + samples)]
-        output[first - offset : first - offset + len(piece)] = piece
-        self._drop_before(round((moment - STORED_SECONDS) * self.rate))
-        return self._with_gain(output, round(moment * self.rate))
-
-    @property
-    def _end(self) -> int:
-        return self._start + len(self._sound)
-
-    def _catch_up(self) -> None:
-        while self._played:
-            self._take(*self._played.popleft())
-
-    def _take(self, moment: float, samples: Samples) -> None:
-        begin = round((moment - self._resampler.lag_seconds) * self.rate)
-        if begin > self._end + SMALLEST_GAP * self.rate:
-            self._append_silence_until(begin)
-            self._state = self._resampler.initial_state()
-        sound, self._state = self._resampler.step(self._state, samples[None])
-        self._sound = np.concatenate([self._sound, sound[0]])
-
-    def _with_gain(self, samples: Samples, begin: int) -> Samples:
-        while len(self._gains) > 1 and self._gains[1][0] <= begin - STORED_SECONDS * self.rate:
-            del self._gains[0]
-        gains = np.ones(len(samples), np.float32)
-        for start, gain in self._gains:
-            gains[max(0, start - begin) :] = gain
-        return samples * gains
-
-    def _append_silence_until(self, sample: int) -> None:
-        missing = sample - self._end
-        if missing > STORED_SECONDS * self.rate:
-            self._sound, self._start = np.zeros(0, np.float32), sample
-        elif missing > 0:
-            self._sound = np.concatenate([self._sound, np.zeros(missing, np.float32)])
-
-    def _drop_before(self, sample: int) -> None:
-        old = min(sample - self._start, len(self._sound))
-        if old > self.rate:  # in large pieces, to copy rarely
-            self._sound, self._start = self._sound[old:].copy(), self._start + old

@@ -18,8 +18,8 @@ from vivavoce.dialogue.events import (
     ReplyRequest,
     Samples,
 )
-from vivavoce.dialogue.front_end import OutputTimeline
 from vivavoce.dialogue.history import History, new_id
+from vivavoce.dialogue.output_timeline import PlayedOutput
 from vivavoce.dialogue.reply import ActiveReply, ReplyContext, SpeakingOptions
 from vivavoce.errors import InputError
 
@@ -37,7 +37,7 @@ class ConversationContext:
     history: History
     settings: ConversationSettings
     emit: Callable[[Event], None]
-    timeline: OutputTimeline
+    timeline: PlayedOutput
     output_rate: int
     gain: float = 1.0
     """The gain at which replies are played now."""

@@ -26,8 +26,10 @@ from vivavoce.dialogue.events import (
     ReplyRequest,
     Samples,
 )
-from vivavoce.dialogue.front_end import AudioFrontEnd, EchoRemover, OutputTimeline
+from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, EchoRemover, FrontEnd, InlineFrontEnd
+from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.history import History
+from vivavoce.dialogue.output_timeline import OutputTimeline, PlayedOutput
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.turns import LIKELY_END_MS, ListeningOptions, OpenTurn, UserTurns
@@ -57,6 +59,8 @@ class DialogueOptions:
     """Transcribes the user where the backend does not."""
     words_decide: bool = False
     """Whether speech over a reply is transcribed to classify it, by a transcriber that is fast on single words."""
+    front_end: FrontEndService | None = None
+    """Computes the audio front end beside the event loop; None: within `hear`."""
 
 
 class LiveConversation:
@@ -79,7 +83,7 @@ class LiveConversation:
         self._is_attended = asyncio.Event()  # a client is connected
         self._is_attended.set()
         self._history = History()
-        timeline = OutputTimeline(pipeline.output_rate, RATE)
+        self._front_end, timeline = self._open_front_end()
         self._state = pipeline.open(self._on_transcript)
         self._context = ConversationContext(
             clock or WallClock(),
@@ -92,8 +96,21 @@ class LiveConversation:
         )
         self._context.set_history()
         self._replies = Replies(self._context, options.speaking)
-        front_end = AudioFrontEnd(input_rate, options.activity or voice_activity(), options.echo, timeline.read)
-        self._listening = UserTurns(self._context, self._replies, front_end, self._listening_options())
+        self._listening = UserTurns(self._context, self._replies, self._listening_options())
+
+    def _open_front_end(self) -> tuple[FrontEnd, PlayedOutput]:
+        options = self._options
+        if options.front_end is not None:
+            rates = self.input_rate, self.output_rate
+            served = options.front_end.open(options.activity, options.echo, rates, self._take_windows)
+            return served, served
+        timeline = OutputTimeline(self.output_rate, RATE)
+        activity = options.activity or voice_activity()
+        front_end = AudioFrontEnd(self.input_rate, activity, options.echo, timeline.read)
+        return InlineFrontEnd(front_end, self._take_windows), timeline
+
+    def _take_windows(self, windows: list[AudioWindow], quiet_ms: int) -> None:
+        self._listening.take(windows, quiet_ms)
 
     def _listening_options(self) -> ListeningOptions:
         options = self._options
@@ -130,7 +147,16 @@ class LiveConversation:
     def hear(self, samples: Samples) -> None:
         """Process the next samples of the user's audio, at `input_rate`."""
         self._require_open()
-        self._listening.hear(samples)
+        self._front_end.hear(samples, self._context.clock.now())
+
+    @property
+    def unprocessed_seconds(self) -> float:
+        """Seconds of the user's audio that are still to be processed."""
+        return self._front_end.unprocessed_seconds
+
+    async def drain_input(self, max_seconds: float = 0.0) -> None:
+        """Wait until no more than these seconds of the user's audio are still to be processed."""
+        await self._front_end.drain(max_seconds)
 
     def played(self, reply: str, milliseconds: int) -> None:
         """The client has played this much of a reply: if interrupted, the history keeps no more of it."""
@@ -210,6 +236,7 @@ class LiveConversation:
         """End all replies and tasks, and close the backend's state."""
         if self._is_closed:
             return
+        self._front_end.close()
         await self._replies.close()
         self._is_closed = True
         for task in self._tasks:

@@ -12,7 +12,6 @@ from enum import Enum, auto
 
 import numpy as np
 
-from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.vad import RATE, WINDOW_MS
 from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapVerdict, OverlapWatch, UserLevel
 from vivavoce.dialogue.events import (
@@ -27,7 +26,7 @@ from vivavoce.dialogue.events import (
     TurnTimedOut,
     Warned,
 )
-from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow
+from vivavoce.dialogue.front_end import AudioWindow
 from vivavoce.dialogue.history import new_id
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.errors import InputError
@@ -192,10 +191,8 @@ class ListeningOptions:
 class UserTurns:
     """Processes audio windows: emits turns, starts held replies, ducks and interrupts."""
 
-    def __init__(
-        self, context: ConversationContext, replies: Replies, front_end: AudioFrontEnd, options: ListeningOptions
-    ) -> None:
-        self._context, self._replies, self._front_end, self._options = context, replies, front_end, options
+    def __init__(self, context: ConversationContext, replies: Replies, options: ListeningOptions) -> None:
+        self._context, self._replies, self._options = context, replies, options
         self._recent: deque[AudioWindow] = deque(maxlen=RECENT_WINDOWS)
         self._user_level = UserLevel()
         self._turn = TurnState()
@@ -212,12 +209,12 @@ class UserTurns:
         if turn.detector == "none":
             self.drop_held()
 
-    def hear(self, samples: Samples) -> None:
-        """Process the next samples of the user's audio."""
-        for window in self._front_end.hear(samples, self._context.clock.now()):
+    def take(self, windows: list[AudioWindow], quiet_ms: int) -> None:
+        """Process the next windows of the user's audio, and the silence after the last of them."""
+        for window in windows:
             self._window(window)
         if self._open is not None and self._context.settings.turn.detector != "none":
-            event, self._turn = self._taker.peek(self._turn, self._front_end.quiet_ms, self._finished)
+            event, self._turn = self._taker.peek(self._turn, quiet_ms, self._finished)
             self._pause(self._open, event)
 
     def commit(self) -> Item:
@@ -259,7 +256,7 @@ class UserTurns:
         event, self._turn = self._taker.step(self._turn, window.probability, self._finished, window.quiet_ms)
         is_audible = self._replies.is_audible
         if self._turn.is_speech and not is_audible and self._overlap is None:
-            self._user_level.update(rms_dbfs(window.samples))
+            self._user_level.update(window.level_db)
         if self._open is not None:
             self._in_turn(self._open, event, window)
         elif self._overlap is not None or (is_audible and self._turn.is_speech and self._may_interrupt):

@@ -12,6 +12,7 @@ from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
 from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
+from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
@@ -131,7 +132,7 @@ class AudioHost:
     @property
     def parts(self) -> Sequence[AbstractAsyncContextManager[object]]:
         """What must be entered while the host is served."""
-        return [] if self.recogniser is None else [self.recogniser]
+        return [part for part in (self.options.front_end, self.recogniser) if part is not None]
 
     def open(self, settings: ConversationSettings, model: str) -> Conversation:
         """A conversation that is only transcribed."""
@@ -147,6 +148,7 @@ class AudioHost:
 
     async def warm_up(self) -> None:
         """Run every model once; then the host is ready."""
+        await _warm_front_end(self.options)
         if self.recogniser is not None:
             await self.recogniser.warm_up()
         if self.speech is not None:
@@ -208,7 +210,7 @@ class SpeechHost:
     @property
     def parts(self) -> Sequence[AbstractAsyncContextManager[object]]:
         """What must be entered while the host is served."""
-        return [self.pipeline, *([] if self.recogniser is None else [self.recogniser])]
+        return [part for part in (self.pipeline, self.options.front_end, self.recogniser) if part is not None]
 
     def gauges(self) -> Mapping[str, float]:
         """Queue depth and requests; KV cache use and deadline slack where the engine is in this process."""
@@ -224,6 +226,7 @@ class SpeechHost:
 
     async def warm_up(self) -> None:
         """Run every stage once; then the host is ready."""
+        await _warm_front_end(self.options)
         if isinstance(self.pipeline, LoadedCascade):
             await self.pipeline.warm_up(self.settings)
         else:
@@ -235,9 +238,14 @@ class SpeechHost:
         self.is_ready = True
 
 
+async def _warm_front_end(options: DialogueOptions) -> None:
+    if options.front_end is not None:
+        await options.front_end.warm_up(options.activity, options.echo)
+
+
 def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     """The host of these options, its models loaded; it is ready once its parts are entered and warm."""
-    dialogue, settings = options.dialogue(), options.settings()
+    dialogue, settings = replace(options.dialogue(), front_end=FrontEndService()), options.settings()
     if options.is_cascade:
         return _cascade_host(options, dialogue, settings)
     recogniser = _load_recogniser(options)

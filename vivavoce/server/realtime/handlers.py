@@ -17,6 +17,8 @@ from vivavoce.server.realtime.items import ResponseParams, audio_ms, content_of,
 from vivavoce.server.realtime.session_config import Configuration, value_or
 from vivavoce.server.wire import WireError
 
+MAX_UNPROCESSED_SECONDS = 1.0  # of a session's audio; a client that sends faster than it is processed waits
+
 
 class DecodedAudio(NamedTuple):
     """Audio of a client that a door process has decoded."""
@@ -76,27 +78,36 @@ class AudioInputStream:
             raise WireError("binary messages need session.viva.binary to be raw or opus", "binary_not_negotiated")
         await self._append(data)
 
-    def add_samples(self, samples: Samples) -> None:
-        """Pass samples at the conversation's rate on to it."""
+    async def add_samples(self, samples: Samples) -> None:
+        """Pass samples at the conversation's rate on to it; waits where it has too many to process."""
+        self._hear(samples)
+        await self._conversation.drain_input(MAX_UNPROCESSED_SECONDS)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the conversation has too many samples to process."""
+        return self._conversation.unprocessed_seconds > MAX_UNPROCESSED_SECONDS
+
+    def _hear(self, samples: Samples) -> None:
         self._conversation.hear(samples)
         self._clock.note_received_audio(len(samples) / self._conversation.input_rate)
 
     def append_decoded(self, audio: DecodedAudio) -> None:
         """Take audio that a door process has decoded."""
         self._check_limit(audio.wire_bytes)
-        self.add_samples(audio.samples)
+        self._hear(audio.samples)
 
     async def append_long(self, audio: DecodedAudio) -> None:
         """Take long audio that a door process has decoded, in slices."""
         self._check_limit(audio.wire_bytes)
         for begin in range(0, len(audio.samples), LONG_SAMPLES):
-            self.add_samples(audio.samples[begin : begin + LONG_SAMPLES])
+            await self.add_samples(audio.samples[begin : begin + LONG_SAMPLES])
             await asyncio.sleep(0)
 
     async def _append(self, data: bytes) -> None:
         self._check_limit(len(data))
         for piece in [data] if self.formats.binary == "opus" else slices(data, self.formats.format):
-            self.add_samples(self._reader.read(piece))
+            await self.add_samples(self._reader.read(piece))
             if len(piece) < len(data):
                 await asyncio.sleep(0)
 
@@ -123,6 +134,9 @@ class ClientEventHandlers:
     """Sends `session.updated`."""
 
     async def handle(self, event: client.AnyClientEvent) -> None:
+        """Apply an event; all but audio take effect after the audio before them."""
+        if not isinstance(event, client.InputAudioBufferAppend):
+            await self.conversation.drain_input()
         outcome = _HANDLERS[type(event)](self, event)
         if outcome is not None:
             await outcome

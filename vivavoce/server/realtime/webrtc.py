@@ -194,7 +194,7 @@ class WebRtcCall:
                     filters = resampler(frame.sample_rate, self.session.conversation.input_rate)
                     state = filters.initial_state()
                 output, state = filters.step(state, to_mono(frame)[None])
-                self.session.audio.add_samples(output[0])
+                await self.session.audio.add_samples(output[0])
                 self.session.note_activity()
 
     async def _send(self, channel: "RTCDataChannel", cursor: Cursor) -> None:

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 BINARY_PROTOCOLS: dict[str, Binary] = {"viva.raw": "raw", "viva.opus": "opus"}
 CLOSE_SECONDS = 2.0
+BEHIND_SECONDS = 0.02  # for which audio from a door waits while that before it is being processed
 BURST_SECONDS = 360.0  # of audio accepted without a delay: more than the largest event can hold
 DELIBERATE = {1000, 1001, 1005}  # close codes of a client that will not resume the session
 REPLACED = 4001
@@ -145,7 +146,8 @@ class SocketConnection:
 
     def _take_audio(self, audio: DecodedAudio) -> float:
         self._session.take_audio(audio)
-        return self._limits.wait_seconds()
+        wait = self._limits.wait_seconds()
+        return max(wait, BEHIND_SECONDS) if self._session.audio.is_behind else wait
 
     async def _close(self, sender: asyncio.Task[None], cursor: Cursor, code: int, reason: str) -> int:
         """Close after the logged events have been sent, or after a timeout."""
