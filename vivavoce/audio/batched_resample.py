@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vivavoce.audio.resample import LiveResampler, LiveResamplerState
+from vivavoce.audio.rows import FEW
 from vivavoce.nn.modules import scripted
 
 Samples = NDArray[np.float32]
@@ -32,6 +33,7 @@ class BatchedResampler:
         for output in range(self._outputs):
             whole, phase = divmod(output * down, up)
             matrix[whole : whole + taps, output] = resampler.filters[phase]
+        self._matrix = matrix
         self._kernel: Any = scripted(ResampleKernel(torch.from_numpy(matrix), self._hop))
 
     def step(
@@ -74,8 +76,22 @@ class BatchedResampler:
         aligned = state.emitted // up * up
         begin = aligned // up * down - reach + 1 - origin
         stretches = -(-(until - aligned) // self._outputs)
-        made = self._kernel(torch.from_numpy(inputs), begin, stretches).numpy()
+        if len(inputs) < FEW:
+            made = self._stretches(inputs, begin, stretches)
+        else:
+            made = self._kernel(torch.from_numpy(inputs), begin, stretches).numpy()
         return made[:, state.emitted - aligned : until - aligned], first_needed, more, until - state.emitted
+
+    def _stretches(self, inputs: Samples, begin: int, stretches: int) -> Samples:
+        """As `ResampleKernel`, in numpy."""
+        span = len(self._matrix)
+        padded = np.zeros((len(inputs), (stretches - 1) * self._hop + span), np.float32)
+        given = inputs[:, max(begin, 0) : begin + padded.shape[1]]
+        first = max(-begin, 0)
+        padded[:, first : first + given.shape[1]] = given
+        shape = len(inputs), stretches, span
+        windows = np.ndarray(shape, np.float32, padded, 0, (padded.strides[0], 4 * self._hop, 4))
+        return (np.ascontiguousarray(windows) @ self._matrix).reshape(len(inputs), -1)
 
 
 class ResampleKernel(nn.Module):

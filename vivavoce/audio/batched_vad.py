@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vivavoce.audio.rows import Rows
+from vivavoce.audio.rows import FEW, Rows
 from vivavoce.audio.vad import Array, SileroActivity, SileroState, VoiceActivity
 from vivavoce.nn.modules import scripted
 
 Indices = NDArray[np.intp]
-FEW = 4  # streams, under which numpy is quicker: torch takes longer to begin an operation
 STATE = SileroActivity.CONTEXT + 2 * 128
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 FIRST_CAPACITY = 16
+FEW = 4  # streams, under which numpy is quicker: torch takes longer to begin an operation
 
 
 class RowArray:

@@ -22,7 +22,7 @@ from vivavoce.audio.batched_vad import BatchedActivity, batched_activity
 from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.level import SILENCE_DBFS
 from vivavoce.audio.resample import LiveResampler, LiveResamplerState
-from vivavoce.audio.rows import Rows
+from vivavoce.audio.rows import FEW, Rows
 from vivavoce.audio.vad import RATE, WINDOW, VoiceActivity
 from vivavoce.dialogue.events import Samples
 from vivavoce.dialogue.front_end import BLOCK, SETTLED_WINDOWS, AudioWindow, EchoRemover, SilenceDetector
@@ -127,7 +127,7 @@ class FrontEndBatch:
             while remaining:
                 turn = [(number, stream, _next_chunk(stream, queue)) for number, stream, queue in remaining]
                 chunks = [(number, stream, chunk) for number, stream, chunk in turn if chunk is not None]
-                results = self._round([(stream, chunk) for _, stream, chunk in chunks])
+                results = self._round([(stream, chunk) for _, stream, chunk in chunks]) if chunks else []
                 for (number, _, _), result in zip(chunks, results, strict=True):
                     heard[number].append(result)
                 remaining = [each for each in remaining if each[2]]
@@ -240,7 +240,7 @@ class BatchedSilenceDetector:
     def step(self, rows: list[int], samples: Samples) -> tuple[list[float], list[bool], list[int]]:
         """The levels of windows, whether they are silence, and the milliseconds of silence at their ends."""
         limits = SilenceDetector
-        power = self._kernel(torch.from_numpy(samples)).numpy()
+        power = self._power(samples)
         level = np.maximum(10.0 * np.log10(np.maximum(power.mean(axis=1), 1e-60)), SILENCE_DBFS)
         self._peak[rows] = np.maximum(np.maximum(level, self._peak[rows] - limits.FORGET_DB), limits.SOFTEST_PEAK_DB)
         self._floor[rows] = np.minimum(level, self._floor[rows] + limits.RISE_DB)
@@ -251,9 +251,16 @@ class BatchedSilenceDetector:
         """Milliseconds of silence after the last window of each row; 0 where there is any sound."""
         lengths = np.array([len(each) // 4 for each in held])
         samples = _joined([each.rjust(WINDOW_BYTES, b"\0") for each in held])
-        power = self._kernel(torch.from_numpy(samples)).numpy()
+        power = self._power(samples)
         quiet = np.minimum(_quiet_blocks(power, self._limit(rows)), lengths // BLOCK)
         return np.where(quiet * BLOCK > lengths - BLOCK, quiet * BLOCK_MS, 0).tolist()
+
+    def _power(self, samples: Samples) -> NDArray[np.float64]:
+        """Mean power of each block.  # [stream, 512] → [stream, block]"""
+        if len(samples) < FEW:
+            return np.square(samples, dtype=np.float64).reshape(len(samples), -1, BLOCK).mean(axis=2)
+        power: NDArray[np.float64] = self._kernel(torch.from_numpy(samples)).numpy()
+        return power
 
     def _limit(self, rows: list[int]) -> NDArray[np.float64]:
         """The levels below which sound counts as silence."""

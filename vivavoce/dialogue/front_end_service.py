@@ -15,8 +15,8 @@ from typing import Self
 
 import numpy as np
 
-from vivavoce.audio.batched_vad import FEW
 from vivavoce.audio.resample import check_rate
+from vivavoce.audio.rows import FEW
 from vivavoce.audio.vad import RATE, WINDOW, VoiceActivity, voice_activity
 from vivavoce.dialogue.events import Samples
 from vivavoce.dialogue.front_end import Deliver, EchoRemover, checked
