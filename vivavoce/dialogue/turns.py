@@ -7,8 +7,9 @@ by a turn model that runs at the likely end. `UserTurns` applies it to the audio
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,8 +54,7 @@ class TurnEvent(Enum):
     OVER = auto()
 
 
-@dataclass(frozen=True)
-class TurnState:
+class TurnState(NamedTuple):
     """The state of turn detection. Times are milliseconds of input so far."""
 
     heard_ms: int = 0
@@ -95,7 +95,7 @@ class TurnTaker:
         heard = state.heard_ms + WINDOW_MS
         threshold = self.settings.threshold - (HYSTERESIS if state.is_speech else 0.0)
         is_speech = probability >= max(threshold, 0.01)
-        state = replace(state, heard_ms=heard, is_speech=is_speech)
+        state = state._replace(heard_ms=heard, is_speech=is_speech)
         if is_speech:
             return self._speech(state, quiet_ms)
         return self._silence(state, state.silence_ms, finished)
@@ -110,26 +110,25 @@ class TurnTaker:
 
     def _speech(self, state: TurnState, quiet_ms: int) -> tuple[TurnEvent | None, TurnState]:
         first = state.voiced_ms == 0 and not state.has_started
-        state = replace(
-            state,
+        state = state._replace(
             voiced_ms=state.voiced_ms + WINDOW_MS,
             speech_from_ms=state.heard_ms - WINDOW_MS if first else state.speech_from_ms,
             speech_until_ms=state.heard_ms - min(quiet_ms, WINDOW_MS),
         )
         if not state.has_started and state.voiced_ms >= self.min_windows * WINDOW_MS:
-            return TurnEvent.BEGAN, replace(state, has_started=True)
+            return TurnEvent.BEGAN, state._replace(has_started=True)
         if state.is_likely_over:
-            return TurnEvent.WENT_ON, replace(state, is_likely_over=False)
+            return TurnEvent.WENT_ON, state._replace(is_likely_over=False)
         return None, state
 
     def _silence(self, state: TurnState, silent_ms: int, finished: float | None) -> tuple[TurnEvent | None, TurnState]:
         if not state.has_started:
-            is_discarded = silent_ms >= self.likely_ms
-            return None, replace(state, voiced_ms=0) if is_discarded else state
+            is_discarded = state.voiced_ms and silent_ms >= self.likely_ms
+            return None, state._replace(voiced_ms=0) if is_discarded else state
         if silent_ms >= self._needed_windows(finished) * WINDOW_MS:
             return TurnEvent.OVER, ended(state)
         if silent_ms >= self.likely_ms and not state.is_likely_over:
-            return TurnEvent.LIKELY_OVER, replace(state, is_likely_over=True)
+            return TurnEvent.LIKELY_OVER, state._replace(is_likely_over=True)
         return None, state
 
     def _needed_windows(self, finished: float | None) -> int:
