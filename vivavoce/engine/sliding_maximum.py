@@ -8,26 +8,26 @@ BUCKETS = 20
 
 
 class Extreme:
-    """The maximum over a sliding time window, in constant memory."""
+    """The maximum over a sliding time window, in constant memory and time."""
 
     def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
         self._width = seconds / BUCKETS
-        self._buckets: deque[tuple[int, float]] = deque()  # number and maximum of each bucket
+        self._candidates: deque[tuple[int, float]] = deque()  # bucket numbers, and values, which only decrease
 
     def note(self, now: float, value: float) -> None:
         """Add a value."""
-        number = math.floor(now / self._width)
-        if self._buckets and self._buckets[-1][0] == number:
-            self._buckets[-1] = (number, max(self._buckets[-1][1], value))
-        else:
-            self._buckets.append((number, value))
-        self._forget(number)
+        number, candidates = math.floor(now / self._width), self._candidates
+        while candidates and candidates[-1][1] <= value:
+            candidates.pop()
+        if not candidates or candidates[-1][0] != number:
+            candidates.append((number, value))
+            self._forget(number)
 
     def largest(self, now: float) -> float | None:
         """The maximum; None: no value in the window."""
         self._forget(math.floor(now / self._width))
-        return max((value for _, value in self._buckets), default=None)
+        return self._candidates[0][1] if self._candidates else None
 
     def _forget(self, number: int) -> None:
-        while self._buckets and self._buckets[0][0] <= number - BUCKETS:
-            self._buckets.popleft()
+        while self._candidates and self._candidates[0][0] <= number - BUCKETS:
+            self._candidates.popleft()

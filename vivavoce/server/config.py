@@ -244,12 +244,13 @@ class Bucket:
         self.rate, self.burst = rate, burst
         self._level, self._updated_at = burst, _now()
 
-    def take(self, amount: float) -> float:
+    def take(self, amount: float, now: float | None = None) -> float:
         """Take tokens; the seconds to wait until the bucket is no longer overdrawn."""
-        now = _now()
-        self._level = min(self.burst, self._level + (now - self._updated_at) * self.rate) - amount
+        now = _now() if now is None else now
+        level = self._level + (now - self._updated_at) * self.rate
+        self._level = (level if level < self.burst else self.burst) - amount
         self._updated_at = now
-        return max(-self._level / self.rate, 0.0)
+        return -self._level / self.rate if self._level < 0 else 0.0
 
     def try_take(self, amount: float) -> bool:
         """Take tokens if there are enough."""

@@ -195,9 +195,10 @@ class TurnClock:
 
     def note_received_audio(self, seconds: float) -> None:
         """Note received audio."""
+        now = self._now()
         self._received_ms += seconds * 1000
-        self._arrivals.append((self._received_ms, self._now()))
-        self.arrivals.note(self._now(), self._received_ms / 1000)
+        self._arrivals.append((self._received_ms, now))
+        self.arrivals.note(now, self._received_ms / 1000)
 
     def note_turn_end(self, last_voice_ms: int) -> None:
         """Note the end of a turn whose last voiced sample is at this time of the received audio."""

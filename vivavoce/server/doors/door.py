@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, replace
 from typing import TYPE_CHECKING, Any
@@ -158,7 +158,7 @@ class Relay:
         self.options = options
         self.channels: dict[int, DoorChannel] = {}
         self._numbers = itertools.count()
-        self._handlers = {
+        self._handlers: dict[int, Callable[..., None]] = {
             Kind.ACKNOWLEDGED: self._acknowledged,
             Kind.MESSAGE: lambda number, *fields: self._call(number, DoorChannel.message_received, *fields),
             Kind.ENTRY: lambda number, *fields: self._call(number, DoorChannel.entry_received, *fields),

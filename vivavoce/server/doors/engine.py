@@ -33,7 +33,7 @@ class EngineChannel(Channel):
 
     def __init__(self, link: Link, number: int, scope: Scope) -> None:
         super().__init__(link, number)
-        self.scope: Scope = scope | {"headers": list(scope["headers"])}
+        self.scope: Scope = {**scope, "headers": list(scope["headers"])}
         if scope["type"] == "websocket":
             self.scope["viva.door"] = self
         self.take_audio: TakeAudio | None = None

@@ -7,7 +7,7 @@ or sends too much, stops only itself.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from enum import IntEnum
 from typing import Any, TypeAlias, cast
 
@@ -182,6 +182,6 @@ class Channel:
         self._room.set()
 
 
-def message_size(message: dict[str, Any]) -> int:
+def message_size(message: MutableMapping[str, Any]) -> int:
     """The bytes of an ASGI message that are acknowledged."""
     return len(message.get("body") or message.get("bytes") or message.get("text") or b"")

@@ -13,9 +13,10 @@ IS_BALANCED = sys.platform == "linux"
 def bind(options: ServerOptions) -> list[socket.socket]:
     """A socket for each address of the host, at one port; InputError where it cannot be bound."""
     sockets: list[socket.socket] = []
-    port = options.port
+    port, host = options.port, options.host.strip("[]")
     try:
-        for family, kind, _, _, address in _addresses(options):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, _, _, address in dict.fromkeys(found):
             each = socket.socket(family, kind)
             sockets.append(each)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -32,12 +33,3 @@ def bind(options: ServerOptions) -> list[socket.socket]:
             f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another --port or --host"
         ) from error
     return sockets
-
-
-def _addresses(options: ServerOptions) -> list[tuple[int, int, int, str, tuple[str, ...]]]:
-    found: list[tuple[int, int, int, str, tuple[str, ...]]] = []
-    host = options.host.strip("[]")
-    for each in socket.getaddrinfo(host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
-        if each not in found:
-            found.append(each)  # type: ignore[arg-type]
-    return found

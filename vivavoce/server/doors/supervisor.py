@@ -117,7 +117,7 @@ class Doors:
         """Run a door; run it again when it ends."""
         backoff = FIRST_BACKOFF_SECONDS
         loop = asyncio.get_running_loop()
-        while not self._is_stopping:
+        while True:
             started = loop.time()
             code = await self._run(number, path)
             if self._is_stopping:

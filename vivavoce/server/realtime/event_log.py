@@ -165,8 +165,13 @@ class EventLog:
 
     def _trim(self, now: float) -> None:
         """Drop entries by age and size, except those that an open cursor, or no cursor yet, has read."""
+        if not self._is_old(now):
+            return
         read = min((cursor.position for cursor in self.cursors), default=0)
-        while self._entries and (oldest := self._entries[0]).position < read:
-            if now - oldest.at < self.replay_seconds and self.end - oldest.end < MAX_REPLAY_BYTES:
-                break
+        while self._entries and self._entries[0].position < read and self._is_old(now):
             self._entries.popleft()
+
+    def _is_old(self, now: float) -> bool:
+        """Whether the oldest entry need not be kept for a resume."""
+        oldest = self._entries[0]
+        return now - oldest.at >= self.replay_seconds or self.end - oldest.end >= MAX_REPLAY_BYTES

@@ -149,7 +149,8 @@ class PacedOutput:
         self._piece = max(1, round(piece_seconds * rate))
         self._queue: deque[SendEvent | OutputPiece] = deque()
         self._playing: dict[str, PlayingReply] = {}
-        self._changed = asyncio.Event()
+        self._timer: asyncio.Handle | None = None
+        self._failed: asyncio.Future[None] | None = None
         self._is_open = True
         self._has_waited = False
 
@@ -178,13 +179,13 @@ class PacedOutput:
         playing.volume.gain = gain
         if len(piece.samples) and not playing.is_cleared:
             self._queue.append(piece)
-            self._changed.set()
+            self._wake()
 
     def end_item(self, reply: str, item: str) -> None:
         """Mark the end of an item's audio."""
         if reply in self._playing and not self._playing[reply].is_cleared:
             self._queue.append(OutputPiece(reply, item, np.zeros(0, np.float32), is_end=True))
-            self._changed.set()
+            self._wake()
 
     def clear(self, reply: str) -> bool:
         """Drop the unplayed audio of a reply and send its events now; whether there was any audio to drop."""
@@ -200,7 +201,7 @@ class PacedOutput:
         )
         had_sound = was_playing or self.held_seconds < held_seconds
         self._send_events_before_sound()
-        self._changed.set()
+        self._wake()
         return had_sound
 
     def end(self, reply: str) -> bool:
@@ -208,7 +209,7 @@ class PacedOutput:
         if reply not in self._playing:
             return False
         self._playing[reply].is_complete = True
-        self._changed.set()
+        self._wake()
         return True
 
     def played_ms(self, reply: str) -> int:
@@ -225,18 +226,37 @@ class PacedOutput:
         self._is_open = True
         for playing in self._playing.values():
             playing.schedule.resume(self._now())
-        self._changed.set()
+        self._wake()
 
     async def run(self) -> None:
-        """Send what is due until cancelled."""
-        while True:
-            self._changed.clear()
+        """Send what is due until cancelled. Timers do it, without a task switch for each chunk."""
+        self._failed = asyncio.get_running_loop().create_future()
+        self._wake()
+        try:
+            await self._failed
+        finally:
+            self._failed = None
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _wake(self) -> None:
+        """Send what is due with the next iteration of the event loop."""
+        if self._failed is not None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._failed.get_loop().call_soon(self._run_once)
+
+    def _run_once(self) -> None:
+        if self._failed is None or self._failed.done():
+            return
+        self._timer = None
+        try:
             delay = self._advance()
-            try:
-                async with asyncio.timeout(delay):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+        except Exception as error:
+            self._failed.set_exception(error)
+            return
+        if delay is not None and self._timer is None:
+            self._timer = self._failed.get_loop().call_later(delay, self._run_once)
 
     def _advance(self) -> float | None:
         """Send what is due; the seconds until the next deadline, None without one."""

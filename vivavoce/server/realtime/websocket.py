@@ -176,9 +176,9 @@ class InputLimits:
 
     def wait_seconds(self) -> float:
         """Count one more event; the seconds until the next one may be handled."""
-        received_ms = self._clock.received_ms
+        now, received_ms = asyncio.get_running_loop().time(), self._clock.received_ms
         seconds, self._received_ms = (received_ms - self._received_ms) / 1000, received_ms
-        return max(self._events.take(1), self._audio.take(seconds))
+        return max(self._events.take(1, now), self._audio.take(seconds, now))
 
 
 def _session_for(
