@@ -23,10 +23,9 @@ from vivavoce.server.realtime.audio_formats import (
     resample,
     wire_format,
 )
+from vivavoce.server.realtime.call_peer import CallOutput
 from vivavoce.server.realtime.client_events import decode_client_event, decode_object
-from vivavoce.server.realtime.output import OutputPiece
 from vivavoce.server.realtime.session_types import SessionParams
-from vivavoce.server.realtime.webrtc import CallOutput
 from vivavoce.server.wire import WireError
 
 LAWS = [(MU_LAW, "pcm_mulaw"), (A_LAW, "pcm_alaw")]
@@ -112,12 +111,11 @@ def test_formats_in_the_words_of_the_beta_protocol():
 
 
 def test_a_callers_packets_join_to_the_sound_and_fade_at_its_ends():
-    output = CallOutput()
-    output.start(16_000)
+    output = CallOutput(16_000)
     sound = tone(400, 0.205)
     for begin in range(0, len(sound), 320):
         is_end = begin + 320 >= len(sound)
-        output.send(None, OutputPiece("reply", "item", sound[begin : begin + 320], is_end))
+        output.play(sound[begin : begin + 320], is_end)
     joined = np.concatenate([output.packet() for _ in range(12)])
     whole = resample(sound, 16_000, 48_000)
     assert np.allclose(joined[240 : len(whole) - 240], whole[240:-240], atol=1e-6)
@@ -126,11 +124,10 @@ def test_a_callers_packets_join_to_the_sound_and_fade_at_its_ends():
 
 
 def test_a_caller_hears_silence_instead_of_half_a_packet_and_nothing_after_a_clear():
-    output = CallOutput()
-    output.start(48_000)
-    output.send(None, OutputPiece("reply", "item", tone(400, 0.03, 48_000)))
+    output = CallOutput(48_000)
+    output.play(tone(400, 0.03, 48_000), is_end=False)
     assert output.packet().any() and not output.packet().any()  # the other 10 ms wait for their rest
-    output.send(None, OutputPiece("reply", "item", tone(400, 0.5, 48_000)))
+    output.play(tone(400, 0.5, 48_000), is_end=False)
     assert output.packet().any()
     output.clear()
     rest = output.packet()

@@ -15,7 +15,6 @@ from vivavoce.server.realtime.client_events import CLIENT_EVENTS as OURS
 from vivavoce.server.realtime.client_events import decode_client_event
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session import Opening
-from vivavoce.server.realtime.webrtc import CallOutput
 from vivavoce.server.wire import WireError
 
 WE_REFUSE = {  # where in an event, and why, although the type accepts it
@@ -207,7 +206,7 @@ async def over_a_socket(server) -> list[dict]:
 
 
 async def over_a_call(server) -> list[dict]:
-    session = server.sessions.open(Opening("scripted-1"), "here", "webrtc", CallOutput())
+    session = server.sessions.open(Opening("scripted-1"), "here", "webrtc", Reader())
     cursor = session.attach(Reader(), 0)
     session.start()
     await session.receive_text(json.dumps({"type": "response.create"}))
@@ -231,5 +230,13 @@ async def a_transcription(server) -> list[dict]:
 
 
 class Reader:
+    """A call that nobody is connected to."""
+
     def drop(self, code: int, reason: str) -> None:
         """Nothing is to be closed."""
+
+    def send(self, reply, piece) -> None:
+        """Nobody hears it."""
+
+    def clear(self) -> None:
+        """Nothing is waiting."""

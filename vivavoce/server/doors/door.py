@@ -24,6 +24,7 @@ import uvicorn
 from vivavoce.log import configure
 from vivavoce.server.admission import LoopMonitor
 from vivavoce.server.config import ServerOptions, read_options
+from vivavoce.server.doors.calls import DoorCall
 from vivavoce.server.doors.link import Channel, Item, Kind, Link, message_size
 from vivavoce.server.doors.sockets import bind
 from vivavoce.server.realtime.audio_events import AudioEventEncoder, AudioHead, AudioPiece
@@ -156,15 +157,19 @@ class Relay:
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
-        self.channels: dict[int, DoorChannel] = {}
+        self.channels: dict[int, DoorChannel | DoorCall] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
         self._handlers: dict[int, Callable[..., None]] = {
             Kind.ACKNOWLEDGED: self._acknowledged,
-            Kind.MESSAGE: lambda number, *fields: self._call(number, DoorChannel.message_received, *fields),
-            Kind.ENTRY: lambda number, *fields: self._call(number, DoorChannel.entry_received, *fields),
-            Kind.FORMATS: lambda number, *fields: self._call(number, DoorChannel.formats_received, *fields),
-            Kind.REPLAY: lambda number, *fields: self._call(number, DoorChannel.replay_received, *fields),
-            Kind.END: lambda number: self._call(number, DoorChannel.ended),
+            Kind.MESSAGE: self._for_channel("message_received"),
+            Kind.ENTRY: self._for_channel("entry_received"),
+            Kind.FORMATS: self._for_channel("formats_received"),
+            Kind.REPLAY: self._for_channel("replay_received"),
+            Kind.PLAY: self._for_channel("play"),
+            Kind.CLEAR: self._for_channel("clear"),
+            Kind.CALL: self._open_call,
+            Kind.END: self._end,
             Kind.DRAIN: self._drain,
         }
         self.server: DoorServer
@@ -196,13 +201,37 @@ class Relay:
     def _drain(self) -> None:
         self.server.should_exit = True
 
+    async def close_calls(self) -> None:
+        """Hang up."""
+        await asyncio.gather(*(call.close() for call in self.channels.values() if isinstance(call, DoorCall)))
+
     def _acknowledged(self, sizes: dict[int, int]) -> None:
         for number, size in sizes.items():
-            self._call(number, DoorChannel.acknowledged, size)
+            if (channel := self.channels.get(number)) is not None:
+                channel.acknowledged(size)
 
-    def _call(self, number: int, method: Any, *fields: Any) -> None:
-        if (channel := self.channels.get(number)) is not None:
-            method(channel, *fields)
+    def _open_call(self, number: int, offer: str, input_rate: int, output_rate: int) -> None:
+        call = self.channels[number] = DoorCall(self.link, number, self.options, (input_rate, output_rate))
+        call.start(offer)
+
+    def _end(self, number: int) -> None:
+        channel = self.channels.get(number)
+        if isinstance(channel, DoorChannel):
+            channel.ended()
+        elif channel is not None:
+            del self.channels[number]
+            task = asyncio.create_task(channel.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _for_channel(self, method: str) -> Callable[..., None]:
+        """A handler of items that are for one channel; those of a channel that has ended are dropped."""
+
+        def handle(number: int, *fields: Any) -> None:
+            if (channel := self.channels.get(number)) is not None:
+                getattr(channel, method)(*fields)
+
+        return handle
 
 
 class DoorServer(uvicorn.Server):
@@ -232,6 +261,7 @@ class DoorServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the connections, then the link."""
+        await self._relay.close_calls()
         await super().shutdown(sockets)
         for task in self._background:
             task.cancel()

@@ -1,6 +1,7 @@
 """The engine's end of door links: each connection of a client runs the ASGI application of the server."""
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -11,39 +12,37 @@ from starlette.types import ASGIApp, Message, Scope
 
 from vivavoce.log import log_failure
 from vivavoce.server.admission import LoopLoad
-from vivavoce.server.doors.link import Channel, Item, Kind, Link, message_size
+from vivavoce.server.doors.calls import EngineCall
+from vivavoce.server.doors.link import Item, Kind, Link, message_size
+from vivavoce.server.doors.log_channel import LogChannel
 from vivavoce.server.metrics import DoorStatistics
 from vivavoce.server.realtime.audio_formats import InputFormats
-from vivavoce.server.realtime.event_log import Cursor, Entry
+from vivavoce.server.realtime.call_peer import CallListener
 from vivavoce.server.realtime.handlers import DecodedAudio
+from vivavoce.server.realtime.webrtc import Caller, NewCaller
 
 logger = logging.getLogger(__name__)
 
-STALL_CHECKS = 8  # within the time after which a client that does not read is dropped
 TakeAudio = Callable[[DecodedAudio], float]
 """Handles audio at once; the seconds until the next message may be handled."""
 
 
-class EngineChannel(Channel):
+class EngineChannel(LogChannel):
     """A client's connection, as an ASGI server gives it to the application.
 
     A WebSocket may bypass ASGI: audio that arrives while the application waits for a message is handled by
     `take_audio`, and `push` sends an event log without a task of its own.
     """
 
-    def __init__(self, link: Link, number: int, scope: Scope) -> None:
+    def __init__(self, link: Link, number: int, scope: Scope, new_caller: NewCaller) -> None:
         super().__init__(link, number)
-        self.scope: Scope = {**scope, "headers": list(scope["headers"])}
-        if scope["type"] == "websocket":
-            self.scope["viva.door"] = self
+        self.scope: Scope = {**scope, "headers": list(scope["headers"]), "viva.door": self}
+        self.new_caller = new_caller
+        """Makes the peer of a WebRTC call in this door."""
         self.take_audio: TakeAudio | None = None
         self._received: deque[tuple[Message, int]] = deque()
         self._waiting: asyncio.Future[None] | None = None
         self._delay = 0.0
-        self._cursor: Cursor | None = None
-        self._next_position = 0
-        self._in_flight: deque[tuple[int, Entry]] = deque()  # `sent_bytes` at its end, and the entry
-        self._progress_at = 0.0
 
     # ASGI
 
@@ -70,7 +69,7 @@ class EngineChannel(Channel):
         if self.is_over and self.scope["type"] == "websocket":
             raise OSError("the client is disconnected")
         if message["type"] in ("websocket.close", "websocket.http.response.start"):
-            self._stop_pushing()
+            self.stop_pushing()
         self.send_item(Kind.MESSAGE, message_size(message), message)
         await self.wait_for_room()
 
@@ -112,52 +111,9 @@ class EngineChannel(Channel):
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    # The event log
-
     def send_formats(self, formats: InputFormats) -> None:
         """Tell the door how to decode the client's audio from now on."""
         self.link.send((Kind.FORMATS, self.number, formats))
-
-    async def push(self, cursor: Cursor, stall_seconds: float) -> None:
-        """Send the entries of a log as they are appended; TimeoutError where the client stops reading."""
-        loop = asyncio.get_running_loop()
-        self.link.send((Kind.REPLAY, self.number, cursor.log.tag, cursor.after))
-        self._cursor, self._next_position, self._progress_at = cursor, cursor.position, loop.time()
-        cursor.on_append = self._push_entries
-        try:
-            self._push_entries()
-            while not self._in_flight or loop.time() - self._progress_at < stall_seconds:
-                await asyncio.sleep(stall_seconds / STALL_CHECKS)
-            raise TimeoutError
-        finally:
-            self._stop_pushing()
-
-    def acknowledged(self, size: int) -> None:
-        super().acknowledged(size)
-        if self._cursor is None:
-            return
-        while self._in_flight and self._in_flight[0][0] <= self.acknowledged_bytes:
-            self._cursor.advance(self._in_flight.popleft()[1])
-        self._progress_at = asyncio.get_running_loop().time()
-        self._push_entries()
-
-    def _push_entries(self) -> None:
-        """Send what was appended, as far as the client reads."""
-        cursor = self._cursor
-        if cursor is None:
-            return
-        if not self._in_flight:
-            self._progress_at = asyncio.get_running_loop().time()
-        while self.has_room and (entry := cursor.log.entry_at(self._next_position)) is not None:
-            self._next_position = entry.position + 1
-            self.send_item(Kind.ENTRY, entry.size, entry.sequence, entry.payload)
-            self._in_flight.append((self.sent_bytes, entry))
-
-    def _stop_pushing(self) -> None:
-        if self._cursor is not None:
-            self._cursor.on_append = None
-            self._cursor = None
-            self._in_flight.clear()
 
 
 class DoorLink:
@@ -169,6 +125,8 @@ class DoorLink:
         self.door = -1
         self.statistics = DoorStatistics()
         self.channels: dict[int, EngineChannel] = {}
+        self.calls: dict[int, EngineCall] = {}
+        self._call_numbers = itertools.count(-1, -1)  # the door numbers the connections of its clients
         self.link = Link(self._received, self._lost)
         self._app, self._is_ready, self._is_lost = app, is_ready, is_lost
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,22 +152,30 @@ class DoorLink:
 
     def _acknowledged(self, sizes: dict[int, int]) -> None:
         for number, size in sizes.items():
-            if (channel := self.channels.get(number)) is not None:
+            if (channel := self._channel(number)) is not None:
                 channel.acknowledged(size)
 
     def _open(self, number: int, scope: Scope) -> None:
-        channel = self.channels[number] = EngineChannel(self.link, number, scope)
+        channel = self.channels[number] = EngineChannel(self.link, number, scope, self._new_caller)
         task = asyncio.create_task(self._run(channel))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _new_caller(self, listener: CallListener, input_rate: int, output_rate: int) -> Caller:
+        number = next(self._call_numbers)
+        call = self.calls[number] = EngineCall(self.link, number, listener, (input_rate, output_rate), self.calls.pop)
+        return call
+
     def _message(self, number: int, size: int, message: Message) -> None:
-        if (channel := self.channels.get(number)) is not None:
+        if (channel := self._channel(number)) is not None:
             channel.message_received(size, message)
 
     def _audio(self, number: int, *fields: Any) -> None:
-        if (channel := self.channels.get(number)) is not None:
+        if (channel := self._channel(number)) is not None:
             channel.audio_received(*fields)
+
+    def _channel(self, number: int) -> EngineChannel | EngineCall | None:
+        return self.channels.get(number) or self.calls.get(number)
 
     def _ready(self, door: int) -> None:
         self.door = door
@@ -231,4 +197,6 @@ class DoorLink:
     def _lost(self) -> None:
         for channel in self.channels.values():
             channel.lost()
+        for call in list(self.calls.values()):
+            call.lost()
         self._is_lost(self)

@@ -54,6 +54,12 @@ class Kind(IntEnum):
     """Door: the `LoopLoad` of its event loop, connections."""
     DRAIN = 10
     """Engine: stop listening, close the connections and exit."""
+    CALL = 11
+    """Engine: channel, SDP offer, rates of the audio to and from the engine. Opens a WebRTC call."""
+    PLAY = 12
+    """Engine: channel of a call, float32 samples, whether they end an item."""
+    CLEAR = 13
+    """Engine: channel of a call. Drop the audio that was not played."""
 
 
 class Link(asyncio.Protocol):

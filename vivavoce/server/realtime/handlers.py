@@ -78,9 +78,14 @@ class AudioInputStream:
             raise WireError("binary messages need session.viva.binary to be raw or opus", "binary_not_negotiated")
         await self._append(data)
 
-    async def add_samples(self, samples: Samples) -> None:
-        """Pass samples at the conversation's rate on to it; waits where it has too many to process."""
-        self._hear(samples)
+    def add_samples(self, samples: Samples) -> None:
+        """Pass samples at the conversation's rate on to it."""
+        self._conversation.hear(samples)
+        self._clock.note_received_audio(len(samples) / self._conversation.input_rate)
+
+    async def _add_slice(self, samples: Samples) -> None:
+        """As `add_samples`; waits where the conversation has too many to process."""
+        self.add_samples(samples)
         await self._conversation.drain_input(MAX_UNPROCESSED_SECONDS)
 
     @property
@@ -88,26 +93,22 @@ class AudioInputStream:
         """Whether the conversation has too many samples to process."""
         return self._conversation.unprocessed_seconds > MAX_UNPROCESSED_SECONDS
 
-    def _hear(self, samples: Samples) -> None:
-        self._conversation.hear(samples)
-        self._clock.note_received_audio(len(samples) / self._conversation.input_rate)
-
     def append_decoded(self, audio: DecodedAudio) -> None:
         """Take audio that a door process has decoded."""
         self._check_limit(audio.wire_bytes)
-        self._hear(audio.samples)
+        self.add_samples(audio.samples)
 
     async def append_long(self, audio: DecodedAudio) -> None:
         """Take long audio that a door process has decoded, in slices."""
         self._check_limit(audio.wire_bytes)
         for begin in range(0, len(audio.samples), LONG_SAMPLES):
-            await self.add_samples(audio.samples[begin : begin + LONG_SAMPLES])
+            await self._add_slice(audio.samples[begin : begin + LONG_SAMPLES])
             await asyncio.sleep(0)
 
     async def _append(self, data: bytes) -> None:
         self._check_limit(len(data))
         for piece in [data] if self.formats.binary == "opus" else slices(data, self.formats.format):
-            await self.add_samples(self._reader.read(piece))
+            await self._add_slice(self._reader.read(piece))
             if len(piece) < len(data):
                 await asyncio.sleep(0)
 

@@ -1,6 +1,7 @@
 """HTTP of the Realtime API: WebRTC calls and browser keys."""
 
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, Struct
@@ -14,9 +15,12 @@ from vivavoce.server.realtime.session import Opening
 from vivavoce.server.realtime.session_config import Configuration, overridden
 from vivavoce.server.realtime.session_types import SessionObject, SessionParams
 from vivavoce.server.realtime.sessions import Sessions, served_model
-from vivavoce.server.realtime.webrtc import open_call
+from vivavoce.server.realtime.webrtc import LocalCaller, NewCaller, open_call
 from vivavoce.server.rest.http import MAX_BODY, decode_body, json_body, json_response, read_body
 from vivavoce.server.wire import JsonObject, WireError
+
+if TYPE_CHECKING:
+    from vivavoce.server.doors.engine import EngineChannel
 
 
 class ExpiresAfter(Struct):
@@ -69,10 +73,17 @@ class CallsApi:
         model = served_model(self.sessions, request.query_params.get("model") or session.model or None)
         opening = Opening(model, session.type or "realtime", session)
         address = request.client.host if request.client else "unknown"
-        opened, answer = await open_call(self.sessions, opening, offer, address)
+        opened, answer = await open_call(self.sessions, opening, offer, address, self._new_caller(request))
         call_id = opened.id.replace("sess_", "rtc_", 1)
         headers = {"Location": f"/v1/realtime/calls/{call_id}"}
         return Response(answer, 201, headers, "application/sdp")
+
+    def _new_caller(self, request: Request) -> NewCaller:
+        """Makes the peer in the door process that has received the request, or here."""
+        door: EngineChannel | None = request.scope.get("viva.door")
+        if door is not None:
+            return door.new_caller
+        return partial(LocalCaller, self.sessions.options.ice_servers)
 
     async def hang_up(self, request: Request, caller: Identity) -> Response:
         """End a call."""
