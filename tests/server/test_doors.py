@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,7 @@ from tests.server.test_binary_frames import opened
 from tests.server.test_resume import numbers, resuming, started, vanish
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
+from vivavoce.server.doors import sockets, supervisor
 from vivavoce.server.realtime.audio_formats import A_LAW, OpusReader, OpusWriter, WireFormat, decode, encode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -274,6 +276,56 @@ async def test_a_session_is_resumed_at_another_door(server, stack):
         vanish(again)
     assert (await again.say("hello", output_modalities=["text"]))["status"] == "completed"
     assert numbers(client) + numbers(again) == list(range(1, len(client.events) + len(again.events)))
+
+
+async def test_a_door_that_is_stuck_is_replaced(monkeypatch, stack):
+    monkeypatch.setattr(supervisor, "WATCH_SECONDS", 0.2)
+    options = ServerOptions(doors=1, stall_seconds=600)
+    async with ServerBehindDoors(ScriptedHost(), options) as server:
+        client = await stack.enter_async_context(connected(server))
+        session, token = await started(client, "a long one")
+        stuck = server.doors.processes[0]
+        stuck.send_signal(signal.SIGSTOP)
+        assert await client.closed() == 1006
+        await eventually(lambda: server.doors.processes.get(0) not in (None, stuck), "it is started again")
+        await eventually(lambda: len(server.doors.links) == 1, "it listens")
+        async with connected(server, resuming(session, token, client.events[-1]["event_id"])) as again:
+            await again.until("response.output_audio.delta")
+            assert numbers(client) + numbers(again) == list(range(1, len(client.events) + len(again.events)))
+
+
+ENGINE = """
+import asyncio
+from tests.server.harness import RunningServer
+from tests.server.scripted import ScriptedHost
+from vivavoce.server.config import ServerOptions
+
+async def main():
+    async with RunningServer(ScriptedHost(), ServerOptions(doors=2)) as server:
+        print(*(process.pid for process in server.doors.processes.values()), flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_doors_end_with_their_engine():
+    root = Path(__file__).parents[2]
+    engine = await asyncio.create_subprocess_exec(sys.executable, "-c", ENGINE, stdout=PIPE, cwd=root)
+    doors = [Path("/proc") / pid for pid in (await engine.stdout.readline()).decode().split()]
+    assert len(doors) == 2 and all(door.exists() for door in doors)
+    engine.kill()
+    await engine.wait()
+    await eventually(lambda: not any(door.exists() for door in doors), "the doors end")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every test does it")
+async def test_doors_that_share_a_listening_socket(monkeypatch):
+    monkeypatch.setattr(supervisor, "IS_BALANCED", False)
+    monkeypatch.setattr(sockets, "IS_BALANCED", False)
+    async with ServerBehindDoors(ScriptedHost(), ServerOptions(doors=2)) as server, connected(server) as client:
+        assert (await client.say("hello"))["status"] == "completed"
 
 
 async def test_clients_are_told_that_the_server_stops():

@@ -124,6 +124,8 @@ class DoorLink:
     ) -> None:
         self.door = -1
         self.statistics = DoorStatistics()
+        self.missing_reports = 0
+        """Times that a report was due since the last one."""
         self.channels: dict[int, EngineChannel] = {}
         self.calls: dict[int, EngineCall] = {}
         self._call_numbers = itertools.count(-1, -1)  # the door numbers the connections of its clients
@@ -183,6 +185,7 @@ class DoorLink:
 
     def _statistics(self, load: tuple[float, float, float], connections: int) -> None:
         self.statistics = DoorStatistics(LoopLoad(*load), connections)
+        self.missing_reports = 0
 
     async def _run(self, channel: EngineChannel) -> None:
         try:

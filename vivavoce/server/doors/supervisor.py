@@ -12,6 +12,7 @@ from pathlib import Path
 import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
+from uvicorn.config import STARTUP_FAILURE
 
 import vivavoce
 from vivavoce.server.admission import LoopLoad
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 DRAIN_SECONDS = 8.0  # more than the doors give to their requests
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
+WATCH_SECONDS = 1.0
+MAX_SILENT_REPORTS = 15  # reports missing in a row, after which a door is taken for stuck
 STABLE_SECONDS = 10.0  # after which a door that ends is restarted at once again
 
 
@@ -65,7 +68,10 @@ class Doors:
         path = str(self._folder / "link")
         self._server = await asyncio.get_running_loop().create_unix_server(self._new_link, path)
         count = self._options.door_count
-        self._supervisors = [asyncio.create_task(self._supervise(number, path)) for number in range(count)]
+        self._supervisors = [
+            asyncio.create_task(self._watch()),
+            *(asyncio.create_task(self._supervise(number, path)) for number in range(count)),
+        ]
         async with asyncio.timeout(START_SECONDS), self._changed:
             await self._changed.wait_for(lambda: len(self.links) == count)
 
@@ -127,6 +133,16 @@ class Doors:
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
+    async def _watch(self) -> None:
+        """Kill doors that are stuck: the kernel would go on to give them connections."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            for link in self.links:
+                link.missing_reports += 1  # a stall of this process counts as one
+                if link.missing_reports > MAX_SILENT_REPORTS and link.door in self.processes:
+                    logger.error("door %d does not respond and is killed", link.door)
+                    self.processes[link.door].kill()
+
     async def _run(self, number: int, path: str) -> int:
         inherited = [] if IS_BALANCED else [each.fileno() for each in self._sockets]
         package = str(Path(vivavoce.__file__).parents[1])
@@ -157,6 +173,8 @@ class EngineServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then its doors."""
         await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
         self.servers = []
         try:
             await self.doors.start()
