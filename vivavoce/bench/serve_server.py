@@ -138,6 +138,7 @@ def serve_plan(plan: ServerPlan) -> None:
     from vivavoce.bench.serve import BATCHES, ENDLESS
     from vivavoce.bench.serve_parts import ServeLoad, build
     from vivavoce.device import pick
+    from vivavoce.dialogue.front_end_service import FrontEndService
     from vivavoce.dialogue.reply import SpeakingOptions
     from vivavoce.dialogue.session import DialogueOptions
     from vivavoce.engine.sequence import Admission
@@ -166,7 +167,8 @@ def serve_plan(plan: ServerPlan) -> None:
     Path(plan.about).write_bytes(
         msgspec.json.encode({"device": target.name, "dtype": dtype, "torch": str(torch.__version__)})
     )
-    host = SpeechHost(f"bench-{plan.shape}", pipeline, DialogueOptions(speaking=SpeakingOptions(guards=ENDLESS)))
+    dialogue = DialogueOptions(speaking=SpeakingOptions(guards=ENDLESS), front_end=FrontEndService())
+    host = SpeechHost(f"bench-{plan.shape}", pipeline, dialogue)
     event_loop.run(serve(host, server_options(plan, ServerOptions)))
 
 

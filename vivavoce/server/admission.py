@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vivavoce.server.config import ServerOptions
 
@@ -36,14 +37,18 @@ class LoopLoad:
     """CPU time of its thread as a share of a core."""
 
 
+class _LoopSample(NamedTuple):
+    at: float
+    cpu: float
+    lag: float
+
+
 class LoopMonitor:
     """Measures the load of the event loop it runs on."""
 
     def __init__(self, note_lag: Callable[[float], None] | None = None) -> None:
         self._note_lag = note_lag
-        samples = round(WINDOW_SECONDS / SAMPLE_SECONDS)
-        self._lags: deque[float] = deque(maxlen=samples)
-        self._times: deque[tuple[float, float]] = deque(maxlen=samples)  # wall and CPU time
+        self._samples: deque[_LoopSample] = deque()
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -51,21 +56,23 @@ class LoopMonitor:
         while True:
             due = loop.time() + SAMPLE_SECONDS
             await asyncio.sleep(SAMPLE_SECONDS)
-            lag = max(loop.time() - due, 0.0)
-            self._lags.append(lag)
-            self._times.append((loop.time(), time.thread_time()))
+            now = loop.time()
+            lag = max(now - due, 0.0)
+            self._samples.append(_LoopSample(now, time.thread_time(), lag))
+            while self._samples[0].at < now - WINDOW_SECONDS and len(self._samples) > 2:
+                self._samples.popleft()
             if self._note_lag is not None:
                 self._note_lag(lag)
 
     @property
     def load(self) -> LoopLoad:
         """The load of the last seconds."""
-        if len(self._times) < 2:
+        if len(self._samples) < 2:
             return LoopLoad()
-        (first, first_cpu), (last, last_cpu) = self._times[0], self._times[-1]
-        lags = sorted(self._lags)
+        first, last = self._samples[0], self._samples[-1]
+        lags = sorted(sample.lag for sample in self._samples)
         worst = lags[min(len(lags) - 1, round(0.99 * len(lags)))]
-        return LoopLoad(statistics.median(lags), worst, (last_cpu - first_cpu) / max(last - first, 1e-3))
+        return LoopLoad(statistics.median(lags), worst, (last.cpu - first.cpu) / max(last.at - first.at, 1e-3))
 
 
 @dataclass(frozen=True)
