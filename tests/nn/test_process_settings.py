@@ -1,6 +1,5 @@
 """Settings of the whole process are what they were before, also after calls that overlap, nest or fail."""
 
-import gc
 import os
 import subprocess
 import sys
@@ -9,9 +8,10 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 from vivavoce.nn.modules import allocating
-from vivavoce.nn.process_settings import SharedSetting, frozen_heap, serving_pace, torch_threads
+from vivavoce.nn.process_settings import SharedSetting, one_numpy_thread, serving_pace, torch_threads
 from vivavoce.nn.quantised import prepacked
 
 
@@ -85,19 +85,34 @@ def test_packing_for_other_kernels_leaves_those_of_the_process():
 
 
 def test_a_frozen_heap_is_thawed_unless_it_was_frozen_before():
-    if gc.get_freeze_count():  # as this suite's own is
-        found = gc.get_freeze_count()
-        with frozen_heap():
-            pass
-        assert gc.get_freeze_count() == found
     script = """
 import gc
-from vivavoce.nn.process_settings import frozen_heap
+from vivavoce.nn.process_settings import FEW_OBJECTS, frozen_heap
+thresholds = gc.get_threshold()
 with frozen_heap():
-    assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() > FEW_OBJECTS
+    with frozen_heap():
+        pass
+    assert gc.get_freeze_count() > FEW_OBJECTS
 assert gc.get_freeze_count() == 0
+gc.freeze()
+with frozen_heap():
+    pass
+assert gc.get_freeze_count() > FEW_OBJECTS
+assert gc.get_threshold() == thresholds
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_numpy_multiplies_on_one_thread_and_gets_its_threads_back():
+    def threads() -> list[int]:
+        return [pool["num_threads"] for pool in threadpool_info() if "numpy" in pool["filepath"]]
+
+    before = threads()
+    assert before, "numpy has no thread pool of its own here"
+    with one_numpy_thread():
+        assert threads() == [1] * len(before)
+    assert threads() == before
 
 
 def test_a_decorated_function_holds_its_setting_on_every_call():

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Generic, TypeVar
 
 import torch
+from threadpoolctl import ThreadpoolController
 
 Value = TypeVar("Value")
 
@@ -96,21 +97,46 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+FEW_OBJECTS = 1000  # Python 3.12 starts with some hundred frozen objects
+RARE_COLLECTIONS = (20_000, 10, 20)
+"""Thresholds of the garbage collector. After `gc.freeze` little is left to compare new objects with: full collections
+would be frequent, and each stalls all threads."""
+
+
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Exclude existing objects from garbage collection during the block. For the process's entry point only.
+    """Exclude existing objects from garbage collection during the block, and collect others rarely.
 
-    `gc.unfreeze` unfreezes everything, so if objects are frozen already nothing is done.
+    For the process's entry point only. `gc.unfreeze` unfreezes everything, so it is left out if the caller had frozen
+    objects itself.
     """
-    if gc.get_freeze_count():
-        yield
-        return
+    is_first, thresholds = gc.get_freeze_count() < FEW_OBJECTS, gc.get_threshold()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*RARE_COLLECTIONS)
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+        if is_first:
+            gc.unfreeze()
+
+
+@contextmanager
+def one_numpy_thread() -> Iterator[None]:
+    """Products of numpy use the calling thread alone in the block.
+
+    They are small here, and the threads of OpenBLAS, one for each core, spin between them.
+    """
+    pools = [pool for pool in ThreadpoolController().lib_controllers if "numpy" in pool.filepath]
+    before = [pool.num_threads for pool in pools]
+    for pool in pools:
+        pool.set_num_threads(1)
+    try:
+        yield
+    finally:
+        for pool, threads in zip(pools, before, strict=True):
+            pool.set_num_threads(threads)
 
 
 @contextmanager
