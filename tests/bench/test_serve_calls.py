@@ -1,12 +1,14 @@
 """A caller of `viva bench serve` against a scripted server, in virtual time: every measured time is exact."""
 
 import asyncio
+import base64
+import math
 from dataclasses import dataclass, field
 
 import pytest
 
 from tests.bench.turn_servers import played
-from vivavoce.bench.serve_calls import ANSWER_SECONDS, LEAD_IN_SECONDS, YIELD_SECONDS, Call
+from vivavoce.bench.serve_calls import ANSWER_SECONDS, LEAD_IN_SECONDS, YIELD_SECONDS, Call, HeardReply
 from vivavoce.bench.serve_plans import CallPlan, EncodedQuestion, EncodedSounds
 from vivavoce.bench.serve_transport import (
     CallClosedError,
@@ -213,8 +215,22 @@ def test_a_lost_connection_is_a_failure():
     assert not turn.is_over
 
 
+def packets(*voices: bool):
+    """A reply whose packets of 20 ms hold voice or silence."""
+    reply = HeardReply("resp_1")
+    for number, is_voice in enumerate(voices):
+        reply.feed_packet(number * 0.02, 0.02, not is_voice, -math.inf)
+    return reply
+
+
+def test_silence_that_is_sent_inside_a_reply_is_a_gap():
+    silence, voice = [False], [True]
+    reply = packets(*silence * 5, *voice * 10, *silence * 3, *voice * 5, *silence, *voice * 5, *silence * 9)
+    assert reply.first_at == pytest.approx(0.1)
+    assert (reply.gaps, reply.gap_seconds) == (1, pytest.approx(0.06))  # not the single packet, nor the end
+    assert reply.clock.underruns == 0
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 1920])
 def test_the_length_of_base64_is_that_of_its_bytes(size):
-    import base64
-
     assert base64_bytes(base64.b64encode(bytes(size)).decode()) == size

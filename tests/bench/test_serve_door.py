@@ -164,6 +164,24 @@ def test_bad_options_are_refused(change):
         options(**change).check()
 
 
+def test_options_of_a_server_that_is_started_here_are_refused_for_another():
+    with pytest.raises(InputError, match="not for --url"):
+        serve_door.run(ServerChoice("http://127.0.0.1:1"), options(profile=True))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("transport", ["binary", "webrtc"])
+def test_the_miniature_is_called_over_other_transports(transport):
+    pytest.importorskip("aiortc" if transport == "webrtc" else "av")
+    result = serve_door.run(
+        ServerChoice(shape="tiny", device="cpu", max_sessions=1),
+        options(sessions=[2], seconds=1.2, spread=0.0, transport=transport),
+    )
+    (level,) = result["levels"]
+    assert (level["answers"], level["refused"], level["never_answered"], level["unfinished"]) == (1, 1, 0, 0)
+    assert level["sound_seconds"] == pytest.approx(1.2, abs=0.5)  # silence before the first word is left out
+
+
 def test_a_server_that_does_not_start_says_why():
     plan = ServerPlan("vast", "cpu", "auto", free_port(), 1, 1, 1, 1.0, 1.0, 8, "/dev/null")
     with ServerProcess(plan) as server, pytest.raises(ServerFailedError, match="shape must be one of"):

@@ -131,6 +131,8 @@ def default_callers() -> int:
 def run(server: ServerChoice, options: DoorOptions, out: Path | None = None) -> dict[str, Any]:
     """Measure level by level until one does not hold; print, write `serve.json` and `serve.png`, return the figures."""
     options.check()
+    if server.url is not None and (options.profile or server.doors is not None or server.max_sessions is not None):
+        raise InputError("--profile, --doors and --max-sessions are for a server that is started here, not for --url")
     result: dict[str, Any] = {}
     levels: list[DoorLevel] = []
     with ExitStack() as stack:
