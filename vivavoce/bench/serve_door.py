@@ -85,8 +85,10 @@ class DoorOptions:
 
     def level(self, count: int, sounds: EncodedSounds) -> LevelPlan:
         """The calls of a level."""
-        max_question = max(len(question.messages) for question in sounds.questions) * sounds.packet_seconds
-        behaviour = Behaviour(max_question, self.seconds, len(sounds.questions), self.interrupt, self.seed)
+        messages = sum(len(question.messages) for question in sounds.questions) / len(sounds.questions)
+        behaviour = Behaviour(
+            messages * sounds.packet_seconds, self.seconds, len(sounds.questions), self.interrupt, self.seed
+        )
         if self.steady is None:
             return rush(count, self.spread, behaviour)
         return steady(count, self.steady, behaviour)

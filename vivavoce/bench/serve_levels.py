@@ -15,7 +15,8 @@ from vivavoce.bench.serve_watch import ServerUse
 
 PERCENTILES = (50, 95, 99)
 MAX_TURNS = 2  # of a call in a steady stream: half of the callers ask twice
-ANSWER_ALLOWANCE = 1.0  # seconds until a reply begins, for the length of a call
+EXPECTED_ANSWER_SECONDS = 0.3  # until a reply begins, for the mean length of a call
+MARGIN_SECONDS = 2.0  # by which calls may be longer than expected
 EARLIEST_INTERRUPTION = 1.5  # seconds into the reply
 LATEST_INTERRUPTION = 8.0
 
@@ -38,7 +39,7 @@ class Behaviour:
     """How callers behave. Seconds."""
 
     question: float
-    """The longest question."""
+    """The mean length of a question."""
     reply: float
     questions: int
     """How many different questions there are."""
@@ -49,30 +50,46 @@ class Behaviour:
     @property
     def turn_seconds(self) -> float:
         """Of a question and its reply."""
-        return self.question + ANSWER_ALLOWANCE + self.reply
+        return self.question + EXPECTED_ANSWER_SECONDS + self.reply
+
+    @property
+    def interruption_range(self) -> tuple[float, float]:
+        """The earliest and the latest interruption, in seconds of the reply."""
+        latest = max(EARLIEST_INTERRUPTION, min(LATEST_INTERRUPTION, self.reply - EARLIEST_INTERRUPTION))
+        return min(EARLIEST_INTERRUPTION, self.reply / 2), min(latest, self.reply * 0.75)
+
+    def call_seconds(self, turns: int, interrupted_after: float | None = None) -> float:
+        """The expected length of a call; an interruption adds the part of the reply before it, and a question."""
+        length = LEAD_IN_SECONDS + turns * self.turn_seconds + (turns - 1) * PAUSE_SECONDS
+        return length if interrupted_after is None else length + interrupted_after + self.turn_seconds - self.reply
 
 
 def rush(count: int, spread: float, behaviour: Behaviour) -> LevelPlan:
     """`count` callers begin within `spread` seconds and hear one reply each, or two where they interrupt the first."""
     source = random.Random(behaviour.seed)
     calls = [_call(number, number * spread / count, 1, behaviour, source) for number in range(count)]
-    return LevelPlan(count, calls, expected_seconds=spread + LEAD_IN_SECONDS + behaviour.turn_seconds)
+    return LevelPlan(count, calls, expected_seconds=spread + behaviour.call_seconds(1))
 
 
 def steady(count: int, seconds: float, behaviour: Behaviour) -> LevelPlan:
     """Poisson arrivals, so that `count` callers are in conversation on average; counted once that is reached."""
     source = random.Random(behaviour.seed)
-    turn = behaviour.turn_seconds
-    lengths = [LEAD_IN_SECONDS + turns * turn + (turns - 1) * PAUSE_SECONDS for turns in range(1, MAX_TURNS + 1)]
+    earliest, latest = behaviour.interruption_range
+    share, after = behaviour.interrupt, (earliest + latest) / 2
+    lengths = [
+        (1 - share) * behaviour.call_seconds(turns) + share * behaviour.call_seconds(turns, after)
+        for turns in range(1, MAX_TURNS + 1)
+    ]
     rate = count / (sum(lengths) / len(lengths))
-    counted_until = lengths[-1] + seconds
-    ends = counted_until + turn + ANSWER_ALLOWANCE  # the load stays until the counted replies are over
+    counted_from = behaviour.call_seconds(MAX_TURNS, latest if share else None) + MARGIN_SECONDS
+    counted_until = counted_from + seconds
+    ends = counted_until + behaviour.turn_seconds + MARGIN_SECONDS  # the load stays until the counted replies are over
     calls: list[CallPlan] = []
     start = source.expovariate(rate)
     while start < ends:
         calls.append(_call(len(calls), start, source.randint(1, MAX_TURNS), behaviour, source))
         start += source.expovariate(rate)
-    return LevelPlan(count, calls, lengths[-1], counted_until, ends, ends)
+    return LevelPlan(count, calls, counted_from, counted_until, ends, ends)
 
 
 def max_at_once(count: int, is_steady: bool) -> int:
@@ -83,8 +100,7 @@ def max_at_once(count: int, is_steady: bool) -> int:
 def _call(number: int, start: float, turns: int, behaviour: Behaviour, source: random.Random) -> CallPlan:
     questions = [source.randrange(behaviour.questions) for _ in range(turns)]
     is_interrupting = math.floor((number + 1) * behaviour.interrupt) > math.floor(number * behaviour.interrupt)
-    latest = max(EARLIEST_INTERRUPTION, min(LATEST_INTERRUPTION, behaviour.reply - EARLIEST_INTERRUPTION))
-    after = source.uniform(min(EARLIEST_INTERRUPTION, behaviour.reply / 2), min(latest, behaviour.reply * 0.75))
+    after = source.uniform(*behaviour.interruption_range)
     interruption = source.randrange(behaviour.questions)
     return CallPlan(number, start, questions, after if is_interrupting else None, interruption)
 
