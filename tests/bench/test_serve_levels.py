@@ -149,7 +149,7 @@ def test_the_report_is_printed_and_written(tmp_path, capsys):
         level(call(0, answered(0.1, underruns=1)), call(1, answered(0.3))),
         level(call(0, answered(0.1)), callers=[LATE]),
     ]
-    result = {"what": "sessions", "load": "rush", "most_without_a_gap": 1, "shape": "tiny", "transport": "websocket"}
+    result = {"what": "sessions", "load": "rush", "most_without_a_gap": 1, "shape": "tiny"}
     result |= {"device": "CPU", "levels": [each.as_json() for each in levels]}
     for each in levels:
         print_level(each)

@@ -150,7 +150,7 @@ def run(server: ServerChoice, options: DoorOptions, out: Path | None = None) -> 
             result.update(
                 {
                     "what": "speech-to-speech sessions through the server: sockets, voice activity, open microphones",
-                    "shape": "of the server" if server.url else server.shape,
+                    "shape": (server.model or "model") if server.url else server.shape,
                     "device": "",
                     **target.about,
                     "transport": options.transport,

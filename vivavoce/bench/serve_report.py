@@ -115,7 +115,7 @@ def save(result: dict[str, Any], out: Path) -> None:
         if not level["holds"]:
             axes.axvline(level["sessions"], color="tab:red", linestyle="--", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="concurrent sessions", ylabel="milliseconds")
-    axes.set_title(f"{result['shape']}, {result['transport']}, {result['device']}; {result['load']}", fontsize=9)
+    axes.set_title(f"{result['shape']} on {result['device'] or 'a running server'}\n{result['load']}", fontsize=9)
     axes.set_xticks([level["sessions"] for level in levels], [str(level["sessions"]) for level in levels])
     if axes.lines:
         axes.legend()
