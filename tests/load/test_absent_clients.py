@@ -16,7 +16,7 @@ from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting import load_host
 from vivavoce.server.realtime.audio_formats import WireFormat, decode
 
-LONG = 90  # rows: 7 s of sound
+LONG = 60  # rows: 5 s of sound
 # Sound is sent as soon as it is made, and a client may be away for as long as a slow machine takes.
 OPTIONS = ServerOptions(lead_ms=20_000, min_lead_ms=20_000, resume_seconds=600.0)
 

@@ -138,6 +138,19 @@ async def test_a_full_server_says_so_and_the_others_go_on(running):
         await third.until("session.created")
 
 
+async def test_where_the_models_are_full_a_session_without_a_client_gives_its_place(running):
+    server = await running(host=ScriptedHost(room=1))
+    async with connected(server) as gone:
+        await gone.until("session.created")
+        gone.socket.transport.abort()
+    await eventually(lambda: not any(each.connections for each in server.sessions), "the server noticed")
+    async with connected(server) as refused:
+        assert (await refused.error())["code"] == "capacity"
+    await eventually(lambda: not server.host.alive, "the other session ends")
+    async with connected(server) as client:
+        await client.until("session.created")
+
+
 async def test_the_models_own_limit_is_the_same_error(running):
     server = await running(host=ScriptedHost(room=0))
     async with connected(server) as client:

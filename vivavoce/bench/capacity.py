@@ -337,8 +337,8 @@ def _at_rest(server: BenchServer, sessions: int) -> tuple[int, float]:
 
 
 @contextlib.asynccontextmanager
-async def serving(model: str) -> AsyncIterator[BenchServer]:
-    """A `viva serve` process that is ready; stopped on exit."""
+async def serving(model: str, *arguments: str) -> AsyncIterator[BenchServer]:
+    """A `viva serve` process that is ready, with more arguments; stopped on exit."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -347,7 +347,7 @@ async def serving(model: str) -> AsyncIterator[BenchServer]:
         settings.write_text(f"[server]\nopens_per_minute = {OPENS_PER_MINUTE}\n", encoding="utf8")
         command = [sys.executable, "-m", "vivavoce.cli", "serve", "--model", model, "--port", str(port)]
         process = subprocess.Popen(
-            [*command, "--config", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            [*command, "--config", str(settings), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         try:
             await asyncio.to_thread(_until_ready, process, port)

@@ -113,6 +113,7 @@ class Sessions:
         try:
             session = RealtimeSession(self.host, opening, self.options, self.metrics, track)
         except CapacityError as error:
+            self._evict_detached()  # its memory is free when the client tries again
             raise self._refusal(str(error), "capacity", 503) from error
         self._sessions[session.id] = session
         session.on_closed.append(lambda: self._closed(session))
