@@ -42,6 +42,7 @@ EXTRA_OF_MODULE = {
     "faster_whisper": "asr",
     "matplotlib": "plot",
     "modelscope": "modelscope",
+    "msgpack": "server",
     "msgspec": "server",
     "multipart": "server",
     "onnx": "export",

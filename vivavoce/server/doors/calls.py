@@ -10,7 +10,7 @@ import numpy as np
 from vivavoce.dialogue.events import Samples
 from vivavoce.log import log_failure
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.doors.link import Channel, Kind, Link
+from vivavoce.server.doors.link import Kind, Link, LinkChannel
 from vivavoce.server.doors.log_channel import LogChannel
 from vivavoce.server.realtime.call_peer import OFFER_SECONDS, CallListener, CallPeer
 from vivavoce.server.wire import WireError
@@ -80,7 +80,7 @@ class EngineCall(LogChannel):
         self._listener.state_changed("closed")
 
 
-class DoorCall(Channel):
+class DoorCall(LinkChannel):
     """The peer of a call, and its listener: reports what it receives to the engine."""
 
     def __init__(self, link: Link, number: int, options: ServerOptions, rates: tuple[int, int]) -> None:

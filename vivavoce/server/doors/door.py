@@ -25,7 +25,7 @@ from vivavoce.log import configure
 from vivavoce.server.admission import LoopMonitor
 from vivavoce.server.config import ServerOptions, read_options
 from vivavoce.server.doors.calls import DoorCall
-from vivavoce.server.doors.link import Channel, Item, Kind, Link, message_size
+from vivavoce.server.doors.link import Item, Kind, Link, LinkChannel, message_size
 from vivavoce.server.doors.sockets import bind
 from vivavoce.server.realtime.audio_events import AudioEventEncoder, AudioHead, AudioPiece
 from vivavoce.server.realtime.audio_formats import InputFormats, SoundReader, slices
@@ -46,7 +46,7 @@ SCOPE_FIELDS = (
 )
 
 
-class DoorChannel(Channel):
+class DoorChannel(LinkChannel):
     """One connection of a client: its messages to the engine, and those of the engine to the client."""
 
     def __init__(self, link: Link, number: int, max_event_bytes: int) -> None:

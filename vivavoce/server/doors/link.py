@@ -140,7 +140,7 @@ class Link(asyncio.Protocol):
             self._transport.write(self._packer.pack(items))
 
 
-class Channel:
+class LinkChannel:
     """One end of a client's connection on a link."""
 
     def __init__(self, link: Link, number: int) -> None:

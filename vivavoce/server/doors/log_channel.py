@@ -3,13 +3,13 @@
 import asyncio
 from collections import deque
 
-from vivavoce.server.doors.link import Channel, Kind, Link
+from vivavoce.server.doors.link import Kind, Link, LinkChannel
 from vivavoce.server.realtime.event_log import Cursor, Entry
 
 STALL_CHECKS = 8  # within the time after which a client that does not read is dropped
 
 
-class LogChannel(Channel):
+class LogChannel(LinkChannel):
     """Sends the entries of a log to a door when they are appended, as far as the client reads."""
 
     def __init__(self, link: Link, number: int) -> None:
