@@ -181,6 +181,7 @@ async def test_keys_and_limits_hold_at_every_door(server, stack):
     held = [await stack.enter_async_context(at(server)) for _ in range(40)]
     for client in held:
         await client.until("session.created")
+    assert set(server.sessions._rate._buckets) == {"127.0.0.1"}  # the address of the clients, not of the doors
     async with at(server) as refused:
         assert (await refused.error())["code"] == "session_limit_reached"
         assert await refused.closed() == 1013
@@ -230,20 +231,16 @@ async def test_a_client_that_floods_stalls_only_itself(server, stack):
 
 async def test_a_door_that_is_killed_loses_no_session(server, stack):
     others = [await opened_at(server, stack, 1) for _ in range(2)]
-    lost: list[tuple[Client, str, str]] = []
-    for _ in range(6):
+
+    async def speaking() -> tuple[Client, str, str]:
         client, session = await opened_at(server, stack, 0)
         item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": f"a long {session}"}]}
         await client.send("conversation.item.create", item=item)
         await client.send("response.create")
         await client.until("response.output_audio.delta")
-        lost.append((client, session, server.sessions.find(session).resume_token))
-    os.kill(server.doors.processes[0].pid, signal.SIGKILL)
-    for client, _, _ in lost:
-        assert await client.closed() == 1006
-    for other, _ in others:
-        assert (await other.say("hello"))["status"] == "completed"
-    for client, session, token in lost:
+        return client, session, server.sessions.find(session).resume_token
+
+    async def resume(client: Client, session: str, token: str) -> None:
         again = await stack.enter_async_context(at(server, resuming(session, token, client.events[-1]["event_id"])))
         resumed = await again.next()
         assert (resumed["type"], resumed["lost_events"]) == ("viva.session.resumed", 0)
@@ -253,6 +250,13 @@ async def test_a_door_that_is_killed_loses_no_session(server, stack):
         assert both == list(range(1, len(both) + 1))
         sound = decode(client.sound() + again.sound(), WireFormat())
         assert abs(pitch(sound, RATE) - watermark(f"You said: a long {session}")) < 5
+
+    lost = [each for _ in range(8) for each in await asyncio.gather(*(speaking() for _ in range(4)))]
+    os.kill(server.doors.processes[0].pid, signal.SIGKILL)
+    assert set(await asyncio.gather(*(client.closed() for client, _, _ in lost))) == {1006}
+    for other, _ in others:
+        assert (await other.say("hello"))["status"] == "completed"
+    await asyncio.gather(*(resume(*each) for each in lost))
     await eventually(lambda: len(server.doors.links) == 2, "the door is started again")
 
 

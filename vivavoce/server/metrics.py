@@ -81,6 +81,7 @@ class Metrics:
             buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5),
             **common,
         )
+        self.door_statistics: Callable[[], Mapping[int, DoorStatistics]] = dict
         self.exceptions = ExceptionCounter(self.registry)
         self.registry.register(_HostGauges(host))
 
@@ -104,6 +105,7 @@ class Metrics:
 
     def watch_doors(self, statistics: Callable[[], Mapping[int, DoorStatistics]]) -> None:
         """Include what the door processes report."""
+        self.door_statistics = statistics
         self.registry.register(_DoorGauges(statistics))
 
     def page(self) -> tuple[bytes, str]:

@@ -5,6 +5,7 @@ door ends reconnects through another one. It imports no models and no torch.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -14,7 +15,6 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import asdict, astuple, replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,7 @@ class DoorChannel(LinkChannel):
         self._has_work = asyncio.Event()
         self._formats: InputFormats | None = None
         self._reader: SoundReader | None = None
+        self._awaited_formats = 1  # first for the session that the engine attaches
         self._formats_known = asyncio.Event()
         self._encoder = AudioEventEncoder("", 0)
 
@@ -85,6 +86,7 @@ class DoorChannel(LinkChannel):
         except WireError:  # the engine refuses it with the error event
             return False
         if isinstance(event, SessionUpdate):  # audio after it waits until the engine has applied it
+            self._awaited_formats += 1
             self._formats_known.clear()
             message["asks_for_formats"] = True
         return False
@@ -107,12 +109,14 @@ class DoorChannel(LinkChannel):
 
     # To the client
 
-    def formats_received(self, fields: tuple[Any, ...]) -> None:
+    def formats_received(self, fields: tuple[Any, ...], is_answer: bool) -> None:
         """The formats of the client's audio from now on; the decoder keeps its state where they have not changed."""
         formats = InputFormats(*fields)
         if formats != self._formats:
             self._formats, self._reader = formats, formats.new_reader()
-        self._formats_known.set()
+        self._awaited_formats -= is_answer
+        if not self._awaited_formats:
+            self._formats_known.set()
 
     def replay_received(self, tag: str, after: int) -> None:
         """The next entries are of an event log, after this event."""
@@ -244,7 +248,7 @@ class DoorServer(uvicorn.Server):
         self._monitor = LoopMonitor()
         relay.server = self
 
-    @contextmanager
+    @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Ignore the signals of a terminal or a service manager: the engine drains its doors."""
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -257,6 +261,7 @@ class DoorServer(uvicorn.Server):
         await asyncio.get_running_loop().create_unix_connection(lambda: link, self._link_path)
         await super().startup(sockets)
         link.send((Kind.READY, self._number))
+        self._loading = asyncio.create_task(asyncio.to_thread(load_opus))
         self._background = [asyncio.create_task(each) for each in (self._monitor.run(), self._report())]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -276,6 +281,12 @@ class DoorServer(uvicorn.Server):
         while True:
             await asyncio.sleep(STATISTICS_SECONDS)
             self._relay.link.send((Kind.STATISTICS, astuple(self._monitor.load), len(self._relay.channels)))
+
+
+def load_opus() -> None:
+    """Import PyAV, which would stall the event loop when the first client uses Opus."""
+    with contextlib.suppress(ImportError):
+        import av  # noqa: F401
 
 
 def door_options(options: ServerOptions, port: int) -> bytes:

@@ -111,9 +111,9 @@ class EngineChannel(LogChannel):
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def send_formats(self, formats: InputFormats) -> None:
-        """Tell the door how to decode the client's audio from now on."""
-        self.link.send((Kind.FORMATS, self.number, formats))
+    def send_formats(self, formats: InputFormats, is_answer: bool) -> None:
+        """Tell the door how to decode the client's audio from now on; it waits for answers to session updates."""
+        self.link.send((Kind.FORMATS, self.number, formats, is_answer))
 
 
 class DoorLink:

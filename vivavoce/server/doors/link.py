@@ -43,7 +43,7 @@ class Kind(IntEnum):
     AUDIO = 4
     """Door: channel, size, event id, bytes on the wire, float32 samples."""
     FORMATS = 5
-    """Engine: channel, `InputFormats`. Sent when a session is attached, and after each session update."""
+    """Engine: channel, `InputFormats`, whether the door waits for it (for a new session, and after each update)."""
     ENTRY = 6
     """Engine: channel, size, last event number, text or `AudioPiece` of an event log."""
     REPLAY = 7

@@ -150,6 +150,7 @@ class PacedOutput:
         self._queue: deque[SendEvent | OutputPiece] = deque()
         self._playing: dict[str, PlayingReply] = {}
         self._timer: asyncio.Handle | None = None
+        self._is_woken = False
         self._failed: asyncio.Future[None] | None = None
         self._is_open = True
         self._has_waited = False
@@ -235,21 +236,23 @@ class PacedOutput:
         try:
             await self._failed
         finally:
-            self._failed = None
+            self._failed, self._is_woken = None, False
             if self._timer is not None:
                 self._timer.cancel()
 
     def _wake(self) -> None:
         """Send what is due with the next iteration of the event loop."""
-        if self._failed is not None:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._failed.get_loop().call_soon(self._run_once)
+        if self._failed is None or self._is_woken:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._is_woken = True
+        self._timer = self._failed.get_loop().call_soon(self._run_once)
 
     def _run_once(self) -> None:
         if self._failed is None or self._failed.done():
             return
-        self._timer = None
+        self._timer, self._is_woken = None, False
         try:
             delay = self._advance()
         except Exception as error:

@@ -77,6 +77,7 @@ class RealtimeSession:
         self.last_client_event: str | None = None
         self.is_closed = False
         self.on_closed: list[Callable[[], None]] = []
+        self.on_updated: list[Callable[[], None]] = []
         self._handlers = ClientEventHandlers(
             self.conversation, self.configuration, self.encoder, self.audio, self.clock, self._send_updated
         )
@@ -193,6 +194,8 @@ class RealtimeSession:
         if isinstance(self.encoder.output, WebSocketOutput):
             self.encoder.output.binary = self.configuration.binary
         self.send(events.SessionUpdated(self.session_object()))
+        for callback in self.on_updated:
+            callback()
 
     # Receiving
 

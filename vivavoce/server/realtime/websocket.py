@@ -83,6 +83,8 @@ class SocketConnection:
             self._session.detach(self)
             if self._door is not None:
                 self._door.take_audio = None
+                with contextlib.suppress(ValueError):  # it was closed before it received anything
+                    self._session.on_updated.remove(self._send_formats)
 
     async def _send(self, cursor: Cursor, greeting: list[events.ServerEvent]) -> None:
         from starlette.websockets import WebSocketDisconnect
@@ -126,7 +128,8 @@ class SocketConnection:
 
     async def _receive(self) -> int:
         if self._door is not None:
-            self._door.send_formats(self._session.audio.formats)
+            self._send_formats(is_answer=True)
+            self._session.on_updated.append(self._send_formats)
             self._door.take_audio = self._take_audio
         while True:
             message = await self._websocket.receive()
@@ -138,11 +141,16 @@ class SocketConnection:
                 await self._session.receive_decoded(message["audio"])
             else:
                 await self._session.receive_audio(message["bytes"])
-            if self._door is not None and message.get("asks_for_formats"):
-                self._door.send_formats(self._session.audio.formats)
+            if message.get("asks_for_formats"):
+                self._send_formats(is_answer=True)
             wait = self._limits.wait_seconds()
             if wait > 0:  # messages above the rate limit wait in the socket
                 await asyncio.sleep(wait)
+
+    def _send_formats(self, is_answer: bool = False) -> None:
+        """Tell the door how to decode the client's audio; another connection of the session may have changed it."""
+        if self._door is not None:
+            self._door.send_formats(self._session.audio.formats, is_answer)
 
     def _take_audio(self, audio: DecodedAudio) -> float:
         self._session.take_audio(audio)
