@@ -6,6 +6,7 @@ door ends reconnects through another one. It imports no models and no torch.
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import logging
@@ -299,6 +300,7 @@ def main() -> None:
     number, link_path, *inherited = sys.argv[1:]
     options = read_options(ServerOptions, json.load(sys.stdin.buffer), "options of a door")
     configure(options.log_level, options.log_format)
+    gc.freeze()  # collections need not look at what was imported
     sockets = [socket.socket(fileno=int(each)) for each in inherited] or bind(options)
     DoorServer(Relay(options), int(number), link_path).run(sockets)
     os._exit(0)  # without waiting for threads of libraries

@@ -81,6 +81,8 @@ class Doors:
         links = list(self.links)
         for link in links:
             link.drain()
+        for number in self.processes.keys() - {link.door for link in links}:
+            self.processes[number].kill()  # it has just been started
         ended = [asyncio.create_task(process.wait()) for process in self.processes.values()]
         if ended:
             await asyncio.wait(ended, timeout=DRAIN_SECONDS)
