@@ -20,6 +20,7 @@ from tests.server.scripted import ScriptedHost, pitch, tone, watermark
 from tests.server.test_audio_api import ToneListener, ToneMaker, recording
 from tests.server.test_binary_frames import opened
 from tests.server.test_resume import numbers, resuming, started, vanish
+from vivavoce.server import config
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.doors import sockets, supervisor
@@ -66,6 +67,18 @@ async def opened_at(server: ServerBehindDoors, stack, door: int) -> tuple[Client
         if server.door_of(session["id"]) == door:
             return client, session["id"]
         await client.socket.close()
+
+
+@pytest.mark.parametrize(
+    ("quota", "doors"), [("200000 100000", 0), ("800000 100000", 2), ("1600000 100000", 6), ("max 100000", 8)]
+)
+async def test_the_number_of_doors_follows_the_cores(monkeypatch, tmp_path, quota, doors):
+    file = tmp_path / "cpu.max"
+    file.write_text(f"{quota}\n")
+    monkeypatch.setattr(config, "CPU_QUOTA", file)
+    monkeypatch.setattr(config.os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    assert ServerOptions().door_count == doors
+    assert ServerOptions(doors=3).door_count == 3
 
 
 async def test_a_spoken_turn_through_each_door(server, stack):

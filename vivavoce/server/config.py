@@ -5,7 +5,6 @@ import functools
 import logging
 import os
 import socket
-import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -24,6 +23,7 @@ Value = TypeVar("Value")
 
 MEBIBYTE = 1 << 20
 MAX_ADDRESSES = 4096
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of CPU time per period, or "max"
 MIN_CORES_FOR_DOORS = 8
 ENGINE_CORES = 4  # left to the event loop, the model and the audio front end
 MAX_DEFAULT_DOORS = 8
@@ -155,6 +155,8 @@ class ServerOptions:
             raise InputError(
                 f"binding to {self.host} admits other machines without a key; set --api-key, or bind 127.0.0.1"
             )
+        if self.doors is not None and self.doors < 0:
+            raise InputError(f"the number of doors is 0 or more, not {self.doors}")
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
             raise InputError("an API key needs at least 8 printable ASCII characters without spaces")
 
@@ -163,8 +165,9 @@ class ServerOptions:
         """The number of door processes: on a machine with few cores one process is quicker."""
         if self.doors is not None:
             return self.doors
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        return 0 if cores < MIN_CORES_FOR_DOORS else min((cores - ENGINE_CORES) // 2, MAX_DEFAULT_DOORS)
+        cores = usable_cores()
+        is_possible = hasattr(socket, "AF_UNIX") and cores >= MIN_CORES_FOR_DOORS
+        return min((cores - ENGINE_CORES) // 2, MAX_DEFAULT_DOORS) if is_possible else 0
 
     def check_address(self) -> None:
         """Raise InputError where this address cannot be bound; called before models are loaded."""
@@ -179,6 +182,16 @@ class ServerOptions:
             raise InputError(
                 f"cannot listen on {self.host}:{self.port}: {error.strerror}; choose another --port or --host"
             ) from error
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, within the CPU quota of its container."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = CPU_QUOTA.read_text(encoding="ascii").split()
+    except (OSError, ValueError):  # no quota, or no Linux
+        return allowed
+    return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
 
 
 def is_loopback(host: str) -> bool:

@@ -17,6 +17,7 @@ from vivavoce.dialogue.events import Samples
 from vivavoce.engine.sliding_maximum import Extreme
 
 LATE_SECONDS = 0.02  # lateness of timers, which is no missed deadline
+TIMER_SECONDS = 0.001  # the resolution of uvloop's clock: a shorter timer would fire until the time is over
 RAMP_SECONDS = 0.01
 
 
@@ -259,7 +260,7 @@ class PacedOutput:
             self._failed.set_exception(error)
             return
         if delay is not None and self._timer is None:
-            self._timer = self._failed.get_loop().call_later(delay, self._run_once)
+            self._timer = self._failed.get_loop().call_later(max(delay, TIMER_SECONDS), self._run_once)
 
     def _advance(self) -> float | None:
         """Send what is due; the seconds until the next deadline, None without one."""
