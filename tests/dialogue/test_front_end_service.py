@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info
 
 from tests.dialogue.stage import RATE, Stage, answered, spoken
 from tests.dialogue.voices import silence, talk
@@ -133,3 +134,14 @@ async def test_a_detector_that_fails_in_one_conversation_fails_that_one_alone(se
     for stage in stages:
         await stage.close()
     assert "front end of a conversation failed" in caplog.text
+
+
+async def test_numpy_multiplies_on_one_thread_and_gets_its_threads_back():
+    def threads() -> list[int]:
+        return [pool["num_threads"] for pool in threadpool_info() if "numpy" in pool["filepath"]]
+
+    before = threads()
+    assert before, "numpy has no thread pool of its own here"
+    async with FrontEndService():
+        assert threads() == [1] * len(before)
+    assert threads() == before

@@ -8,10 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from threadpoolctl import threadpool_info
 
 from vivavoce.nn.modules import allocating
-from vivavoce.nn.process_settings import SharedSetting, one_numpy_thread, serving_pace, torch_threads
+from vivavoce.nn.process_settings import SharedSetting, serving_pace, torch_threads
 from vivavoce.nn.quantised import prepacked
 
 
@@ -102,17 +101,6 @@ assert gc.get_freeze_count() > FEW_OBJECTS
 assert gc.get_threshold() == thresholds
 """
     subprocess.run([sys.executable, "-c", script], check=True)
-
-
-def test_numpy_multiplies_on_one_thread_and_gets_its_threads_back():
-    def threads() -> list[int]:
-        return [pool["num_threads"] for pool in threadpool_info() if "numpy" in pool["filepath"]]
-
-    before = threads()
-    assert before, "numpy has no thread pool of its own here"
-    with one_numpy_thread():
-        assert threads() == [1] * len(before)
-    assert threads() == before
 
 
 def test_a_decorated_function_holds_its_setting_on_every_call():

@@ -8,12 +8,14 @@ Changes of what is played wait in the same queue as the audio, so that both take
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from vivavoce.audio.resample import check_rate
 from vivavoce.audio.rows import FEW
@@ -234,13 +236,32 @@ class FrontEndWorker:
         return self._batches[detectors]
 
 
+@contextmanager
+def one_numpy_thread() -> Iterator[None]:
+    """Products of numpy use the calling thread alone in the block.
+
+    They are small here, and the threads of OpenBLAS, one for each core, spin between them.
+    """
+    pools = [pool for pool in ThreadpoolController().lib_controllers if "numpy" in pool.filepath]
+    before = [pool.num_threads for pool in pools]
+    for pool in pools:
+        pool.set_num_threads(1)
+    try:
+        yield
+    finally:
+        for pool, threads in zip(pools, before, strict=True):
+            pool.set_num_threads(threads)
+
+
 class FrontEndService:
     """Front ends for the conversations of a process; enter it, or `close` it at the end."""
 
     def __init__(self, workers: int = 1) -> None:
+        self._settings = ExitStack()
         self._workers = [FrontEndWorker(f"audio front end {number}") for number in range(workers)]
 
     async def __aenter__(self) -> Self:
+        self._settings.enter_context(one_numpy_thread())
         return self
 
     async def __aexit__(
@@ -272,6 +293,7 @@ class FrontEndService:
         """End the threads."""
         for worker in self._workers:
             worker.stop()
+        self._settings.close()
 
 
 def _deliver(results: Sequence[tuple[ServedFrontEnd, int, list[HeardChunk] | BaseException]]) -> None:

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Generic, TypeVar
 
 import torch
-from threadpoolctl import ThreadpoolController
 
 Value = TypeVar("Value")
 
@@ -120,23 +119,6 @@ def frozen_heap() -> Iterator[None]:
         gc.set_threshold(*thresholds)
         if is_first:
             gc.unfreeze()
-
-
-@contextmanager
-def one_numpy_thread() -> Iterator[None]:
-    """Products of numpy use the calling thread alone in the block.
-
-    They are small here, and the threads of OpenBLAS, one for each core, spin between them.
-    """
-    pools = [pool for pool in ThreadpoolController().lib_controllers if "numpy" in pool.filepath]
-    before = [pool.num_threads for pool in pools]
-    for pool in pools:
-        pool.set_num_threads(1)
-    try:
-        yield
-    finally:
-        for pool, threads in zip(pools, before, strict=True):
-            pool.set_num_threads(threads)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL
 from vivavoce.device import pick
 from vivavoce.dialogue.backend import Resolver
 from vivavoce.errors import optional_packages
-from vivavoce.nn.process_settings import frozen_heap, one_numpy_thread
+from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.s2s.remote_codec import RemoteCodec
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
@@ -105,7 +105,6 @@ async def serve(host: Served, options: ServerOptions) -> None:
     app = build_app(host, options, host.speech, host.transcriber)
     server = new_server(app, options)
     async with AsyncExitStack() as stack:
-        stack.enter_context(one_numpy_thread())
         for part in host.parts:
             await stack.enter_async_context(part)
         warming = asyncio.create_task(_warm_up(host, stack))
