@@ -7,6 +7,7 @@ Changes of what is played wait in the same queue as the audio, so that both take
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,6 +30,7 @@ from vivavoce.nn.process_settings import one_torch_thread
 logger = logging.getLogger(__name__)
 
 MAX_WAITING_OPERATIONS = 64  # changes of what is played that wait for audio; more wake the worker
+MANY_CORES = 8
 WARM_UP_WINDOWS = 4  # TorchScript compiles during the first calls
 
 Detectors = tuple[VoiceActivity, EchoRemover | None]
@@ -256,7 +258,9 @@ def one_numpy_thread() -> Iterator[None]:
 class FrontEndService:
     """Front ends for the conversations of a process; enter it, or `close` it at the end."""
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(self, workers: int | None = None) -> None:
+        """Start this number of threads; None: two where there are cores to spare, as 200 sessions keep one busy."""
+        workers = workers or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)
         self._settings = ExitStack()
         self._workers = [FrontEndWorker(f"audio front end {number}") for number in range(workers)]
 
