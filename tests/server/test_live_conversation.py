@@ -9,7 +9,6 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
 import pytest
@@ -62,11 +61,6 @@ class Voice:
                 yield tone(watermark(word), 0.2, RATE, amplitude=0.1)
 
 
-@cache
-def front_end_service() -> FrontEndService:
-    return FrontEndService()
-
-
 @dataclass
 class LiveHost:
     settings: ConversationSettings = field(
@@ -76,10 +70,11 @@ class LiveHost:
     models: Sequence[ModelCard] = (ModelCard("cascade"),)
     voices: Sequence[str] = ()
     opened: list[LiveConversation] = field(default_factory=list)
+    options: DialogueOptions = field(default_factory=DialogueOptions)
 
     def open(self, settings, model):
         pipeline = CascadeBackend(WholeTurns(Listener()), Chat(), Voice())
-        self.opened.append(LiveConversation(pipeline, settings, DialogueOptions(front_end=front_end_service())))
+        self.opened.append(LiveConversation(pipeline, settings, self.options))
         return self.opened[-1]
 
     def gauges(self) -> Mapping[str, float]:
@@ -119,8 +114,16 @@ async def speaking(client):
 
 
 @pytest.fixture
-async def live(running):
-    return await running(host=LiveHost())
+async def live(running, request):
+    """A running server; with the audio front end within its event loop, or beside it."""
+    if getattr(request, "param", "inside") == "inside":
+        yield await running(host=LiveHost())
+    else:
+        async with FrontEndService() as service:
+            yield await running(host=LiveHost(options=DialogueOptions(front_end=service)))
+
+
+front_end_inside_and_beside = pytest.mark.parametrize("live", ["inside", "beside"], indirect=True)
 
 
 async def ask(client, text: str, **response) -> None:
@@ -129,6 +132,7 @@ async def ask(client, text: str, **response) -> None:
     await client.send("response.create", **({"response": response} if response else {}))
 
 
+@front_end_inside_and_beside
 async def test_a_spoken_turn(live):
     async with connected(live) as client, speaking(client) as microphone:
         await client.send("session.update", session={"audio": {"input": {"transcription": {"model": "any"}}}})
@@ -172,6 +176,7 @@ async def interrupted(client, microphone) -> str:
     return item
 
 
+@front_end_inside_and_beside
 async def test_an_interruption_keeps_only_what_was_heard(live):
     async with connected(live) as client, speaking(client) as microphone:
         item = await interrupted(client, microphone)

@@ -1,8 +1,8 @@
-"""The echo guard of many streams at once: the numbers of `EchoGuard`, at a tenth of its cost.
+"""The echo guard of many streams at once: the numbers of `EchoGuard`.
 
-The filters of one call run in a single TorchScript call, which does not hold Python's lock. Their states stay in place,
-the products of one stream are computed while its state is in the processor's cache, and the Fourier transforms of all
-streams are taken together. Streams without output or without echo are skipped, as the guard skips them.
+The states stay in place, the products of one stream are computed while its state is in the processor's cache, and the
+Fourier transforms of all streams are taken together. Streams without output or without echo are skipped, as the guard
+skips them.
 """
 
 from typing import Any

@@ -52,7 +52,6 @@ class BatchedResampler:
         after = list(states)
         for numbers in alike.values():
             parts = [part for number in numbers for part in (states[number].held.data, samples[number].data)]
-            # Joined as bytes: numpy would release and take Python's lock for each of them.
             inputs = np.frombuffer(bytearray().join(parts), np.float32).reshape(len(numbers), -1)
             sounds, begin, received, until = self._advance(states[numbers[0]], inputs)
             for row, number in enumerate(numbers):

@@ -1,7 +1,4 @@
-"""Voice activity of many streams at once: the numbers of `SileroActivity`, its matrices read once for all of them.
-
-A call is one TorchScript call, which does not hold Python's lock.
-"""
+"""Voice activity of many streams at once: the numbers of `SileroActivity`, its matrices read once for all of them."""
 
 from typing import Any, Protocol
 

@@ -30,6 +30,7 @@ from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.io import float_to_pcm16
 from vivavoce.audio.level import buzz
 from vivavoce.audio.vad import WINDOW, WINDOW_SECONDS, voice_activity
+from vivavoce.bench.front_end_cost import front_end_costs
 from vivavoce.bench.turn_client import Wire, connect
 from vivavoce.bench.turn_sounds import RATE, Samples, gather
 from vivavoce.engine.sampling import GREEDY, Generation
@@ -65,7 +66,9 @@ def run_budget(model: str = "mini-speech", sessions: int = 8, out: Path | None =
             pipeline = load_moss_speech(hub.resolve(model), device="cpu")
         with stage("measuring"), torch.inference_mode():
             costs = [*_listening(pipeline, sessions), *_speaking(pipeline, sessions), *_always()]
-    result = _result(model, sessions, costs)
+        with stage("measuring the audio front end"):
+            front_end = front_end_costs()
+    result = _result(model, sessions, costs) | {"front_end": [asdict(cost) for cost in front_end]}
     _print_budget(result)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -232,6 +235,13 @@ def _print_budget(result: dict[str, Any]) -> None:
         f"{result['cores_for_all_listening']:.2f} while all users speak; this machine has {result['cores']}. "
         "The event loop is not included."
     )
+    counts = list(result["front_end"][0]["batched_us"])
+    table = Table(box=SIMPLE_HEAD, title="audio front end: µs of a core for a window of 32 ms", title_justify="left")
+    for name in ("state", "plain", *(f"one of {count}" for count in counts)):
+        table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+    for cost in result["front_end"]:
+        table.add_row(cost["when"], f"{cost['plain_us']:.0f}", *(f"{cost['batched_us'][each]:.0f}" for each in counts))
+    console.print(table)
 
 
 SILENCE_SECONDS = 0.6

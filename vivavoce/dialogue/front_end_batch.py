@@ -1,9 +1,8 @@
 """The audio front end of many conversations at once: the windows that `AudioFrontEnd` gives each of them.
 
 Chunks are handled in rounds, one of each conversation; in a round all conversations are resampled together, then the
-first window of each goes through echo cancellation, level and voice activity together, then the second. What runs over
-samples runs in TorchScript, without Python's lock. numpy releases that lock in every operation on more than 500
-elements, and then waits for it, so samples are moved as bytes here.
+first window of each goes through echo cancellation, level and voice activity together, then the second. Samples are
+joined and cut as bytes, which is quicker than numpy for as few as there are in a window.
 """
 
 from collections import defaultdict, deque

@@ -78,24 +78,6 @@ quantised_kernels: ExclusiveSetting[str] = ExclusiveSetting(
 )
 
 
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Operations of the calling thread use no other threads in the block; those of other threads are not changed.
-
-    torch's setting belongs to the thread that sets it, but is also the initial one of threads that come later: another
-    thread sets that again.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    restoring = threading.Thread(target=torch.set_num_threads, args=(before,))
-    restoring.start()
-    restoring.join()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 FEW_OBJECTS = 1000  # Python 3.12 starts with some hundred frozen objects
 RARE_COLLECTIONS = (20_000, 10, 20)
 """Thresholds of the garbage collector. After `gc.freeze` little is left to compare new objects with: full collections

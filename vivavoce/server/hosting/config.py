@@ -2,6 +2,7 @@
 name for them.
 """
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from vivavoce.audio.vad import SmartTurn
 from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL, CascadeParts
 from vivavoce.dialogue.backend import Resolver
 from vivavoce.dialogue.events import ConversationSettings, TurnSettings
+from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.moderation import Checker, HttpChecker, Moderation, Several, WordList
 from vivavoce.dialogue.reply import GuardLimits, SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions
@@ -23,6 +25,8 @@ from vivavoce.s2s.remote_codec import RemoteCodec
 from vivavoce.server.config import ServerOptions, read_options
 
 DEFAULT_MODEL = "mini-speech"
+CORES_FOR_A_FRONT_END = 8  # with fewer, a process more takes as much from the models as it takes off the event loop
+MAX_FRONT_END_PROCESSES = 4
 INSTALLED = "installed"
 
 
@@ -68,6 +72,15 @@ class ConversationOptions:
     """Whether speech over a reply is transcribed to decide on an interruption: for a fast recogniser that gets single
     words right."""
     guards: GuardLimits = field(default_factory=GuardLimits)
+    front_end_processes: int | None = None
+    """Processes that compute voice activity, echo and levels beside the event loop; 0: within it; None: by cores."""
+
+    def front_end(self) -> FrontEndService | None:
+        """The audio front end of all conversations; None where each computes its own."""
+        count = self.front_end_processes
+        if count is None:
+            count = min(MAX_FRONT_END_PROCESSES, (os.cpu_count() or 1) // CORES_FOR_A_FRONT_END)
+        return FrontEndService(count) if count else None
 
     def options(self, moderation: Moderation | None, turn_model: SmartTurn | None) -> DialogueOptions:
         """The options of a conversation."""

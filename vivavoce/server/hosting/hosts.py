@@ -12,7 +12,6 @@ from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
 from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
-from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
@@ -245,7 +244,8 @@ async def _warm_front_end(options: DialogueOptions) -> None:
 
 def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     """The host of these options, its models loaded; it is ready once its parts are entered and warm."""
-    dialogue, settings = replace(options.dialogue(), front_end=FrontEndService()), options.settings()
+    dialogue = replace(options.dialogue(), front_end=options.conversation.front_end())
+    settings = options.settings()
     if options.is_cascade:
         return _cascade_host(options, dialogue, settings)
     recogniser = _load_recogniser(options)
