@@ -8,11 +8,11 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from vivavoce.audio.player import PlaybackClock
+from vivavoce.audio.player import ROUNDING_SECONDS, PlaybackClock
 from vivavoce.dialogue.events import Samples
 from vivavoce.engine.sliding_maximum import Extreme
 
@@ -103,8 +103,7 @@ SendEvent = Callable[[], None]
 """Builds and sends events when their turn comes."""
 
 
-@dataclass(frozen=True)
-class OutputPiece:
+class OutputPiece(NamedTuple):
     """A chunk of audio of an item."""
 
     reply: str
@@ -277,7 +276,7 @@ class PacedOutput:
             playing, now = self._playing[piece.reply], self._now()
             playing.schedule.lead = self._lead(now)
             due = playing.schedule.due(now) if len(piece.samples) else now
-            if due > now:
+            if due - now > ROUNDING_SECONDS:
                 self._has_waited = True
                 return due - now
             self._send(piece, playing, now)
@@ -298,6 +297,8 @@ class PacedOutput:
 
     def _others_end(self, playing: PlayingReply) -> float:
         """When the audio of all other replies has been played."""
+        if len(self._playing) == 1:
+            return -math.inf
         others = (each.schedule for each in self._playing.values() if each is not playing)
         return max((each.clock.ends for each in others if not each.is_cut), default=-math.inf)
 
