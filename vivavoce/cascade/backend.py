@@ -355,9 +355,10 @@ class CascadeReply:
     async def _wait_for_playback(self) -> None:
         """Wait until the sound ahead of playback is within the plan's limit, and until a client is connected."""
         limit = self.plan.max_ahead
+        await self._conversation.is_attended.wait()
         while limit is not None and (excess := self._generated_seconds - self.plan.played() - limit) > 0:
             await asyncio.sleep(excess)
-        await self._conversation.is_attended.wait()
+            await self._conversation.is_attended.wait()
 
 
 def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str]) -> list[dict[str, Any]]:

@@ -147,7 +147,7 @@ class LocalRecogniser:
         return [list(self.listener.segments(*turn)) for turn in turns]
 
 
-MAX_PIECES_AHEAD = 2  # synthesised and not read: a reader that waits stops the synthesis
+MAX_PIECES_AHEAD = 1  # synthesised and not read: a reader that waits stops the synthesis
 WARM_UP = "Good evening, and welcome."
 
 
