@@ -11,7 +11,7 @@ from tests.models.tiny import CONFIG, tiny_model
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
-from vivavoce.engine.sequence import Sequence
+from vivavoce.engine.sequence import PlaybackDeadline, Sequence
 from vivavoce.errors import CapacityError, InputError
 
 MODEL = tiny_model(seed=5)
@@ -138,6 +138,25 @@ def test_an_evicted_idle_sequence_is_prefilled_again_when_used():
     assert busy.pending == 0
     generation = Generation(GREEDY, max_new_rows=6)
     assert engine.complete(idle, generation) == alone(speech(30), generation)
+
+
+def test_a_suspended_reply_gives_its_pages_away_and_goes_on_with_the_same_rows():
+    rows = PROMPT.rows(*CONVERSATIONS["many turns"])
+    generation = Generation(SAMPLINGS[1], max_new_rows=12, seed=4)
+    engine = make_engine(cache_rows=len(rows) + 16)  # room for one of them
+    waiting = engine.open(rows)
+    engine.generate(waiting, generation, listener=PlaybackDeadline(0.08, 4, since=engine.scheduler.now() - 60.0))
+    while waiting.generated < 3:
+        engine.step()
+    engine.suspend(waiting)
+    assert not engine.has_work
+    assert engine.complete(engine.open(rows), generation) == alone(rows, generation)
+    assert waiting.generated == 3 and engine.scheduler.evictions
+    engine.resume(waiting, 0.0)
+    assert waiting.listener.playback_end(3) > engine.scheduler.now(), "the time of the suspension is no gap"
+    while waiting.is_generating:
+        engine.step()
+    assert waiting.rows[len(rows) :] == alone(rows, generation)
 
 
 def test_a_slow_consumer_pauses_its_own_reply_only():

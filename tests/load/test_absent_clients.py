@@ -16,7 +16,7 @@ from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting import load_host
 from vivavoce.server.realtime.audio_formats import WireFormat, decode
 
-LONG = 60  # rows: 5 s of sound
+LONG = 40  # rows: 3 s of sound
 # Sound is sent as soon as it is made, and a client may be away for as long as a slow machine takes.
 OPTIONS = ServerOptions(lead_ms=20_000, min_lead_ms=20_000, resume_seconds=600.0)
 
@@ -75,6 +75,7 @@ async def test_a_reply_to_nobody_is_not_generated_until_its_client_is_back(spoke
         assert np.abs(sound - expected).max() < 0.01
 
 
+@pytest.mark.full
 async def test_a_reply_that_is_asked_for_by_a_client_that_is_gone_at_once_waits_too(spoken):
     async with connected(spoken) as client:
         session, token = await ask(client, LONG)
