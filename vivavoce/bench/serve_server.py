@@ -138,7 +138,6 @@ def serve_plan(plan: ServerPlan) -> None:
     from vivavoce.bench.serve import BATCHES, ENDLESS
     from vivavoce.bench.serve_parts import ServeLoad, build
     from vivavoce.device import pick
-    from vivavoce.dialogue.front_end_service import FrontEndService
     from vivavoce.dialogue.reply import SpeakingOptions
     from vivavoce.dialogue.session import DialogueOptions
     from vivavoce.engine.sequence import Admission
@@ -147,6 +146,7 @@ def serve_plan(plan: ServerPlan) -> None:
     from vivavoce.s2s.moss_speech import MossSpeechOptions
     from vivavoce.server.config import ServerOptions
     from vivavoce.server.hosting import SpeechHost, serve
+    from vivavoce.server.hosting.config import ConversationOptions
 
     configure("warning", "text")
     if plan.stacks is not None:
@@ -167,7 +167,7 @@ def serve_plan(plan: ServerPlan) -> None:
     Path(plan.about).write_bytes(
         msgspec.json.encode({"device": target.name, "dtype": dtype, "torch": str(torch.__version__)})
     )
-    dialogue = DialogueOptions(speaking=SpeakingOptions(guards=ENDLESS), front_end=FrontEndService())
+    dialogue = DialogueOptions(speaking=SpeakingOptions(guards=ENDLESS), front_end=ConversationOptions().front_end())
     host = SpeechHost(f"bench-{plan.shape}", pipeline, dialogue)
     event_loop.run(serve(host, server_options(plan, ServerOptions)))
 
