@@ -79,26 +79,24 @@ quantised_kernels: ExclusiveSetting[str] = ExclusiveSetting(
 
 
 FEW_OBJECTS = 1000  # Python 3.12 starts with some hundred frozen objects
-RARE_COLLECTIONS = (20_000, 10, 20)
-"""Thresholds of the garbage collector. After `gc.freeze` little is left to compare new objects with: full collections
-would be frequent, and each stalls all threads."""
 
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Exclude existing objects from garbage collection during the block, and collect others rarely.
+    """Exclude existing objects from garbage collection during the block, and collect others only on request.
 
-    For the process's entry point only. `gc.unfreeze` unfreezes everything, so it is left out if the caller had frozen
-    objects itself.
+    Automatic collections stall all threads at any time. For the process's entry point only. `gc.unfreeze` unfreezes
+    everything, so it is left out if the caller had frozen objects itself.
     """
-    is_first, thresholds = gc.get_freeze_count() < FEW_OBJECTS, gc.get_threshold()
+    is_first, was_enabled = gc.get_freeze_count() < FEW_OBJECTS, gc.isenabled()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*RARE_COLLECTIONS)
+    gc.disable()
     try:
         yield
     finally:
-        gc.set_threshold(*thresholds)
+        if was_enabled:
+            gc.enable()
         if is_first:
             gc.unfreeze()
 

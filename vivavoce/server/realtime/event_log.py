@@ -77,6 +77,10 @@ class EventLog:
         """Number and store a piece of audio."""
         self._append(piece, HEAD_BYTES + len(piece.samples), piece.numbers)
 
+    def clear(self) -> None:
+        """Drop all entries, at the end of the session: they are most of its memory."""
+        self._entries.clear()
+
     def open_cursor(self, sequence: int) -> Cursor:
         """A new cursor after the event with this number."""
         cursor = Cursor(self, sequence)

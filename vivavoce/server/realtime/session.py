@@ -118,6 +118,8 @@ class RealtimeSession:
         self.is_closed = True
         for connection in list(self.connections):
             connection.drop(code, reason)
+        if not self.connections:
+            self.log.clear()
         for callback in self.on_closed:
             callback()
 
@@ -137,7 +139,11 @@ class RealtimeSession:
             return
         self.log.close_cursor(cursor)
         self._active_at = self._now()
-        if not self.connections and not self.is_call:
+        if self.connections:
+            return
+        if self.is_closed:
+            self.log.clear()
+        elif not self.is_call:
             self.encoder.pause()
 
     def note_activity(self) -> None:
