@@ -236,8 +236,8 @@ def _print_budget(result: dict[str, Any]) -> None:
         "The event loop is not included."
     )
     counts = list(result["front_end"][0]["batched_us"])
-    table = Table(box=SIMPLE_HEAD, title="audio front end: µs of a core for a window of 32 ms", title_justify="left")
-    for name in ("state", "plain", *(f"one of {count}" for count in counts)):
+    table = Table(box=SIMPLE_HEAD, title="audio front end: µs for 32 ms, by sessions in a batch", title_justify="left")
+    for name in ("state", "plain", *map(str, counts)):
         table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
     for cost in result["front_end"]:
         table.add_row(cost["when"], f"{cost['plain_us']:.0f}", *(f"{cost['batched_us'][each]:.0f}" for each in counts))
