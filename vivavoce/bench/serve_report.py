@@ -26,6 +26,9 @@ def print_level(level: DoorLevel) -> None:
     _print(
         f"  event loop lag p99: {lags or '–'}; callers {callers} of a core, late by {level.lateness_ms:.1f} ms (p99)"
     )
+    if level.server.stages_ms:
+        stages = ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in level.server.stages_ms.items())
+        _print(f"  largest medians of the stages before a first sound: {stages} ms")
     _print(f"  {level.mean_sessions:.1f} in conversation on average, {level.wall_seconds:.0f} s{gpu}{watts}")
 
 

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 MEMORY_QUERY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 LAG = "event_loop_lag_seconds"
+STAGE = "viva_stage_"
 COUNTERS = ("viva_underruns_total", "viva_deadlines_missed_total", "viva_sessions_refused_total")
 SAMPLE_SECONDS = 2.0
 SCRAPE_SECONDS = 20.0
@@ -49,6 +50,8 @@ class ServerUse:
     """The lag's 99th percentile by process: of a histogram the upper edge of its bucket (None: above all), of a gauge
     over the last seconds the largest value."""
     counters: dict[str, float] = field(default_factory=dict)
+    stages_ms: dict[str, float] = field(default_factory=dict)
+    """Median milliseconds of the stages before a first sound: the largest value of each."""
     gpu_bytes: int | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -63,6 +66,7 @@ class ServerWatch:
         self.use = ServerUse()
         self._rss: dict[int, int] = {}
         self._lags: dict[str, float] = {}
+        self._stages: dict[str, float] = {}
 
     async def __aenter__(self) -> Self:
         self._metrics = await asyncio.to_thread(self._scrape)
@@ -90,7 +94,8 @@ class ServerWatch:
         counters = {name: _total(after, name) - _total(self._metrics, name) for name in COUNTERS}
         gpu = await asyncio.to_thread(gpu_bytes) if self._pid is not None else None
         lags = lag_percentiles(self._metrics, after) | {name: lag * 1e3 for name, lag in self._lags.items()}
-        self.use = ServerUse(processes, lags, counters, gpu)
+        stages = {name: seconds * 1e3 for name, seconds in self._stages.items()}
+        self.use = ServerUse(processes, lags, counters, stages, gpu)
 
     def _scrape(self) -> dict[tuple[str, Labels], float]:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -110,12 +115,14 @@ class ServerWatch:
         return found
 
     async def _sample(self) -> None:
-        """Note the largest memory of each process, and the largest lag that is reported as a gauge."""
+        """Note the largest memory of each process, and the largest lag and stage time reported as gauges."""
         while True:
             for pid in [] if self._pid is None else process_tree(self._pid):
                 self._rss[pid] = max(self._rss.get(pid, 0), _rss_bytes(pid))
-            for name, lag in lag_gauges(await asyncio.to_thread(self._scrape)).items():
-                self._lags[name] = max(self._lags.get(name, 0.0), lag)
+            page = await asyncio.to_thread(self._scrape)
+            for largest, gauges in ((self._lags, lag_gauges(page)), (self._stages, stage_gauges(page))):
+                for name, value in gauges.items():
+                    largest[name] = max(largest.get(name, 0.0), value)
             await asyncio.sleep(SAMPLE_SECONDS)
 
 
@@ -154,6 +161,15 @@ def lag_gauges(page: dict[tuple[str, Labels], float]) -> dict[str, float]:
         " ".join(part for label in labels for part in label): value
         for (name, labels), value in page.items()
         if name.endswith(LAG) and labels
+    }
+
+
+def stage_gauges(page: dict[tuple[str, Labels], float]) -> dict[str, float]:
+    """Seconds of the stages before a first sound, by name."""
+    return {
+        name.removeprefix(STAGE).removesuffix("_seconds"): value
+        for (name, _), value in page.items()
+        if name.startswith(STAGE)
     }
 
 

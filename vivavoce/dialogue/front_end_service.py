@@ -13,7 +13,9 @@ import pickle
 import socket
 import subprocess
 import sys
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -39,6 +41,8 @@ from vivavoce.log import log_failure
 
 logger = logging.getLogger(__name__)
 
+MAX_DELAYS = 512
+
 
 @dataclass(eq=False)
 class ServedFrontEnd:
@@ -51,6 +55,7 @@ class ServedFrontEnd:
     pending: int = 0
     """Samples passed to the worker whose windows were not delivered."""
     is_closed: bool = False
+    _sent_at: float | None = None  # the oldest of the pending samples
     _failure: Exception | None = None
     _drained: list[tuple[int, "asyncio.Future[None]"]] = field(default_factory=list)
 
@@ -59,6 +64,8 @@ class ServedFrontEnd:
         self._raise_failure()
         samples = checked(samples)
         self.pending += len(samples)
+        if self._sent_at is None:
+            self._sent_at = asyncio.get_running_loop().time()
         self.worker.send(self, Heard(samples.tobytes(), now))
 
     @property
@@ -97,6 +104,10 @@ class ServedFrontEnd:
     def receive(self, samples: int, heard: list[tuple[Any, ...]] | str) -> None:
         """Deliver results of the worker."""
         self.pending -= samples
+        if self._sent_at is not None:
+            received_at = asyncio.get_running_loop().time()
+            self.worker.delays.append(received_at - self._sent_at)
+            self._sent_at = received_at if self.pending else None
         try:
             if isinstance(heard, str):
                 raise VivaError(f"the audio front end failed ({heard})")
@@ -134,6 +145,8 @@ class FrontEndWorker(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.sessions: dict[int, ServedFrontEnd] = {}
+        self.delays: deque[float] = deque(maxlen=MAX_DELAYS)
+        """Seconds from audio to its windows, recently."""
         self._ids: dict[ServedFrontEnd, int] = {}
         self._count = 0
         self._outgoing: list[tuple[int, Message]] = []
@@ -259,6 +272,12 @@ class FrontEndService:
     ) -> None:
         for worker in self._workers:
             await worker.close()
+
+    @property
+    def delay(self) -> float | None:
+        """Median seconds from audio to its windows, recently; None: there was none."""
+        delays = [delay for worker in self._workers for delay in worker.delays]
+        return median(delays) if delays else None
 
     @property
     def pids(self) -> list[int]:

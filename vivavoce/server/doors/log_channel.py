@@ -3,6 +3,8 @@
 import asyncio
 from collections import deque
 
+from msgspec.structs import astuple
+
 from vivavoce.server.doors.link import Kind, Link, LinkChannel
 from vivavoce.server.realtime.event_log import Cursor, Entry
 
@@ -51,7 +53,8 @@ class LogChannel(LinkChannel):
             self._progress_at = asyncio.get_running_loop().time()
         while self.has_room and (entry := cursor.log.entry_at(self._next_position)) is not None:
             self._next_position = entry.position + 1
-            self.send_item(Kind.ENTRY, entry.size, entry.sequence, entry.payload)
+            payload = entry.payload if isinstance(entry.payload, str) else astuple(entry.payload)
+            self.send_item(Kind.ENTRY, entry.size, entry.sequence, payload)
             self._in_flight.append((self.sent_bytes, entry))
 
     def stop_pushing(self) -> None:

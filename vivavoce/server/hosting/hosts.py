@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 from vivavoce.audio.io import Sound
@@ -175,6 +176,7 @@ NO_CONVERSATION = NoConversationBackend()
 # Conversations
 
 CASCADE = "cascade"
+RECENT_REPLIES = 64
 
 
 @dataclass
@@ -221,7 +223,16 @@ class SpeechHost:
             slack = generator.core.slack.recent_min_slack(generator.core.scheduler.now())
             if slack is not None:
                 gauges["engine_slack_seconds"] = slack
-        return gauges
+        return gauges | self._stage_gauges()
+
+    def _stage_gauges(self) -> dict[str, float]:
+        """Median seconds of the stages before a reply's first sound, and of the audio front end, recently."""
+        gauges = {}
+        if isinstance(self.pipeline, MossSpeechBackend) and self.pipeline.first_sounds:
+            recent = [first.seconds for first in list(self.pipeline.first_sounds)[-RECENT_REPLIES:]]
+            gauges = {f"stage_{part}_seconds": median(each[part] for each in recent) for part in recent[0]}
+        delay = None if self.options.front_end is None else self.options.front_end.delay
+        return gauges if delay is None else gauges | {"stage_front_end_seconds": delay}
 
     async def warm_up(self) -> None:
         """Run every stage once; then the host is ready."""

@@ -6,6 +6,7 @@ from math import ceil
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from vivavoce.dialogue.events import Samples
 from vivavoce.server.realtime.audio_formats import FormatWriter, OpusWriter, SoundWriter, WireFormat
@@ -36,7 +37,7 @@ class AudioHead(NamedTuple):
     is_binary: bool
 
 
-class AudioPiece(NamedTuple):
+class AudioPiece(Struct, frozen=True, gc=False):
     """A piece of an item's audio; its fields are those of its message to a door process."""
 
     head: AudioHead

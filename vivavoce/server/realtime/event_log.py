@@ -4,7 +4,8 @@ import asyncio
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from vivavoce.server.realtime.audio_events import AudioPiece
 from vivavoce.server.realtime.server_events import ServerEvent, encode
@@ -14,7 +15,7 @@ HEAD_BYTES = 128  # counted for the fields of an audio piece
 PREROLL_SECONDS = 0.4  # of earlier audio that a new encoder reads, to continue where the previous one ended
 
 
-class Entry(NamedTuple):
+class Entry(Struct, frozen=True, gc=False):
     """One event: JSON text, or a piece of audio that the connection encodes to events or frames."""
 
     position: int

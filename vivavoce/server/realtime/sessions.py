@@ -25,7 +25,7 @@ RETRY_AFTER_SECONDS = 5
 UNANSWERED_SECONDS = 15.0  # age from which on a session without an answer counts as idle
 CLEANUP_DELAY_SECONDS = 5.0  # between two looks whether there is garbage to collect
 MANY_OBJECTS = 50_000  # allocated since the last collection, for which a collection pays
-MAX_OBJECTS = 300_000  # for which it is done though replies are played
+MAX_OBJECTS = 1_000_000  # for which it is done though replies are played
 
 
 class SessionCleanup:
