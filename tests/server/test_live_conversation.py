@@ -120,7 +120,9 @@ async def live(running, request):
         yield await running(host=LiveHost())
     else:
         async with FrontEndService() as service:
-            yield await running(host=LiveHost(options=DialogueOptions(front_end=service)))
+            options = DialogueOptions(front_end=service)
+            await service.warm_up(options.activity, options.echo)
+            yield await running(host=LiveHost(options=options))
 
 
 front_end_inside_and_beside = pytest.mark.parametrize("live", ["inside", "beside"], indirect=True)
