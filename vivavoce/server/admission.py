@@ -7,7 +7,6 @@ are limited in number.
 """
 
 import asyncio
-import os
 import statistics
 import time
 from collections import deque
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vivavoce.server.config import ServerOptions
+from vivavoce.server.config import ServerOptions, usable_cores
 
 SAMPLE_SECONDS = 0.025
 WINDOW_SECONDS = 2.0
@@ -91,7 +90,7 @@ class AdmissionController:
         self._monitor, self._max_lag = monitor, options.max_lag_ms / 1000
         self.other_loops: Callable[[], Mapping[str, LoopLoad]] = dict
         """Loads of the event loops of other processes of the server, by name."""
-        self.max_unanswered = max(MIN_UNANSWERED, UNANSWERED_PER_CORE * (os.cpu_count() or 1))
+        self.max_unanswered = max(MIN_UNANSWERED, UNANSWERED_PER_CORE * usable_cores())
 
     def refusal(self, sessions: SessionCount) -> str | None:
         """Why one more session is not admitted; None: it is."""

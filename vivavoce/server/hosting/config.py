@@ -2,7 +2,6 @@
 name for them.
 """
 
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.engine.engine import EngineLimits
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.s2s.remote_codec import RemoteCodec
-from vivavoce.server.config import ServerOptions, read_options
+from vivavoce.server.config import ServerOptions, read_options, usable_cores
 
 DEFAULT_MODEL = "mini-speech"
 CORES_FOR_A_FRONT_END = 8  # with fewer, a process more takes as much from the models as it takes off the event loop
@@ -79,7 +78,7 @@ class ConversationOptions:
         """The audio front end of all conversations; None where each computes its own."""
         count = self.front_end_processes
         if count is None:
-            count = min(MAX_FRONT_END_PROCESSES, (os.cpu_count() or 1) // CORES_FOR_A_FRONT_END)
+            count = min(MAX_FRONT_END_PROCESSES, usable_cores() // CORES_FOR_A_FRONT_END)
         return FrontEndService(count) if count else None
 
     def options(self, moderation: Moderation | None, turn_model: SmartTurn | None) -> DialogueOptions:
