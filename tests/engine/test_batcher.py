@@ -117,7 +117,9 @@ async def test_jobs_waiting_at_close_fail(executor):
     waiting = asyncio.ensure_future(worker.batcher.do(1))
     await asyncio.sleep(0)
     closing = asyncio.ensure_future(worker.batcher.close())
-    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while worker.batcher.waiting:  # on another thread, it takes them before it waits for the first
+            await asyncio.sleep(0.001)
     worker.gate.set()
     await closing
     assert await first == 0
