@@ -100,6 +100,9 @@ QUICK = {  # folders, and files of the top level
     *("test_implementations.py", "test_names.py"),
 }
 NOT_QUICK = {
+    "dialogue/test_front_end_batch.py",
+    "server/test_doors.py",
+    "server/test_uploads.py",
     *("audio/test_files.py", "engine/test_async_decode.py", "engine/test_draft_trees.py", "engine/test_engine.py"),
     *("engine/test_failing_steps.py", "engine/test_speculative.py", "server/test_openai_agents_js.py"),
     *("server/test_ray_ingress.py", *FULL),

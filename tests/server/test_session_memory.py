@@ -42,8 +42,9 @@ async def test_two_hundred_sessions_leave_nothing_behind(server):
     assert alive(RealtimeSession, EventEncoder, ScriptedConversation) == 0
 
 
-async def test_a_session_that_ended_is_collected_though_python_does_not_look(server, monkeypatch):
+async def test_a_session_that_ended_is_collected_though_python_does_not_look(running, monkeypatch):
     monkeypatch.setattr(cleanup, "CLEANUP_DELAY_SECONDS", 0.1)
+    server = await running()
     gc.disable()
     try:
         async with connected(server) as client:
