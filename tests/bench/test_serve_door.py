@@ -18,8 +18,9 @@ from vivavoce.audio.io import pcm16_to_float
 from vivavoce.bench import serve_door
 from vivavoce.bench.serve_door import DoorOptions, ServerChoice
 from vivavoce.bench.serve_profile import Profiler, rows, sample_own_stacks
-from vivavoce.bench.serve_server import ServerFailedError, ServerPlan, ServerProcess, free_port
+from vivavoce.bench.serve_server import ServerFailedError, ServerPlan, ServerProcess
 from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import free_port
 
 PATIENT = 60_000.0  # tests run beside others: how late the callers are is not asserted
 PIECE = base64.b64encode(bytes(1920)).decode()  # 40 ms
@@ -213,7 +214,7 @@ thread (13): viva-engine-0;run (threading.py:9);step (vivavoce/engine/engine.py:
 thread (14): viva-engine-1;run (threading.py:9);step (vivavoce/engine/engine.py:8) 5"""
 
 
-def test_a_profile_is_by_thread_and_innermost_module_of_the_package():
+def test_a_profile_counts_samples_by_thread_and_deepest_module_of_the_package():
     found = [(row.thread, row.module, row.share, row.busy) for row in rows("server", STACKS.splitlines(), 2.0)]
     assert found == [
         ("main", "dialogue.session", 0.6, 0.3),

@@ -98,7 +98,7 @@ async def send_bytes(server: BenchServer, head: bytes, count: int) -> None:
 
 @asynccontextmanager
 async def alone(server: BenchServer) -> AsyncIterator[None]:
-    """Nobody else."""
+    """No hostile caller: the baseline."""
     yield
 
 

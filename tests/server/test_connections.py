@@ -88,7 +88,7 @@ async def test_a_session_outlives_the_time_for_its_handshake(running):
         assert (await client.say("still here", output_modalities=["text"]))["status"] == "completed"
 
 
-async def test_many_half_open_requests_do_not_stay_and_keep_nobody_out(running):
+async def test_half_open_requests_are_closed_and_do_not_block_other_clients(running):
     server = await running(max_pending_per_address=16)
     descriptors = len(os.listdir("/proc/self/fd"))
     streams = []

@@ -345,7 +345,7 @@ async def test_doors_that_share_a_listening_socket(monkeypatch):
         assert (await client.say("hello"))["status"] == "completed"
 
 
-async def test_clients_are_told_that_the_server_stops():
+async def test_clients_get_close_code_1012_when_the_server_stops():
     options = ServerOptions(doors=1)
     async with ServerBehindDoors(ScriptedHost(), options) as server, connected(server) as client:
         await started(client, "a long one")

@@ -230,13 +230,13 @@ async def a_transcription(server) -> list[dict]:
 
 
 class Reader:
-    """A call that nobody is connected to."""
+    """A call without a connected client."""
 
     def drop(self, code: int, reason: str) -> None:
         """Nothing is to be closed."""
 
     def send(self, reply, piece) -> None:
-        """Nobody hears it."""
+        """Discard it."""
 
     def clear(self) -> None:
         """Nothing is waiting."""

@@ -10,7 +10,6 @@ import base64
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,7 @@ from vivavoce.bench.turn_client import Wire, connect
 from vivavoce.bench.turn_sounds import RATE, Samples, gather
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import InputError, VivaError
-from vivavoce.evaluation.machine import stage
+from vivavoce.evaluation.machine import free_port, stage
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
@@ -349,9 +348,7 @@ def _at_rest(server: BenchServer, sessions: int) -> tuple[int, float]:
 @contextlib.asynccontextmanager
 async def serving(model: str, *arguments: str) -> AsyncIterator[BenchServer]:
     """A `viva serve` process that is ready, with more arguments; stopped on exit."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "serve.toml"
         settings.write_text(f"[server]\nopens_per_minute = {OPENS_PER_MINUTE}\n", encoding="utf8")

@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import torch
 from vivavoce.audio.level import buzz
 from vivavoce.cascade.remote import get_json
 from vivavoce.dialogue.backend import Address
+from vivavoce.evaluation.machine import free_port
 from vivavoce.models.moss_speech.codec import ENCODER_RATE
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.s2s.remote_codec import SPEECH_ENCODER, VOCODER, RemoteSpeechEncoder, RemoteState, RemoteVocoder
@@ -40,9 +40,7 @@ Step = Callable[[Any], Awaitable[tuple[Any, Any]]]
 @torch_threads.held(1)
 def run(model: str, rounds: int) -> dict[str, dict[str, float]]:
     """Median milliseconds of each job in this process and on the server."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen([sys.executable, "-c", SERVER, model, str(port), KEY], env={**os.environ})
     try:
         return asyncio.run(_measure(load_codec(model, "cpu"), Address(f"http://127.0.0.1:{port}/v1", KEY), rounds))

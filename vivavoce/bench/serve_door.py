@@ -24,12 +24,12 @@ from vivavoce.bench.serve_levels import MAX_TURNS, Behaviour, DoorLevel, LevelPl
 from vivavoce.bench.serve_plans import CallerPlan, CallerReport, CallPlan, CallResult, EncodedSounds
 from vivavoce.bench.serve_profile import Profiler, can_trace, print_profile
 from vivavoce.bench.serve_report import print_level, print_table, save
-from vivavoce.bench.serve_server import ServerPlan, ServerProcess, free_port
+from vivavoce.bench.serve_server import ServerPlan, ServerProcess
 from vivavoce.bench.serve_sounds import encoded_sounds
 from vivavoce.bench.serve_watch import ServerWatch, process_name, process_tree
 from vivavoce.bench.turn_client import realtime_url
 from vivavoce.errors import InputError, VivaError
-from vivavoce.evaluation.machine import PowerMeter, stage
+from vivavoce.evaluation.machine import PowerMeter, free_port, stage
 
 TRANSPORTS = ("websocket", "webrtc", "binary")
 MAX_CALLERS = 6

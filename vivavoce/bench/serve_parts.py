@@ -1,6 +1,5 @@
 """Parts of `viva bench serve`: the pipeline under test, its results, isolated stage timings, and the report."""
 
-import json
 import re
 import sys
 import zlib
@@ -13,6 +12,7 @@ import torch
 
 from vivavoce import hub
 from vivavoce.bench.codec import random_codec
+from vivavoce.bench.serve_plot import percentile_text, save_levels
 from vivavoce.device import Device, resolve_dtype
 from vivavoce.dialogue.history import HistoryWindow
 from vivavoce.engine.engine import Engine, EngineLimits
@@ -248,7 +248,7 @@ def _encoder_ms(pipeline: MossSpeechBackend, device: Device, count: int) -> floa
 
 def print_level(level: Level) -> None:
     """Print a level on stderr as soon as it is measured."""
-    first, newcomer = _percentile_text(level.ttfa_ms), _percentile_text(level.newcomer_ttfa_ms)
+    first, newcomer = percentile_text(level.ttfa_ms), percentile_text(level.newcomer_ttfa_ms)
     slack = "" if level.min_slack_ms is None else f", least slack {level.min_slack_ms:.0f} ms"
     memory = "" if level.memory_bytes is None else f", {level.memory_bytes / 1e9:.0f} GB"
     watts = "" if level.watts is None else f", {level.watts:.0f} W"
@@ -297,29 +297,6 @@ def print_result(result: dict[str, Any]) -> None:
 
 def save(result: dict[str, Any], out: Path) -> None:
     """Write `serve.json`, and `serve.png` if matplotlib is installed."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "serve.json").write_text(json.dumps(result, indent=2), encoding="utf8")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    levels = result["levels"]
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for name, label in (("ttfa_ms", "at start"), ("newcomer_ttfa_ms", "newcomer under load")):
-        for part, style in ((50, "-"), (95, ":")):
-            points = [(level["sessions"], level[name][part]) for level in levels if level[name]]
-            if points:
-                axes.plot(*zip(*points, strict=True), style, marker="o", label=f"{label}, p{part}")
-    for level in levels:
-        if not level["holds"]:
-            axes.axvline(level["sessions"], color="tab:red", linestyle="--", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="concurrent sessions", ylabel="milliseconds to the first sound")
-    axes.set_title(f"{result['shape']} shape, {result['dtype']}, {result['device']}", fontsize=10)
-    axes.set_xticks([level["sessions"] for level in levels], [str(level["sessions"]) for level in levels])
-    axes.legend()
-    figure.savefig(out / "serve.png", dpi=130)
-
-
-def _percentile_text(percentiles: dict[int, float]) -> str:
-    return "/".join(f"{value:.0f}" for value in percentiles.values()) or "–"
+    curves = {"ttfa_ms": "at start", "newcomer_ttfa_ms": "newcomer under load"}
+    title = f"{result['shape']} shape, {result['dtype']}, {result['device']}"
+    save_levels(result, out, curves, "milliseconds to the first sound", title)

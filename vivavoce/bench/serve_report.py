@@ -1,12 +1,12 @@
 """The report of `viva bench serve`: lines and a table on the terminal, `serve.json` and `serve.png`."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vivavoce.bench.serve_levels import DoorLevel
+from vivavoce.bench.serve_plot import percentile_text, save_levels
 
 LOG_WIDTH = 160
 
@@ -39,17 +39,19 @@ def _line(level: DoorLevel) -> str:
             f"{level.max_lateness_ms:.0f}); give them more cores or --callers"
         )
     parts = [
-        f"first sound p50/p95/p99 {text(level.first_sound_ms)} ms of {level.answers}",
+        f"first sound p50/p95/p99 {percentile_text(level.first_sound_ms)} ms of {level.answers}",
         f"{level.underruns} underruns in {level.replies_that_ran_dry} replies ({level.dry_seconds:.2f} s dry of "
         f"{level.sound_seconds:.0f} s)",
     ]
     if level.interruptions:
         parts.append(
-            f"yield {text(level.yield_ms)} ms of {level.interruptions}, then first sound "
-            f"{text(level.after_interruption_ms)} ms"
+            f"yield {percentile_text(level.yield_ms)} ms of {level.interruptions}, then first sound "
+            f"{percentile_text(level.after_interruption_ms)} ms"
         )
     if level.refused:
-        parts.append(f"refused {level.refused} within {text(level.refusal_ms)} ms ({_counts(level.refusals)})")
+        parts.append(
+            f"refused {level.refused} within {percentile_text(level.refusal_ms)} ms ({_counts(level.refusals)})"
+        )
     for name in ("never_answered", "unfinished", "not_yielded", "cut_in", "false_stops"):
         if getattr(level, name):
             parts.append(f"{name.replace('_', ' ')} {getattr(level, name)}")
@@ -87,12 +89,12 @@ def _row(level: DoorLevel) -> list[str]:
         return [str(level.sessions), "callers late", *["–"] * 5, *server, "–"]
     return [
         str(level.sessions),
-        f"{text(level.first_sound_ms)} ms",
+        f"{percentile_text(level.first_sound_ms)} ms",
         str(level.underruns),
         f"{level.dry_seconds:.1f} s",
         str(level.never_answered),
         str(level.refused),
-        f"{text({part: level.yield_ms[part] for part in (50, 95)})} ms" if level.yield_ms else "–",
+        f"{percentile_text({part: level.yield_ms[part] for part in (50, 95)})} ms" if level.yield_ms else "–",
         *server,
         "yes" if level.holds else "no",
     ]
@@ -100,34 +102,8 @@ def _row(level: DoorLevel) -> list[str]:
 
 def save(result: dict[str, Any], out: Path) -> None:
     """Write `serve.json`, and `serve.png` if matplotlib is installed."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "serve.json").write_text(json.dumps(result, indent=2), encoding="utf8")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    levels = [level for level in result["levels"] if level["is_valid"]]
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for name, label in (("first_sound_ms", "first sound"), ("yield_ms", "yield")):
-        for part, style in ((50, "-"), (95, ":")):
-            points = [(level["sessions"], level[name][part]) for level in levels if level[name]]
-            if points:
-                axes.plot(*zip(*points, strict=True), style, marker="o", label=f"{label}, p{part}")
-    for level in levels:
-        if not level["holds"]:
-            axes.axvline(level["sessions"], color="tab:red", linestyle="--", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="concurrent sessions", ylabel="milliseconds")
-    axes.set_title(f"{result['shape']} on {result['device'] or 'a running server'}\n{result['load']}", fontsize=9)
-    axes.set_xticks([level["sessions"] for level in levels], [str(level["sessions"]) for level in levels])
-    if axes.lines:
-        axes.legend()
-    figure.savefig(out / "serve.png", dpi=130)
-
-
-def text(percentiles: dict[int, float]) -> str:
-    """Percentiles as `50/95/99`."""
-    return "/".join(f"{value:.0f}" for value in percentiles.values()) or "–"
+    title = f"{result['shape']} on {result['device'] or 'a running server'}\n{result['load']}"
+    save_levels(result, out, {"first_sound_ms": "first sound", "yield_ms": "yield"}, "milliseconds", title)
 
 
 def _lag(milliseconds: float | None) -> str:

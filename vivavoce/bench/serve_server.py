@@ -4,7 +4,6 @@
 """
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -122,13 +121,6 @@ class ServerProcess:
             print(f"what the server logged is in {self.log}", file=sys.stderr)
         else:
             self.log.unlink()
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def serve_plan(plan: ServerPlan) -> None:

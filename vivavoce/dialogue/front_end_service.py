@@ -26,11 +26,11 @@ from vivavoce.audio.vad import VoiceActivity
 from vivavoce.dialogue.events import Samples
 from vivavoce.dialogue.front_end import AudioWindow, Deliver, EchoRemover, checked
 from vivavoce.dialogue.front_end_worker import (
-    HEADER,
     Answer,
     Closed,
     Heard,
     Message,
+    MessageReader,
     Opened,
     TimelineCall,
     framed,
@@ -150,7 +150,7 @@ class FrontEndWorker(asyncio.Protocol):
         self._ids: dict[ServedFrontEnd, int] = {}
         self._count = 0
         self._outgoing: list[tuple[int, Message]] = []
-        self._received = bytearray()
+        self._reader = MessageReader()
         self._transport: asyncio.WriteTransport | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self._warming: asyncio.Future[None] | None = None
@@ -168,7 +168,7 @@ class FrontEndWorker(asyncio.Protocol):
             self.process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True
             )
-        self._received.clear()
+        self._reader = MessageReader()
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
 
     async def warm_up(self, detectors: bytes) -> None:
@@ -214,12 +214,8 @@ class FrontEndWorker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop: deliver the results of whole messages."""
-        buffer = self._received
-        buffer += data
-        while len(buffer) >= HEADER.size and len(buffer) >= HEADER.size + HEADER.unpack_from(buffer)[0]:
-            end = HEADER.size + HEADER.unpack_from(buffer)[0]
-            answers: list[Answer] | None = pickle.loads(buffer[HEADER.size : end])
-            del buffer[:end]
+        answers: list[Answer] | None
+        for answers in self._reader.feed(data):
             if answers is None:
                 self._warmed()
             for id, samples, heard in answers or ():

@@ -64,17 +64,28 @@ def framed(message: object) -> bytes:
     return HEADER.pack(len(data)) + data
 
 
-def received(connection: socket.socket) -> Iterator[list[Any]]:
-    """All whole messages that have arrived, again and again until the other end closes."""
-    buffer = bytearray()
-    while data := connection.recv(RECEIVED_AT_ONCE):
+class MessageReader:
+    """Cuts a byte stream into the messages of `framed`."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """The messages that these bytes complete."""
+        buffer, messages = self._buffer, []
         buffer += data
-        messages = []
         while len(buffer) >= HEADER.size and len(buffer) >= HEADER.size + HEADER.unpack_from(buffer)[0]:
             end = HEADER.size + HEADER.unpack_from(buffer)[0]
             messages.append(pickle.loads(buffer[HEADER.size : end]))
             del buffer[:end]
-        if messages:
+        return messages
+
+
+def received(connection: socket.socket) -> Iterator[list[Any]]:
+    """All whole messages that have arrived, again and again until the other end closes."""
+    reader = MessageReader()
+    while data := connection.recv(RECEIVED_AT_ONCE):
+        if messages := reader.feed(data):
             yield messages
 
 

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -22,6 +23,13 @@ MAX_BUFFER_BYTES = 2**30
 POWER_QUERY = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits", "--loop-ms=500")
 LAG_SECONDS = 0.02
 UNNAMED_THREADS = "others"  # native threads of libraries and the driver
+
+
+def free_port() -> int:
+    """An unused port of the loopback interface."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def synchronize(device: Device) -> None:
