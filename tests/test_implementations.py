@@ -119,7 +119,7 @@ def test_the_speech_model_runs_on_a_gpu_as_the_doctor_says():
     assert says["language model"][0] == type(runs.core.model).__name__
     assert dtype_of(says["language model"][1]) == runs.core.model.text_lm_head.weight.dtype
     assert (says["decode steps"][0] == "StepGraphs") == runs.core.runner.use_graphs
-    assert says["speech encoder"][0] == type(runs.codec.encoder).__name__
+    assert says["speech encoder"][0] == type(runs.codec.speech_encoder).__name__
     assert says["flow"][0] == type(runs.codec.flow).__name__
     assert says["vocoder"][0] == type(runs.codec.vocoder).__name__
 

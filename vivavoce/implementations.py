@@ -98,7 +98,7 @@ def choose_speech_encoder(device: Device) -> Choice:
     """The encoder of MOSS-Speech's codec: codes must be exact, so it is float32 everywhere."""
     package = "vivavoce.models.speech_encoder"
     if device.graphs:
-        return Choice("speech encoder", f"{package}.cuda:GraphedSpeechEncoder", torch.float32, GRAPHS)
+        return Choice("speech encoder", f"{package}.cuda:GraphedSpeechStream", torch.float32, GRAPHS)
     why = "reference implementation: its codes must be exact"
     return Choice("speech encoder", f"{package}.model:SpeechEncoder", torch.float32, why)
 

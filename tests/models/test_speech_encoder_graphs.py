@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from vivavoce.models.speech_encoder.cuda import GraphedSpeechEncoder
+from vivavoce.models.speech_encoder.cuda import GraphedSpeechStream
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig, SpeechStream
 from vivavoce.nn.modules import fill_randomly
 
@@ -30,7 +30,7 @@ def encoder_on(device):
 
 def streams(device, keep=True):
     encoder = encoder_on(device)
-    return SpeechStream(encoder, keep), SpeechStream(GraphedSpeechEncoder(encoder), keep_for_exact=False)
+    return SpeechStream(encoder, keep), GraphedSpeechStream(encoder)
 
 
 def turn(seconds, seed):
@@ -109,6 +109,6 @@ def test_warm_up_leaves_running_streams_unchanged():
     plain, replayed = streams("cuda")
     sound = turn(1.0, 5)
     _, state = replayed.step(replayed.initial_state(), sound[:8000])
-    replayed.encoder.warm_up(4)
+    replayed.warm_up(4)
     _, plain_state = plain.step(plain.initial_state(), sound[:8000])
     assert replayed.step(state, sound[8000:])[0].tolist() == plain.step(plain_state, sound[8000:])[0].tolist()

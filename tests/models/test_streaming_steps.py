@@ -12,11 +12,11 @@ from vivavoce.models.flow.stream import StreamingFlow
 from vivavoce.models.hift import CausalHiFT, GraphedCausalHiFT, GraphedVocoder, HiFTStream, PublishedHiFTStream
 from vivavoce.models.moss_audio_tokenizer import MossAudioTokenizerNano, SlotDecoder
 from vivavoce.models.moss_speech import GraphedCodec, MossSpeechCodec
-from vivavoce.models.speech_encoder import GraphedSpeechEncoder, SpeechEncoder, SpeechStream
+from vivavoce.models.speech_encoder import GraphedSpeechStream, SpeechEncoder, SpeechStream
 from vivavoce.models.xy_tokenizer import XYCodec
 
 STEPS = [
-    *(SpeechEncoder.step, GraphedSpeechEncoder.step, SpeechStream.step),
+    *(SpeechEncoder.step, GraphedSpeechStream.step, SpeechStream.step),
     *(StreamingFlow.step, GraphedFlow.step, FlowSpeech.step, MossSpeechCodec.step, GraphedCodec.step),
     *(HiFTStream.step, GraphedVocoder.step, PublishedHiFTStream.step, CausalHiFT.step, GraphedCausalHiFT.step),
     *(MossAudioTokenizerNano.encode_step, MossAudioTokenizerNano.decode_step, SlotDecoder.step),

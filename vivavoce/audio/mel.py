@@ -112,10 +112,10 @@ class WhisperMel(nn.Module):
         reach = self.N_FFT // 2
         if not state.started:
             if joined.shape[-1] <= reach:
-                return self._log_mel(joined[:, :0]), WhisperMelState(joined, started=False)
+                return self.log_mel_frames(joined[:, :0]), WhisperMelState(joined, started=False)
             joined = torch.cat([joined[:, 1 : reach + 1].flip(-1), joined], dim=-1)
         count = max(0, (joined.shape[-1] - self.N_FFT) // self.HOP + 1)
-        return self._log_mel(joined), WhisperMelState(joined[:, count * self.HOP :], started=True)
+        return self.log_mel_frames(joined), WhisperMelState(joined[:, count * self.HOP :], started=True)
 
     def flush(self, state: WhisperMelState) -> Tensor:
         """The frames, none or one, that the end of the sound completes.  # [batch, mel, frame]"""
@@ -124,11 +124,11 @@ class WhisperMel(nn.Module):
             frames, _ = self.step(state, state.held.new_zeros(state.held.shape[0], reach + 1 - length))
             return frames[..., : length // self.HOP]
         if (length - reach) // self.HOP < 1:
-            return self._log_mel(state.held[:, :0])
+            return self.log_mel_frames(state.held[:, :0])
         missing = self.N_FFT - length
-        return self._log_mel(functional.pad(state.held, (0, missing), mode="reflect"))
+        return self.log_mel_frames(functional.pad(state.held, (0, missing), mode="reflect"))
 
-    def _log_mel(self, samples: Tensor) -> Tensor:
+    def log_mel_frames(self, samples: Tensor) -> Tensor:
         """log10 of the mel power of every whole frame.  # [batch, time] → [batch, mel, frame]"""
         power = _frame_power(samples, self.window, self.HOP, self.N_FFT)
         return (self.filters @ power.transpose(-2, -1)).clamp(min=1e-10).log10()

@@ -365,8 +365,8 @@ def random_codec(shape: str, device: Device, dtype: torch.dtype) -> tuple[MossSp
     flow_config, encoder_config, vocoder_config = SHAPES[shape]
     with allocating(device.torch_device, dtype):
         flow = FlowDecoder(flow_config).requires_grad_(False).eval()
-        encoder = SpeechEncoder(encoder_config).requires_grad_(False).eval()
     with allocating(device.torch_device, torch.float32):
+        encoder = SpeechEncoder(encoder_config).requires_grad_(False).eval()
         vocoder = HiFT(vocoder_config).requires_grad_(False).eval()
     for module in (flow, encoder, vocoder):
         fill_randomly(module)

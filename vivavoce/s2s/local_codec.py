@@ -5,6 +5,7 @@ vocoder has two: urgent chunks, above all first ones, do not wait for the long p
 """
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from vivavoce.errors import InputError
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.models.moss_speech.codec import GraphedCodec, MossSpeechCodec, SpokenState
+from vivavoce.models.speech_encoder.cuda import GraphedSpeechStream
 from vivavoce.models.speech_encoder.model import SpeechStreamState
 from vivavoce.nn.cuda_graphs import CudaStream, compiling_ahead
 from vivavoce.runtime.batcher import DynamicBatcher
@@ -24,6 +26,7 @@ VocoderJob = tuple[SpokenState | FlowVoice, Tensor, bool]  # state or the voice 
 VocoderResult = tuple[Tensor, SpokenState]
 SPEECH_ENCODER = "viva-speech-encoder"
 MAX_ENCODER_BATCH = 32
+SHORT_CODES = 12  # jobs of at most this many codes do not wait for longer ones, such as old turns of a history
 MAX_VOCODER_BATCH = {"cpu": 4, "cuda": 32}
 QUICK_CHUNKS = 2  # the longest hop of the quick batcher, for replies that soon run dry
 SOON_SECONDS = 1.0  # jobs needed within this go to the quick batcher
@@ -116,7 +119,7 @@ class LocalCodec:
         max_batch = max_vocoder_batch or MAX_VOCODER_BATCH.get(device.type, 16)
         executor = executor or executor_for(device)
         self.speech_encoder: DynamicBatcher[EncoderJob, EncoderResult] = DynamicBatcher(
-            SPEECH_ENCODER, self._encode, executor, MAX_ENCODER_BATCH, leaves_jobs=True
+            SPEECH_ENCODER, self._encode, executor, MAX_ENCODER_BATCH, self._is_long, leaves_jobs=True
         )
         self._codecs = [codec]
         if isinstance(codec, GraphedCodec):
@@ -168,7 +171,7 @@ class LocalCodec:
         self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int], codecs: Sequence[MossSpeechCodec]
     ) -> None:
         with self._encoder_stream():
-            cast(GraphedCodec, self.codec).encoder.warm_up(max(batches))
+            cast(GraphedSpeechStream, self.codec.speech_encoder).warm_up(min(MAX_ENCODER_BATCH, max(batches)))
         for index, (codec, stream) in enumerate(zip(codecs, self._vocoder_streams, strict=False)):
             with torch.inference_mode(), stream():
                 short = [size for size in sizes if size <= max_quick_codes(codec)]
@@ -184,12 +187,16 @@ class LocalCodec:
         window = (self.left_chunks or 0) * self.codec.flow.config.chunk
         return voice.cache.nbytes / voice.sink * window if voice.sink else 0.0
 
+    def _is_long(self, job: EncoderJob) -> bool:
+        return len(job[1]) > SHORT_CODES * self.codec.speech_encoder.samples_per_code
+
     @torch.inference_mode()
     def _encode(self, jobs: Sequence[EncoderJob]) -> list[EncoderResult]:
         with self._encoder_stream():
             codes, states = self.codec.speech_encoder.step_batch(*(list(each) for each in zip(*jobs, strict=True)))
             self._encoder_stream.wait()
-            return [(new.tolist(), state) for new, state in zip(codes, states, strict=True)]
+            counts, all_codes = list(map(len, codes)), iter(torch.cat(codes).tolist())  # one copy from the device
+            return [(list(islice(all_codes, count)), state) for count, state in zip(counts, states, strict=True)]
 
     def _vocoder(self, index: int) -> Callable[[Sequence[VocoderJob]], list[VocoderResult]]:
         codec, stream = self._codecs[index], self._vocoder_streams[index]

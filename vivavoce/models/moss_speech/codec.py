@@ -28,7 +28,7 @@ from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfi
 from vivavoce.models.flow.state import FlowVoice, VoicePrompt
 from vivavoce.models.hift.model import HiFT, HiFTConfig
 from vivavoce.models.hift.stream import GraphedVocoder, HiFTStream
-from vivavoce.models.speech_encoder.cuda import GraphedSpeechEncoder
+from vivavoce.models.speech_encoder.cuda import GraphedSpeechStream
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechStream
 
 __all__ = ["CodecSizes", "MossSpeechCodec", "SpokenState", "read_sizes"]
@@ -235,10 +235,7 @@ class GraphedCodec(MossSpeechCodec):
 
     def __init__(self, codec: MossSpeechCodec) -> None:
         self._exact_encoder, self.speaker, self.mel = codec.speech_encoder, codec.speaker, codec.mel
-        self.encoder = GraphedSpeechEncoder(codec.speech_encoder.encoder)
-        self.speech_encoder = SpeechStream(
-            cast(SpeechEncoder, self.encoder), keep_for_exact=False
-        )  # same step interface
+        self.speech_encoder = GraphedSpeechStream(codec.speech_encoder.encoder)  # type: ignore[assignment]  # as above
         self.named, self.ready = codec.named, {}
         self.flow = GraphedFlow(codec.flow)  # type: ignore[assignment]  # same streaming interface
         self.vocoder: GraphedVocoder = GraphedVocoder(codec.vocoder)

@@ -1,6 +1,6 @@
 """The speech encoder of MOSS-Speech's codec: 16 kHz samples to one code every 80 ms."""
 
-from vivavoce.models.speech_encoder.cuda import GraphedSpeechEncoder
+from vivavoce.models.speech_encoder.cuda import GraphedSpeechStream
 from vivavoce.models.speech_encoder.model import (
     SpeechEncoder,
     SpeechEncoderConfig,
@@ -10,7 +10,7 @@ from vivavoce.models.speech_encoder.model import (
 )
 
 __all__ = [
-    "GraphedSpeechEncoder",
+    "GraphedSpeechStream",
     "SpeechEncoder",
     "SpeechEncoderConfig",
     "SpeechEncoderState",

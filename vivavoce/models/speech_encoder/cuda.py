@@ -1,7 +1,8 @@
-"""The speech encoder's steps replayed as CUDA graphs; tests hold the codes equal to those of `model.py`.
+"""The speech encoder's stream replayed as CUDA graphs; tests hold the codes equal to those of `model.py`.
 
-A step is one code of each stream. A graph serves a bucket of streams and a capacity of past positions: past keys and
-values are copied to the graph's input buffer, new ones are appended to the cache of each stream.
+A graph computes one code of each stream of a batch, from samples to code. A code depends on a fixed window of samples,
+so streams at any position share a graph; the host cuts the windows, and the device state of the batch (convolution
+contexts, running maximum, keys and values) stays in the graph's buffers while several codes are computed.
 """
 
 import math
@@ -9,18 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from vivavoce.audio.mel import WHISPER_SPEECH_MAXIMUM, WhisperMel, whisper_normalise_running
+from vivavoce.errors import InputError
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.models.whisper.model import WhisperLayer
 from vivavoce.nn.cuda_graphs import Graphed, bucket_for
 from vivavoce.nn.streaming import Extension, attend_within
 
+Samples = NDArray[np.float32]
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 CAPACITIES = (128, 512)  # positions; a whole segment is added as the last one
 POSITIONS_PER_PASS = 8192  # of all streams together
+REACH = WhisperMel.N_FFT // 2  # samples before and after the centre of a mel frame
 
 
 @dataclass
@@ -32,13 +40,18 @@ class _StreamKV:
 
 
 @dataclass(frozen=True)
-class GraphedEncoderState:
-    """State of one stream inside its segment."""
+class GraphedTurnState:
+    """State of one turn inside its segment."""
 
-    position: int  # positions encoded so far
-    conv1: Tensor
-    conv2: Tensor
-    past: _StreamKV
+    sound: Samples
+    """Samples of the segment that later codes need."""
+    begin: int = 0
+    """The first of them, counted from the start of the segment."""
+    codes: int = 0
+    """Codes of the segment so far."""
+    context: Tensor | None = None
+    """Convolution contexts and running maximum, flat; None before the first code of a segment."""
+    past: _StreamKV | None = None
 
 
 class _GraphKey(NamedTuple):
@@ -48,168 +61,256 @@ class _GraphKey(NamedTuple):
     capacity: int
 
 
-class _GraphAttention:
-    """Attention to past positions in a buffer of fixed capacity and to new ones, whose keys and values go to `new`."""
+class _Part(NamedTuple):
+    """The codes of one turn that a pass computes, all of one segment."""
+
+    turn: int
+    windows: Samples  # [code, sample]
+    state: GraphedTurnState  # before them; `sound` and `begin` are those after them
+    is_kept: bool  # whether the turn's segment goes on after them
+
+
+class _BufferAttention:
+    """Attention to the positions so far in a buffer of fixed capacity, to which the new ones are added first."""
 
     def __init__(self, pasts: Tensor, positions: Tensor, new: int) -> None:
         self._pasts = pasts  # [layer, 2, stream, head, capacity, dim]
-        self.new: list[Tensor] = []  # per layer [2, stream, head, new, dim]
-        capacity = pasts.shape[-2]
-        past = torch.arange(capacity, device=pasts.device) >= positions[:, None]
-        hidden_past = past[:, None, None, :].expand(-1, 1, new, -1)
-        hidden_new = (
-            torch.ones(new, new, dtype=torch.bool, device=pasts.device).triu(1).expand(len(positions), 1, -1, -1)
-        )
-        hidden = torch.cat([hidden_past, hidden_new], dim=-1)
+        self._rows = torch.arange(len(positions), device=pasts.device)[:, None]
+        self._added = positions[:, None] + torch.arange(new, device=pasts.device)  # [stream, new]
+        hidden = torch.arange(pasts.shape[-2], device=pasts.device) > self._added[..., None]  # [stream, new, capacity]
         self._bias = torch.zeros(hidden.shape, dtype=pasts.dtype, device=pasts.device).masked_fill_(hidden, -torch.inf)
+        self._bias = self._bias[:, None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Same interface as `Extension.attend`."""
-        self.new.append(torch.stack([key, value]))
-        keys, values = torch.cat([self._pasts[layer], self.new[-1]], dim=-2)
+        keys, values = self._pasts[layer]
+        keys[self._rows, :, self._added] = key.transpose(1, 2)
+        values[self._rows, :, self._added] = value.transpose(1, 2)
         return attend_within(query, keys, values, self._bias)
 
 
-class GraphedSpeechEncoder:
-    """CUDA-graph implementation of `SpeechEncoder.step_batch` on its weights."""
+class GraphedSpeechStream:
+    """CUDA-graph implementation of `SpeechStream` on the weights of a `SpeechEncoder`."""
 
     def __init__(self, encoder: SpeechEncoder) -> None:
-        self.encoder, self.config, self.conv1 = encoder, encoder.config, encoder.conv1
+        self.encoder, self.config = encoder, encoder.config
+        self.device = encoder.conv1.weight.device
+        self.mel = WhisperMel(self.config.num_mel_bins).to(self.device)
+        self.samples_per_code = self.config.frames_per_code * WhisperMel.HOP
+        self.segment_samples = self.config.segment_frames * WhisperMel.HOP
+        # A code needs samples before its first, those of the frame centred on it, and after its last.
+        self._after = REACH - WhisperMel.HOP
+        self._window = REACH + self.samples_per_code + self._after
         self._layers = cast(Sequence[WhisperLayer], encoder.layers)
-        self._capacities = (*[each for each in CAPACITIES if each < self._max_positions], self._max_positions)
+        # One code more than a segment: a stream whose codes are complete rests there while others go on.
+        whole = self.config.max_source_positions + self._positions_per_code
+        self._capacities = (*[each for each in CAPACITIES if each < whole], whole)
         self._graphs = Graphed(self._graph_body)
-        positions = max(POSITIONS_PER_PASS, self._max_positions)
-        self._past_buffer = self.conv1.weight.new_zeros(positions * len(self._layers) * 2 * self.config.d_model)
+        self._contexts = [
+            (conv.in_channels, conv.context) for conv in (encoder.conv1, encoder.conv2)
+        ]  # sizes of the convolution contexts
+        weight = encoder.conv1.weight
+        positions = max(POSITIONS_PER_PASS, whole)
+        self._past_buffer = weight.new_zeros(positions * len(self._layers) * 2 * self.config.d_model)
+        self._context = weight.new_zeros(BUCKETS[-1], sum(map(math.prod, self._contexts)) + 1, dtype=torch.float32)
+        self._positions = torch.zeros(BUCKETS[-1], dtype=torch.int64, device=self.device)
+        self._new_context = self._context.new_zeros(self._context.shape[1])
+        self._new_context[-1] = WHISPER_SPEECH_MAXIMUM
 
-    def __call__(self, mel: Tensor) -> Tensor:
-        """Codes of whole sounds, by the plain encoder.  # [batch, mel, frame] → [batch, code]"""
-        codes: Tensor = self.encoder(mel)
-        return codes
+    def initial_state(self) -> GraphedTurnState:
+        """The state before the first sample of a turn."""
+        return GraphedTurnState(np.zeros(0, np.float32))
 
-    def initial_state(self, batch: int = 1) -> GraphedEncoderState:
-        """The state of one stream before the first frame of a segment."""
-        return GraphedEncoderState(
-            0, self.encoder.conv1.initial_state(batch), self.encoder.conv2.initial_state(batch), self._new_kv(0)
-        )
+    def step(self, state: GraphedTurnState, samples: Tensor) -> tuple[Tensor, GraphedTurnState]:
+        """Codes completed by these samples.  # [time] → [code]"""
+        (codes,), (new_states,) = self.step_batch([state], [samples])
+        return codes, new_states
 
-    def step(self, state: GraphedEncoderState, mel: Tensor) -> tuple[Tensor, GraphedEncoderState]:
-        """Codes of the next frames, a multiple of 8.  # [1, mel, frame] → [1, frame / 8]"""
-        codes, (new_states,) = self.step_batch([state], mel)
+    def finish(self, state: GraphedTurnState) -> tuple[Tensor, GraphedTurnState]:
+        """The last codes of the turn, its end padded with silence to a whole code.  # [code]"""
+        (codes,), (new_states,) = self.step_batch([state], [torch.zeros(0)], [True])
         return codes, new_states
 
     def step_batch(
-        self, states: Sequence[GraphedEncoderState], mel: Tensor
-    ) -> tuple[Tensor, list[GraphedEncoderState]]:
-        """Codes of the next frames of streams at any positions.  # [stream, mel, frame] → [stream, code]"""
-        new_states, codes = list(states), []
-        for piece in mel.to(self.conv1.weight.dtype).split(self.config.frames_per_code, dim=-1):
-            new, new_states = self._step(new_states, piece)
-            codes.append(new)
-        return torch.cat(codes, dim=1), new_states
+        self, states: Sequence[GraphedTurnState], samples: Sequence[Tensor], final: Sequence[bool] | None = None
+    ) -> tuple[list[Tensor], list[GraphedTurnState]]:
+        """`step` for several turns of any length; `final` marks those that end with these samples."""
+        waiting = [_checked(piece) for piece in samples]
+        ends = [False] * len(waiting) if final is None else final
+        after, codes = list(states), [[] for _ in states]  # type: tuple[list[GraphedTurnState], list[list[Tensor]]]
+        turns = list(range(len(waiting)))
+        while turns:
+            parts = []
+            for turn in turns:
+                room = self.segment_samples - after[turn].begin - len(after[turn].sound)
+                piece, waiting[turn] = waiting[turn][:room], waiting[turn][room:]
+                parts.append(self._part(turn, after[turn], piece, ends[turn] and not len(waiting[turn])))
+            for part, new, state in self._encode(parts):
+                codes[part.turn].append(new)
+                after[part.turn] = state
+            turns = [turn for turn in turns if len(waiting[turn])]
+        nothing = torch.empty(0, dtype=torch.int64, device=self.device)
+        return [torch.cat([nothing, *each]) for each in codes], after
 
     @torch.inference_mode()
     def warm_up(self, max_streams: int) -> None:
         """Capture the steps of up to `max_streams` streams ahead of use."""
-        frames = self.config.frames_per_code
         for streams in [bucket for bucket in reversed(BUCKETS) if bucket <= max_streams]:
             for capacity in [each for each in self._capacities if streams <= self._max_streams(each)]:
-                position = capacity - self._positions_per_code
-                states = [
-                    replace(self.initial_state(), position=position, past=self._new_kv(position))
-                    for _ in range(streams)
-                ]
-                self.step_batch(states, self.conv1.weight.new_zeros(streams, self.config.num_mel_bins, frames))
-
-    @property
-    def _max_positions(self) -> int:
-        return self.config.max_source_positions
+                self._capture(_GraphKey(streams, capacity))
 
     @property
     def _positions_per_code(self) -> int:
         return self.config.pooling_kernel_size
 
-    def _step(self, states: list[GraphedEncoderState], mel: Tensor) -> tuple[Tensor, list[GraphedEncoderState]]:
-        states = [self.initial_state() if state.position == self._max_positions else state for state in states]
-        by_capacity: dict[int, list[int]] = {}
-        for index, state in enumerate(states):
-            by_capacity.setdefault(bucket_for(self._capacities, state.position), []).append(index)
-        codes = torch.empty(len(states), 1, dtype=torch.int64, device=mel.device)
+    def _part(self, turn: int, state: GraphedTurnState, piece: Samples, is_last: bool) -> _Part:
+        """The windows of the codes that these samples of the same segment complete."""
+        sound = np.concatenate([state.sound, piece])
+        total = state.begin + len(sound)
+        if is_last:
+            missing = -total % self.samples_per_code
+            sound, total = np.pad(sound, (0, missing)), total + missing
+        is_over = bool(total) and (is_last or total == self.segment_samples)
+        ready = (total if is_over else max(0, total - self._after)) // self.samples_per_code
+        count = ready - state.codes
+        if count <= 0:
+            nothing = np.zeros((0, self._window), np.float32)
+            return _Part(turn, nothing, replace(state, sound=sound), is_kept=not is_over)
+        padded = sound if state.begin or state.codes else np.concatenate([sound[REACH:0:-1], sound])
+        if is_over:
+            padded = np.concatenate([padded, padded[-2 : -2 - self._after : -1]])
+        windows = sliding_window_view(padded, self._window)[:: self.samples_per_code][:count]
+        begin = ready * self.samples_per_code - REACH
+        left = sound[begin - state.begin :].copy()
+        return _Part(turn, windows, replace(state, sound=left, begin=begin), is_kept=not is_over)
+
+    def _encode(self, parts: Sequence[_Part]) -> list[tuple[_Part, Tensor, GraphedTurnState]]:
+        """The codes of each part and its state after them. Parts without codes come back as they are."""
+        nothing = torch.empty(0, dtype=torch.int64, device=self.device)
+        done = [(part, nothing, self._after_part(part)) for part in parts if not len(part.windows)]
+        by_capacity: dict[int, list[_Part]] = {}
+        for part in parts:
+            if len(part.windows):
+                end = (part.state.codes + len(part.windows) + 1) * self._positions_per_code
+                by_capacity.setdefault(bucket_for(self._capacities, end), []).append(part)
         for capacity, members in by_capacity.items():
             max_streams = self._max_streams(capacity)
             for first in range(0, len(members), max_streams):
-                batch = members[first : first + max_streams]
-                rows = torch.tensor(batch, device=mel.device)
-                new, new_states = self._run_graph([states[index] for index in batch], mel[rows], capacity)
-                codes[rows] = new
-                for index, state in zip(batch, new_states, strict=True):
-                    states[index] = state
-        return codes, states
+                done += self._run_graph(members[first : first + max_streams], capacity)
+        return done
 
-    def _run_graph(
-        self, states: list[GraphedEncoderState], mel: Tensor, capacity: int
-    ) -> tuple[Tensor, list[GraphedEncoderState]]:
-        count = len(states)
-        step = _GraphKey(bucket_for(BUCKETS, count), capacity)
-        missing = step.streams - count
-        positions = torch.tensor([*[state.position for state in states], *[0] * missing])
-        contexts = [torch.cat([getattr(state, name) for state in states]) for name in ("conv1", "conv2")]
-        filled = [functional.pad(each, (0, 0, 0, 0, 0, missing)) for each in (mel, *contexts)]
-        pasts = self._pasts(step)
-        for row, state in enumerate(states):
-            pasts[:, :, row, :, : state.position] = state.past.keys_values[..., : state.position, :]
-        codes, conv1, conv2, new = self._graphs(step, [*filled, positions.to(mel.device, non_blocking=True)])
-        new_states = [
-            GraphedEncoderState(
-                state.position + self._positions_per_code,
-                conv1[row : row + 1],
-                conv2[row : row + 1],
-                self._append_kv(state, new[:, :, row]),
-            )
-            for row, state in enumerate(states)
-        ]
-        return codes[:count], new_states
+    def _run_graph(self, parts: Sequence[_Part], capacity: int) -> list[tuple[_Part, Tensor, GraphedTurnState]]:
+        """The codes of parts whose keys and values fit this capacity, all parts in each step."""
+        key = _GraphKey(bucket_for(BUCKETS, len(parts)), capacity)
+        self._capture(key)
+        counts = [len(part.windows) for part in parts]
+        rounds = max(counts)
+        host = np.zeros((rounds, key.streams, self._window), np.float32)
+        for row, part in enumerate(parts):
+            host[: counts[row], row] = part.windows
+        is_active = np.arange(rounds)[:, None] < np.array([*counts, *[0] * (key.streams - len(parts))])
+        windows = torch.from_numpy(host).to(self.device, non_blocking=True)
+        active = torch.from_numpy(is_active).to(self.device, non_blocking=True)
+        self._load(key, [part.state for part in parts])
+        codes = torch.stack(
+            [self._graphs(key, [windows[number], active[number]])[0] for number in range(rounds)], dim=1
+        )  # [stream, round]
+        states = self._store(key, parts)
+        return [(part, codes[row, : counts[row]], states[row]) for row, part in enumerate(parts)]
+
+    def _load(self, key: _GraphKey, states: Sequence[GraphedTurnState]) -> None:
+        """Copy the device state of a batch to the buffers of the graphs."""
+        count, rows = len(states), self._pasts(key).unbind(2)
+        contexts = [self._new_context if state.context is None else state.context for state in states]
+        self._context[:count].copy_(torch.stack(contexts))
+        positions = [state.codes * self._positions_per_code for state in states]
+        positions += [0] * (key.streams - count)
+        self._positions[: key.streams].copy_(torch.tensor(positions), non_blocking=True)
+        pasts = [(rows[row], state.past.keys_values) for row, state in enumerate(states) if state.past is not None]
+        if pasts:
+            into = [row if row.shape == past.shape else row[..., : past.shape[-2], :] for row, past in pasts]
+            torch._foreach_copy_(into, [past for _, past in pasts])
+
+    def _store(self, key: _GraphKey, parts: Sequence[_Part]) -> list[GraphedTurnState]:
+        """The states of a batch after its codes; keys and values of segments that are over are not kept."""
+        contexts = self._context[: len(parts)].clone().unbind(0)
+        rows, states, into, kept = self._pasts(key).unbind(2), [], [], []
+        for row, part in enumerate(parts):
+            if not part.is_kept:
+                states.append(self._after_part(part))
+                continue
+            codes = part.state.codes + len(part.windows)
+            past = self._past_after(key, part.state)
+            past.filled = codes * self._positions_per_code
+            into.append(past.keys_values)
+            kept.append(rows[row])
+            states.append(replace(part.state, codes=codes, context=contexts[row], past=past))
+        if into:
+            torch._foreach_copy_(into, kept)
+        return states
+
+    def _after_part(self, part: _Part) -> GraphedTurnState:
+        return part.state if part.is_kept else self.initial_state()
+
+    def _past_after(self, key: _GraphKey, state: GraphedTurnState) -> _StreamKV:
+        """The cache to which the next positions are written: the stream's, if it ends where the state does."""
+        past = state.past
+        is_at_end = past is not None and past.filled == state.codes * self._positions_per_code
+        if past is not None and is_at_end and past.keys_values.shape[-2] == key.capacity:
+            return past
+        attention = self._layers[0].self_attn
+        shape = (len(self._layers), 2, attention.heads, key.capacity, attention.head_dim)
+        return _StreamKV(self._past_buffer.new_empty(shape))
 
     def _max_streams(self, capacity: int) -> int:
         """Max streams of one pass at this capacity."""
         return max(bucket for bucket in BUCKETS if bucket == 1 or bucket * capacity <= POSITIONS_PER_PASS)
 
-    def _pasts(self, step: _GraphKey) -> Tensor:
-        """The input buffer of a graph, shared by all graphs.  # [layer, 2, stream, head, capacity, dim]
+    def _pasts(self, key: _GraphKey) -> Tensor:
+        """The keys and values of a batch, shared by all graphs.  # [layer, 2, stream, head, capacity, dim]
 
-        Values of earlier steps beyond a past are masked and finite, so they have no effect.
+        Values beyond the positions of a stream are masked and finite, so they have no effect.
         """
         attention = self._layers[0].self_attn
-        shape = (len(self._layers), 2, step.streams, attention.heads, step.capacity, attention.head_dim)
+        shape = (len(self._layers), 2, key.streams, attention.heads, key.capacity, attention.head_dim)
         return self._past_buffer[: math.prod(shape)].view(shape)
 
-    def _append_kv(self, state: GraphedEncoderState, new: Tensor) -> _StreamKV:
-        """A stream's past with new keys and values appended.  # [layer, 2, head, new, dim]"""
-        past, end = state.past, state.position + new.shape[-2]
-        if past.filled != state.position or end > past.keys_values.shape[-2]:
-            grown = self._new_kv(end)
-            grown.keys_values[..., : state.position, :] = past.keys_values[..., : state.position, :]
-            past = grown
-        past.keys_values[..., state.position : end, :] = new
-        past.filled = end
-        return past
+    def _capture(self, key: _GraphKey) -> None:
+        """Capture a graph if there is none yet; what the capture leaves in the buffers is replaced by `_load`."""
+        if self.device.type == "cuda" and key not in self._graphs:
+            self._positions.zero_()
+            windows = torch.zeros(key.streams, self._window, device=self.device)
+            self._graphs.capture(key, [windows, torch.zeros(key.streams, dtype=torch.bool, device=self.device)])
 
-    def _new_kv(self, positions: int) -> _StreamKV:
-        attention = self._layers[0].self_attn
-        shape = (len(self._layers), 2, attention.heads, bucket_for(self._capacities, positions), attention.head_dim)
-        return _StreamKV(self.conv1.weight.new_zeros(shape))
-
-    def _graph_body(self, step: _GraphKey, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The captured computation: codes, next convolution contexts, new keys and values."""
-        mel, conv1, conv2, positions = tensors
-        encoder = self.encoder
-        x, conv1 = encoder.conv1.step(conv1, mel)
+    def _graph_body(self, key: _GraphKey, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The captured computation: the next code of every stream. Streams that are not active keep their state."""
+        (windows, active), encoder = tensors, self.encoder
+        context, positions = self._context[: key.streams], self._positions[: key.streams]
+        first, second, peak = context.split([*map(math.prod, self._contexts), 1], dim=1)
+        mel, maximum = whisper_normalise_running(self.mel.log_mel_frames(windows), peak[:, 0])
+        dtype = encoder.conv1.weight.dtype
+        conv1, conv2 = (
+            part.view(-1, *size).to(dtype) for part, size in zip((first, second), self._contexts, strict=True)
+        )
+        x, conv1 = encoder.conv1.step(conv1, mel.to(dtype))
         x, conv2 = encoder.conv2.step(conv2, functional.gelu(x))
         x = functional.gelu(x).transpose(1, 2)
-        positions_of_rows = positions[:, None] + torch.arange(x.shape[1], device=x.device)
-        x = x + functional.embedding(
-            positions_of_rows.clamp(max=self._max_positions - 1), encoder.embed_positions.weight
-        )
-        attention = _GraphAttention(self._pasts(step), positions, x.shape[1])
+        added = positions[:, None] + torch.arange(x.shape[1], device=x.device)
+        added = added.clamp(max=self.config.max_source_positions - 1)
+        x = x + functional.embedding(added, encoder.embed_positions.weight)
+        attention = _BufferAttention(self._pasts(key), positions, x.shape[1])
         for index, layer in enumerate(self._layers):
             x = layer.step_in_stack(cast(Extension, attention), index, x)
-        return encoder.nearest(encoder._pool(x)), conv1, conv2, torch.stack(attention.new)
+        after = torch.cat([conv1.flatten(1).float(), conv2.flatten(1).float(), maximum[:, None]], dim=1)
+        context.copy_(torch.where(active[:, None], after, context))
+        positions.add_(active * self._positions_per_code)
+        return (encoder.nearest(encoder._pool(x))[:, 0],)
+
+
+def _checked(samples: Tensor) -> Samples:
+    if samples.ndim != 1 or not samples.is_floating_point():
+        raise InputError(f"a turn takes float samples [time], not {samples.dtype} {list(samples.shape)}")
+    array: Samples = samples.detach().cpu().float().numpy()
+    if not np.isfinite(array).all():
+        raise InputError("the sound has NaN or infinite samples")
+    return array
