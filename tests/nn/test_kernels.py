@@ -31,6 +31,18 @@ def poison(*shape: int, dtype: torch.dtype) -> None:
     torch.full(shape, float("nan"), dtype=dtype, device=CUDA)
 
 
+@pytest.mark.parametrize("rows", [1, 16, 33, 100, 130, 600])
+@pytest.mark.parametrize(("inputs", "outputs"), [(256, 64), (1280, 5120), (5120, 1280)])
+def test_float32_products_on_tensor_cores_are_as_exact_as_plain_ones(rows, inputs, outputs):
+    x, weight = torch.randn(rows, inputs, device=CUDA), torch.randn(outputs, inputs, device=CUDA)
+    bias = torch.randn(outputs, device=CUDA)
+    assert kernels.takes_float32(x, weight)
+    exact = functional.linear(x.double(), weight.double(), bias.double())
+    ours, plain = kernels.float32_linear(x, weight, bias), functional.linear(x, weight, bias)
+    assert (ours - exact).norm() <= max(2 * (plain - exact).norm(), 1e-6 * exact.norm())
+    torch.testing.assert_close(ours, kernels.float32_linear(x, weight, bias), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     ("dtype", "rows", "size"),
     [(torch.bfloat16, 1, 4096), (torch.float16, 7, 4096), (torch.float32, 130, 96), (torch.float32, 3, 1)],

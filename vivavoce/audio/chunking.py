@@ -49,8 +49,10 @@ class LeadPolicy:
     max_seconds: float = 1.6
     doubles: bool = False
     """Whether chunks are one, two, four … units long, so that those of several replies can be batched."""
+    first_units: int = 1
+    """Minimum units of the first chunk."""
     min_later_units: int = 1
-    """Minimum units of every chunk but the first."""
+    """Minimum units of every other chunk."""
     end: float = 1.0
     """Maximum length of the last chunk, as a multiple of the wanted one: saves a pass for a few frames."""
     making: float | None = None
@@ -66,7 +68,7 @@ class LeadPolicy:
     def wanted(self, chunks: int, lead: float) -> int:
         """Frames that take `share` of the lead to play: the rest of the lead is for decoding them."""
         affordable = min(lead * self.share, self.max_seconds) / self.unit.frame_seconds
-        units = max(1 if chunks == 0 else self.min_later_units, int(affordable / self.unit.frames + 1e-9))
+        units = max(self.min_later_units if chunks else self.first_units, int(affordable / self.unit.frames + 1e-9))
         return (1 << (units.bit_length() - 1) if self.doubles else units) * self.unit.frames
 
     def max_frames(self, chunks: int, lead: float) -> int:

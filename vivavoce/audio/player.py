@@ -44,6 +44,8 @@ class PlaybackClock:
     sent: float = 0.0
     underruns: int = 0
     dry_seconds: float = 0.0
+    first_dry_at: float | None = None
+    """Seconds of sound sent when it first ran dry."""
     _spans: list[PlaybackSpan] = field(default_factory=list)
     _buffered: float = 0.0  # sent, but too little to start playback
     _dry_since: float | None = None
@@ -139,6 +141,7 @@ class PlaybackClock:
         if is_dry and self._dry_since is None and not self._is_whole:
             self._dry_since = self.ends
             self.underruns += 1
+            self.first_dry_at = self.sent if self.first_dry_at is None else self.first_dry_at
 
     def _start(self, now: float) -> None:
         if self._dry_since is not None:

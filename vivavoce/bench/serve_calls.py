@@ -306,6 +306,7 @@ class Call:
     def _note(turn: TurnResult, reply: HeardReply) -> None:
         turn.underruns = reply.clock.underruns + reply.gaps
         turn.dry_seconds = reply.clock.dry_seconds + reply.gap_seconds
+        turn.first_dry_at = reply.clock.first_dry_at
         turn.sound_seconds = reply.clock.sent
 
     def _stop_playing(self, now: float) -> None:

@@ -125,6 +125,8 @@ class DoorLevel:
     underruns: int
     replies_that_ran_dry: int
     dry_seconds: float
+    first_dry_ms: dict[int, float]
+    """Into the reply."""
     sound_seconds: float
     never_answered: int
     unfinished: int
@@ -207,6 +209,7 @@ def figures(
         underruns=sum(turn.underruns for turn in turns),
         replies_that_ran_dry=sum(turn.underruns > 0 for turn in turns),
         dry_seconds=sum(turn.dry_seconds for turn in turns),
+        first_dry_ms=percentiles(turn.first_dry_at for turn in turns),
         sound_seconds=sum(turn.sound_seconds for turn in turns),
         never_answered=sum(turn.first_sound is None for turn in (*fresh, *stopped)),
         unfinished=sum(turn.first_sound is not None and not turn.is_over for turn in turns),

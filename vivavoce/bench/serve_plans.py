@@ -61,6 +61,8 @@ class TurnResult(msgspec.Struct):
     """From the onset of the interruption to the end of playback; None: the reply played on."""
     underruns: int = 0
     dry_seconds: float = 0.0
+    first_dry_at: float | None = None
+    """Seconds into the reply."""
     sound_seconds: float = 0.0
     is_over: bool = False
     """Whether the reply was heard to its end, or interrupted."""

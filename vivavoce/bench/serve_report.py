@@ -43,6 +43,8 @@ def _line(level: DoorLevel) -> str:
         f"{level.underruns} underruns in {level.replies_that_ran_dry} replies ({level.dry_seconds:.2f} s dry of "
         f"{level.sound_seconds:.0f} s)",
     ]
+    if level.first_dry_ms:
+        parts.append(f"first {percentile_text(level.first_dry_ms)} ms into the reply")
     if level.interruptions:
         parts.append(
             f"yield {percentile_text(level.yield_ms)} ms of {level.interruptions}, then first sound "

@@ -1,7 +1,7 @@
 """Triton kernels. Each names its PyTorch reference, which runs wherever the kernel does not.
 
-Callers ask `usable` (and `takes`, `takes_one_row` or `tile_for` where a kernel has limits of its own) before they call
-a kernel. Nothing else imports the modules of this package, which need Triton.
+Callers ask `usable` (and `takes`, `takes_float32`, `takes_one_row` or `tile_for` where a kernel has limits of its own)
+before they call a kernel. Nothing else imports the modules of this package, which need Triton.
 """
 
 import importlib.util
@@ -23,6 +23,7 @@ if AVAILABLE or TYPE_CHECKING:
         store_rows,
         takes_one_row,
     )
+    from vivavoce.kernels.float32_linear import float32_linear, takes_float32
     from vivavoce.kernels.norms import (
         add_layer_norm,
         add_rms_norm,
@@ -58,6 +59,7 @@ __all__ = [
     "add_rms_norm",
     "chunk_attention",
     "draw",
+    "float32_linear",
     "gumbel_noise",
     "known_tiles",
     "modulated_norm",
@@ -79,6 +81,7 @@ __all__ = [
     "store_tiles",
     "stream_conv",
     "takes",
+    "takes_float32",
     "takes_one_row",
     "tile_for",
     "tile_name",

@@ -61,8 +61,9 @@ class GraphCapture:
         The action is run several times. If it fails, its error is raised; if only the capture fails, a warning is
         logged and every replay runs the action.
         """
-        stream = self._stream = self._stream or torch.cuda.Stream(self._device)
-        current = torch.cuda.current_stream(stream.device)
+        current = torch.cuda.current_stream(self._device)
+        # The kernels of a graph have the priority of the stream that captured them, wherever it is replayed.
+        stream = self._stream = self._stream or torch.cuda.Stream(current.device, priority=current.priority)
         # In cuDNN's benchmark mode convolutions of a new shape are timed, which a capture does not allow.
         with _one_at_a_time, cudnn_benchmark.held(False):
             stream.wait_stream(current)

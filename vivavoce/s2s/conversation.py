@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPLY_ROOM = 256  # rows left for a reply when old turns are dropped
-CODES_PER_PASS = 3  # codes of an open turn encoded in one pass; the rest is encoded at its likely end
 LISTENING_URGENCY = 0.5  # seconds until those codes are needed; the codes at the end of a turn are due now
 
 
@@ -44,6 +43,8 @@ class EncodedTurn:
     encoder_state: SpeechStreamState
     codes: list[int] = field(default_factory=list)
     waiting: list[Samples] = field(default_factory=list)
+    prefilled: int = 0
+    """Codes that were given to the engine."""
 
     @property
     def unencoded(self) -> int:
@@ -166,10 +167,12 @@ class MossSpeechConversation:
         self._turn.waiting.append(samples)
         if not self._commands.empty():
             return  # the next command, most likely the end of the turn, encodes this sound too: one pass instead of two
-        codes = 1 if self._backend.encodes_immediately else CODES_PER_PASS
-        if self._turn.unencoded >= codes * self._backend.codec.speech_encoder.samples_per_code:
+        pace = self._backend.turn_pace
+        if self._turn.unencoded >= pace.encoded * self._backend.codec.speech_encoder.samples_per_code:
             await self._encode(self._turn)
-            await self._sync_sequence()
+            if len(self._turn.codes) - self._turn.prefilled >= pace.prefilled:
+                self._turn.prefilled = len(self._turn.codes)
+                await self._sync_sequence()
 
     async def _discard_turn(self) -> None:
         self._turn = None

@@ -174,8 +174,11 @@ class LocalCodec:
             cast(GraphedSpeechStream, self.codec.speech_encoder).warm_up(min(MAX_ENCODER_BATCH, max(batches)))
         for index, (codec, stream) in enumerate(zip(codecs, self._vocoder_streams, strict=False)):
             with torch.inference_mode(), stream():
-                short = [size for size in sizes if size <= max_quick_codes(codec)]
-                cast(GraphedCodec, codec).warm_up(voice, batches, sizes if index == 0 else short, self.left_chunks)
+                graphed, short = cast(GraphedCodec, codec), [size for size in sizes if size <= max_quick_codes(codec)]
+                if index == 0:
+                    graphed.warm_up(voice, batches, sizes, self.left_chunks)
+                else:
+                    graphed.warm_up(voice, batches, short, self.left_chunks, first_units=range(1, QUICK_CHUNKS + 1))
 
     @property
     def pooled_bytes(self) -> float:

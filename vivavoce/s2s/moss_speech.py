@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 
@@ -43,11 +43,23 @@ from vivavoce.s2s.remote_codec import SPEECH_ENCODER, VOCODER, RemoteCodec, Remo
 from vivavoce.s2s.reply import FirstSound, MossSpeechReply
 
 MAX_FIRST_SOUNDS = 256
-MANY_STARTING = 3  # replies without output from which on they delay each other's next chunks
+MANY_STARTING = 3  # replies without output from which on they delay each other's next chunks: on a GPU the first chunk
+# is then two units long, which takes a pass as long as one does
 CUSHION_SECONDS = 0.5  # sound buffered by each of them before its output starts: more than a first chunk
-CUSHION_SHARE = 1.6  # times the recent gap from second to third chunks, as the next gap may be longer
+CUSHION_SHARE = 1.25  # times the recent gap from first to second chunks, as the next gap may be longer
 BUSY_REPLIES = 3.0  # replies from which on a CPU uses long chunks, which cost half as much per second of sound
 FEW_CONVERSATIONS = 16  # too few to fill batches of the speech encoder
+
+
+class TurnPace(NamedTuple):
+    """Codes of an open turn that are encoded in one pass, and prefilled in one step; the rest is left to its end."""
+
+    encoded: int
+    prefilled: int
+
+
+CPU_PACE, QUICK_PACE = TurnPace(3, 1), TurnPace(1, 1)
+CROWDED_PACE = TurnPace(24, 64)  # a step with a prefill is not replayed as a graph, and delays all replies
 
 
 @dataclass(frozen=True)
@@ -120,8 +132,8 @@ class MossSpeechBackend:
         self.policy = _policy(unit, core.runner.device.type, is_graphed)
         is_slow = core.runner.device.type == "cpu" and not is_graphed
         self._busy_policy = replace(self.policy, min_later_units=2) if is_slow else self.policy
+        self._crowded_policy = replace(self.policy, first_units=2) if is_graphed else self.policy
         self.second_chunk_gap = ChunkGapEstimate(margin=0.13, is_batched=True) if is_graphed else ChunkGapEstimate()
-        self.third_chunk_gap = replace(self.second_chunk_gap)
         self._stack = ExitStack()  # process settings to restore when it closes
         self._conversations: weakref.WeakSet[MossSpeechConversation] = weakref.WeakSet()
         self.first_sounds: deque[FirstSound] = deque(maxlen=MAX_FIRST_SOUNDS)
@@ -172,6 +184,8 @@ class MossSpeechBackend:
     @property
     def chunks(self) -> LeadPolicy:
         """The chunk policy at the present load."""
+        if len(self.beginning) >= MANY_STARTING:
+            return self._crowded_policy
         # The demand is computed only where it matters: with hundreds of conversations it takes a while.
         return (
             self._busy_policy if self._busy_policy is not self.policy and self.demand >= BUSY_REPLIES else self.policy
@@ -181,16 +195,18 @@ class MossSpeechBackend:
     def cushion(self) -> float:
         """Seconds of sound that a reply buffers before its first output, so that it does not run dry under load."""
         if self.second_chunk_gap.is_batched:
-            lasts = max(CUSHION_SECONDS, CUSHION_SHARE * self.third_chunk_gap.seconds)
+            lasts = max(CUSHION_SECONDS, CUSHION_SHARE * self.second_chunk_gap.seconds)
             return lasts if len(self.beginning) >= MANY_STARTING else 0.0
         policy = self.chunks
         chunk = policy.min_later_units * policy.unit.frames * policy.unit.frame_seconds
         return self.second_chunk_gap.cushion(chunk, self.demand) if policy.min_later_units > 1 else 0.0
 
     @property
-    def encodes_immediately(self) -> bool:
-        """Whether each code of a turn is encoded when its sound arrives, so that little is left at its end."""
-        return isinstance(self.codec, GraphedCodec) and len(self._conversations) <= FEW_CONVERSATIONS
+    def turn_pace(self) -> TurnPace:
+        """How an open turn is encoded and prefilled at the present load."""
+        if not isinstance(self.codec, GraphedCodec):
+            return CPU_PACE
+        return QUICK_PACE if len(self._conversations) <= FEW_CONVERSATIONS else CROWDED_PACE
 
     async def warm_up(self) -> None:
         """Run one reply, so that the first conversation does not pay for initialisation and graph capture."""

@@ -215,8 +215,8 @@ class MossSpeechReply:
         self._task = asyncio.get_running_loop().create_task(self._run(make, reply))
 
     def _listener(self) -> PlaybackDeadline:
-        unit = self._backend.policy.unit
-        return PlaybackDeadline(unit.frame_seconds, unit.frames + unit.lookahead, asyncio.get_running_loop().time())
+        unit, first = self._backend.policy.unit, self._backend.chunks.wanted(0, 0.0)
+        return PlaybackDeadline(unit.frame_seconds, first + unit.lookahead, asyncio.get_running_loop().time())
 
     def fail(self, error: Exception) -> None:
         """End the reply with this error."""
@@ -360,8 +360,6 @@ class MossSpeechReply:
             self.first.made = now
         elif self._chunk_count == 1 and not self._has_paused:
             self._backend.second_chunk_gap.note(gap, demand)
-        elif self._chunk_count == 2 and not self._has_paused:
-            self._backend.third_chunk_gap.note(gap, demand)
         self._chunk_count, self._chunk_at, self._has_paused = self._chunk_count + 1, now, False
 
     def _output_buffered(self) -> None:

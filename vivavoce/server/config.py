@@ -129,10 +129,11 @@ class ServerOptions:
     sound_per_second: float = 20.0
     """Seconds of audio accepted per second, after a burst of a few minutes; the rest waits in the socket."""
 
-    lead_ms: int = 300
+    lead_ms: int = 400
     """Upper limit of how far ahead of playback audio is sent, after the first chunk."""
-    min_lead_ms: int = 60
-    """Lower limit of the lead; the measured jitter of the client's own audio is added to it."""
+    min_lead_ms: int = 200
+    """Lower limit of the lead: a stall of the event loop that is longer empties the players of all clients. The
+    measured jitter of the client's own audio is added to it."""
     piece_ms: int = 40
     call_lead_ms: int = 60
     """Lead of WebRTC calls, whose own clock paces the packets."""

@@ -272,8 +272,9 @@ class GraphedCodec(MossSpeechCodec):
         batches: Sequence[int] = BUCKETS,
         sizes: Sequence[int] = (),
         left_chunks: int | None = None,
+        first_units: Sequence[int] = (1,),
     ) -> None:
-        """Capture first hops, the hops after them, and hops of `sizes` codes, before any session starts.
+        """Capture first hops of `first_units` chunks, the hops after them, and hops of `sizes` codes, ahead of use.
 
         From then on batches are padded to one of the captured sizes.
         """
@@ -283,6 +284,7 @@ class GraphedCodec(MossSpeechCodec):
         replies = [
             [first_size, *[config.chunk] * 3, *other_sizes],
             *([first_size, size] for size in other_sizes if size <= 2 * config.chunk),
+            *([first_size + (units - 1) * config.chunk, config.chunk] for units in first_units if units > 1),
         ]
         left_chunks = LEFT_CHUNKS if left_chunks is None else left_chunks
         if max(batches) > BUCKETS[-1]:
