@@ -57,6 +57,12 @@ def test_the_first_chunk_is_the_smallest_the_decoder_allows():
     assert [next_chunk(policy, waiting, False, 0, 0.0) for waiting in (4, 7, 8, 20)] == [0, 0, 5, 5]
 
 
+def test_the_first_chunk_may_be_longer_where_that_costs_nothing():
+    policy = LeadPolicy(ChunkUnit(5, 3), doubles=True, first_units=2)
+    assert next_chunk(policy, 12, False, 0, 0.0) == 0 and next_chunk(policy, 13, False, 0, 0.0) == 10
+    assert next_chunk(policy, 8, False, 1, 0.0) == 5
+
+
 def test_chunks_grow_with_the_lead_and_stop_growing():
     policy = LeadPolicy(FLOW, share=0.5, max_seconds=1.6)
     assert [policy.wanted(3, lead) for lead in (0.0, 0.5, 0.8, 1.6, 2.4, 100.0)] == [5, 5, 5, 10, 15, 20]

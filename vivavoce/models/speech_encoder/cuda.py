@@ -207,13 +207,13 @@ class GraphedSpeechStream:
 
     def _run_graph(self, parts: Sequence[_Part], capacity: int) -> list[tuple[_Part, Tensor, GraphedTurnState]]:
         """The codes of parts whose keys and values fit this capacity, all parts in each replay."""
-        streams, most, done = bucket_for(BUCKETS, len(parts)), max(part.codes for part in parts), 0
+        streams, max_codes, done = bucket_for(BUCKETS, len(parts)), max(part.codes for part in parts), 0
         for step in STEPS:
             self._capture(_GraphKey(streams, capacity, step))
         self._load(streams, capacity, [part.state for part in parts])
         codes = []
-        while done < most:
-            key = _GraphKey(streams, capacity, next((step for step in STEPS if step >= most - done), STEPS[-1]))
+        while done < max_codes:
+            key = _GraphKey(streams, capacity, next((step for step in STEPS if step >= max_codes - done), STEPS[-1]))
             windows = np.zeros((streams, key.codes * self.samples_per_code + self._margin), np.float32)
             counts = np.zeros(streams, np.int64)
             for row, part in enumerate(parts):
