@@ -1,7 +1,20 @@
-"""The published models that this package can run: ids, revisions, sizes and required files."""
+"""The published models that this package can run: ids, revisions, sizes, licences and required files."""
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from vivavoce.hub.sources import Source
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A file of a model: its SHA-256 decides whether it is the publisher's, wherever it comes from."""
+
+    name: str
+    sha256: str
+    bytes: int
+    sources: tuple[Source, ...]
+    """Tried in order, after the local folders."""
 
 
 @dataclass(frozen=True)
@@ -16,14 +29,24 @@ class KnownModel:
     revision: str | None = None
     """The tested revision; None: the newest."""
     mirrors: tuple[str, ...] = ()
+    """Other ids of the same model."""
     unused: tuple[str, ...] = ()
     """Patterns of large files that are not read, and therefore not downloaded."""
     codec: str | None = None
     """The codec published with it, if it is a separate model."""
+    licence: str = ""
+    languages: str = ""
+    listed: tuple[ModelFile, ...] = ()
+    """All files with their hashes; empty: the model is a repository, fetched as a whole."""
 
     def missing(self, folder: Path) -> list[str]:
-        """Expected files that the folder lacks."""
-        return [file for file in self.files if not (folder / file).is_file()]
+        """Expected files that the folder lacks; a listed file must also have its size."""
+        sizes = {file.name: file.bytes for file in self.listed}
+        return [name for name in self.files if not _has(folder / name, sizes.get(name))]
+
+
+def _has(file: Path, size: int | None) -> bool:
+    return file.is_file() and (size is None or file.stat().st_size == size)
 
 
 COSYVOICE_FILES = (
