@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models import read_config
-from vivavoce.models.registry import CONVERTED_WHISPER
+from vivavoce.models.registry import CONVERTED_WHISPER, read_model_config
 from vivavoce.models.tokenizers import TextTokenizer
 
 CONV_STRIDE = 2  # mel frames per encoder position
