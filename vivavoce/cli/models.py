@@ -16,7 +16,7 @@ from vivavoce.errors import VivaError
 if TYPE_CHECKING:
     from vivavoce.hub import CheckReport
 
-NARROW = 80  # columns of a terminal below which licences are left out of the table
+MIN_LICENCE_WIDTH = 80  # columns of a terminal below which licences are left out of the table
 
 app = typer.Typer(help="List, fetch and check models.")
 
@@ -39,7 +39,7 @@ def models_list(as_json: Json = False) -> None:
         print_json({"known": known, "local": [vars(model) for model in local]})
         return
     console = Console()
-    has_licences = console.width >= NARROW
+    has_licences = console.width >= MIN_LICENCE_WIDTH
     listed = Table(box=SIMPLE_HEAD, title="Models", title_justify="left", pad_edge=False)
     listed.add_column("model", overflow="fold")
     listed.add_column("size", justify="right", no_wrap=True)
@@ -48,10 +48,10 @@ def models_list(as_json: Json = False) -> None:
     listed.add_column("here", no_wrap=True)
     for model in hub.KNOWN:
         copies = [found for found in local if found.name in (model.name, *model.mirrors)]
-        is_here = "yes" if any(not found.missing for found in copies) else "partly" if copies else "no"
+        presence = "yes" if any(not found.missing for found in copies) else "partly" if copies else "no"
         languages = f"; {model.languages}" if model.languages else ""
         licence = [model.licence or "not named"] if has_licences else []
-        listed.add_row(_entry(model.name, model.what + languages), gigabytes(model.bytes), *licence, is_here)
+        listed.add_row(_entry(model.name, model.what + languages), gigabytes(model.bytes), *licence, presence)
     for found in local:
         if found.source == "bundled":
             listed.add_row(_entry(found.name, "bundled"), "", *([""] if has_licences else []), "yes")

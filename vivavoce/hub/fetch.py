@@ -179,8 +179,8 @@ def read_member(archive: Path, name: str) -> Iterator[bytes]:
         with zipfile.ZipFile(archive) as packed, packed.open(name) as stream:
             yield from iter(lambda: stream.read(CHUNK), b"")
         return
-    with tarfile.open(archive) as packed:
-        extracted = packed.extractfile(name)
+    with tarfile.open(archive) as tape:
+        extracted = tape.extractfile(name)
         if extracted is None:
             raise KeyError(f"{name} is not a file")
         with extracted as stream:

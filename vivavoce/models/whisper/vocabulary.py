@@ -33,8 +33,12 @@ def tokenizer_of_ranks(file: Path, tokens: WhisperTokens) -> TextTokenizer:
 
     ranks = read_ranks(file)
     letters = _byte_letters()
-    vocabulary = {"".join(letters[byte] for byte in text): rank for text, rank in ranks.items()}
-    merges = [tuple("".join(letters[byte] for byte in part) for part in pair) for pair in _merges(ranks)]
+
+    def spelled(text: bytes) -> str:
+        return "".join(letters[byte] for byte in text)
+
+    vocabulary = {spelled(text): rank for text, rank in ranks.items()}
+    merges = [(spelled(left), spelled(right)) for left, right in _merges(ranks)]
     model: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()
