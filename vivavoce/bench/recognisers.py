@@ -112,6 +112,7 @@ def run(
     max_recordings: int | None = None,
     language: str | None = None,
     prompt: str | None = None,
+    beams: int = 1,
     device: str = "auto",
     dtype: str = "auto",
     out: Path | None = None,
@@ -129,7 +130,7 @@ def run(
             for name in models
         ]
     seconds = sum(one.seconds for one in spoken)
-    options = TranscriptionOptions(language, prompt=prompt)
+    options = TranscriptionOptions(language, prompt=prompt, beams=beams)
     with stage(f"{len(spoken)} recordings of {seconds:.0f} s in all, {len(listeners)} recognisers"):
         for number, recording in enumerate(spoken):
             first = number % len(listeners)
@@ -142,6 +143,7 @@ def run(
         "recordings": len(spoken),
         "sound_seconds": round(seconds, 1),
         "language": language,
+        "beams": beams,
         "recognisers": [one.figures([one.text for one in spoken], seconds) for one in listeners],
     }
     print_result(result)

@@ -284,6 +284,7 @@ def bench_recognisers(
     max_recordings: Annotated[int | None, typer.Option(min=1, help="Use at most this many recordings.")] = None,
     language: Annotated[str | None, typer.Option(help="A code such as en or zh. Default: detected.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Text assumed to precede the audio.")] = None,
+    beams: Annotated[int, typer.Option(min=1, help="Beam width of Whispers; 1 is greedy.")] = 1,
     device: DeviceSpec = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, or int8 on CPUs.")] = "auto",
     out: Out = None,
@@ -293,7 +294,7 @@ def bench_recognisers(
     with progress_to(as_json):
         from vivavoce.bench.recognisers import run
 
-        result = run(model or ["mini-asr"], speech, max_recordings, language, prompt, device, dtype, out)
+        result = run(model or ["mini-asr"], speech, max_recordings, language, prompt, beams, device, dtype, out)
     if as_json:
         print_json(result)
 
