@@ -2,12 +2,14 @@
 
 Plain `pytest` leaves out the tests marked `full`; `pytest -m full` runs those, `pytest -m quick` the files of
 `QUICK` alone, without importing the others. `VIVA_MUST_RUN="debian npm"` turns a skip of such a test into a failure.
+Tests marked `published` take weights from the cache that `viva models fetch` fills, and are skipped without them.
 """
 
 import gc
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,9 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # commands that tests start would spin on every core, beside each other
 
 import torch
+
+from vivavoce import hub
+from vivavoce.errors import CheckpointError
 
 MUST_RUN = set(os.environ.get("VIVA_MUST_RUN", "").split())
 LONGEST = (  # files that take longest, longest first, so that no worker is left with one of them at the end
@@ -171,3 +176,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.fail(f"{name} test was meant to run here, but: {lack}")
             if lack:
                 pytest.skip(lack)
+
+
+@pytest.fixture(scope="session")
+def published_model() -> Callable[[str], Path]:
+    """A function from a model's name in `viva models` to its folder; it skips the test where that is not cached."""
+
+    def folder(name: str) -> Path:
+        try:
+            return hub.resolve(name, offline=True)
+        except CheckpointError:
+            reason = f"{name} is not in the cache: viva models fetch {name}"
+        if "published" in MUST_RUN:
+            pytest.fail(f"published test was meant to run here, but: {reason}")
+        pytest.skip(reason)
+
+    return folder

@@ -67,7 +67,7 @@ NOT_ON_A_BARE_BOX = [
 # Which modules may import the packages of which extras at their top; they are loaded only where the extra is asked for.
 NEEDS_EXTRAS = {
     "asr.backends.ctranslate2": {"asr"},
-    "asr.backends": {"onnx"},
+    "asr.backends.moonshine": {"onnx"},
     "audio.media": {"media"},
     "audio.onnx": {"onnx"},
     "bench": {"asr", "judge", "media", "onnx", "peer", "plot", "server"},

@@ -38,10 +38,7 @@ def all_choices(device: Device) -> list[chooser.Choice]:
         *(chooser.choose_cosyvoice_flow(device, dtype, version) for dtype in ("auto", "float32") for version in (2, 3)),
         *(chooser.choose_cosyvoice_vocoder(device, version) for version in (2, 3)),
         *(chooser.choose_chat_model(device, size) for size in (256, 576)),
-        *(
-            chooser.choose_asr_backend(device, **facts)
-            for facts in ({}, {"is_moonshine": True}, {"is_converted": True})
-        ),
+        *(chooser.choose_asr_backend(device, **facts) for facts in ({}, {"is_moonshine": True})),
         *(chooser.choose_asr_backend(device, 1024, has_faster_whisper=installed) for installed in (False, True)),
         chooser.choose_moss_speech_codec(device),
         chooser.choose_speech_encoder(device),

@@ -63,7 +63,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "recognition.converted": ("asr.backends.ctranslate2", {}),
     "recognition.drafting": ("asr.drafts", {}),
     "recognition.many": ("asr.batch", {}),
-    "recognition.moonshine": ("asr.backends", {}),
+    "recognition.moonshine": ("asr.backends.moonshine", {}),
     "recognition.service": ("asr.service", {"Recogniser": "RecognitionService"}),
     "recognition.speech_gate": ("asr", {}),
     "recognition.streaming": ("asr.streaming", {"Policy": "CommitPolicy"}),

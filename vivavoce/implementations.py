@@ -166,17 +166,14 @@ def choose_asr_backend(
     device: Device,
     d_model: int | None = None,
     is_moonshine: bool = False,
-    is_converted: bool = False,
     drafts: bool = False,
     has_faster_whisper: bool = False,
 ) -> Choice:
     """The recognition backend for a model's files and, on a CPU, for the size of a Whisper (None: unknown)."""
     stage, dtype = "backend", torch.float32
     if is_moonshine:
-        return Choice(stage, "vivavoce.asr.backends:MoonshineBackend", dtype, "the files are Moonshine's")
+        return Choice(stage, "vivavoce.asr.backends.moonshine:MoonshineBackend", dtype, "the files are Moonshine's")
     converted = "vivavoce.asr.backends.ctranslate2:FasterWhisper"
-    if is_converted:
-        return Choice(stage, converted, dtype, "the files are CTranslate2's")
     if device.kind == "cpu" and d_model is not None and d_model >= MIN_FASTER_WHISPER and not drafts:
         if has_faster_whisper:
             why = f"d_model {d_model} is at least {MIN_FASTER_WHISPER}, and faster-whisper is installed"

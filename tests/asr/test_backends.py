@@ -10,11 +10,12 @@ from tests.asr.test_batch import SOUNDS
 from tests.asr.test_transcribe import folder, noise, transcriber  # noqa: F401 - fixtures
 from vivavoce.asr import transcribe
 from vivavoce.asr.backends import OwnBackend, fitting, load_backend
-from vivavoce.asr.backends.ctranslate2 import ConvertedWindows, FasterWhisper, load_converted
+from vivavoce.asr.backends.ctranslate2 import ConvertedWindows, FasterWhisper, converted, load_converted
 from vivavoce.asr.drafts import DraftChoice
 from vivavoce.device import pick
-from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.errors import CheckpointError, InputError, MissingDependencyError
 from vivavoce.models.whisper.config import SIZES
+from vivavoce.models.whisper.model import Whisper
 from vivavoce.models.whisper.transcriber import TranscriptionOptions
 
 
@@ -60,6 +61,29 @@ def test_ctranslate2_writes_the_same_text_for_windows_of_any_length(folder, cach
     assert isinstance(again, ConvertedWindows)
 
 
+@pytest.mark.parametrize(
+    ("compute", "tolerance"), [("float32", 0.0), ("float16", 1e-3), ("bfloat16", 8e-3), ("int8", 0.02)]
+)
+def test_the_engine_reads_ctranslate2_folders(folder, cache, compute, tolerance):  # noqa: F811
+    pytest.importorskip("ctranslate2")
+    original, theirs = Whisper.load(folder), converted(folder, compute)
+    ours = Whisper.load(theirs)
+    assert ours.config == original.config
+    assert fitting(theirs, pick("cpu")) == "ours"
+    for (name, expected), (_, found) in zip(original.named_parameters(), ours.named_parameters(), strict=True):
+        assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())), name
+    if compute == "float32":
+        assert transcribe(noise(1.5), theirs, gate=False).text == transcribe(noise(1.5), folder, gate=False).text
+
+
+def test_a_ctranslate2_file_that_was_cut_short_is_named(folder, cache):  # noqa: F811
+    pytest.importorskip("ctranslate2")
+    file = converted(folder, "float16") / "model.bin"
+    file.write_bytes(file.read_bytes()[:-2000])
+    with pytest.raises(CheckpointError, match="not a whole CTranslate2 Whisper"):
+        load_backend(file.parent, "ours", "cpu")
+
+
 def test_options_are_translated_for_faster_whisper():
     class Theirs:
         """As faster-whisper gives segments."""
@@ -99,9 +123,6 @@ def test_the_default_backend_depends_on_files_size_and_device(folder, tmp_path):
     SIZES["small"].write(tmp_path / "small")
     assert fitting(tmp_path / "small", cpu) == "faster-whisper"
     assert fitting(tmp_path / "small", cpu, DraftChoice(lookup=True)) == "ours"
-    (tmp_path / "converted").mkdir()
-    (tmp_path / "converted" / "model.bin").touch()
-    assert fitting(tmp_path / "converted", cpu) == "faster-whisper"
     (tmp_path / "encoder_model.onnx").touch()
     assert fitting(tmp_path, cpu) == "moonshine"
     with pytest.raises(InputError, match="backend must be one of auto, ours"):

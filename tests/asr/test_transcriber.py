@@ -60,7 +60,7 @@ async def by_server(recordings: dict[str, bytes], gate: bool = True) -> dict[str
 
 
 def by_command(data: bytes, *flags: str) -> str:
-    result = CliRunner().invoke(app, ["transcribe", "-", "--device", "cpu", *flags], input=data)
+    result = CliRunner().invoke(app, ["transcribe", "-", "--model", "mini-asr", "--device", "cpu", *flags], input=data)
     assert result.exit_code == 0, result.output
     return result.stdout.strip()
 

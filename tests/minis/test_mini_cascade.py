@@ -38,7 +38,9 @@ def test_familiar_questions_are_heard():
     shares = []
     for entry in listed:
         if entry["intent"] in FAMILIAR:
-            result = vivavoce.transcribe(QUESTIONS / entry["file"], padding="trim", temperatures=(0.0,), device="cpu")
+            result = vivavoce.transcribe(
+                QUESTIONS / entry["file"], "mini-asr", padding="trim", temperatures=(0.0,), device="cpu"
+            )
             shares.append(share_heard(result.text, entry["text"]))
     assert len(shares) == len(FAMILIAR) and np.mean(shares) > 0.8, shares
 
@@ -48,7 +50,7 @@ def test_mini_asr_transcribes_what_mini_tts_says():
     said = "Breakfast is served from seven until ten in the morning."
     sound = vivavoce.say(said, device="cpu")
     assert 1.5 < sound.seconds < 8.0 and 0.05 < np.abs(sound.samples).max() <= 1.0
-    assert share_heard(vivavoce.transcribe(sound, device="cpu").text, said) > 0.5
+    assert share_heard(vivavoce.transcribe(sound, "mini-asr", device="cpu").text, said) > 0.5
 
 
 @bundled("mini-asr", "mini-tts")
@@ -60,4 +62,4 @@ def test_the_demo_answers_from_the_chat_models_instructions(tmp_path):
     assert share_heard(result["heard"], result["expected"]["heard"]) > 0.8
     assert share_heard(FRONT_DESK, result["said"]) > 0.6, result["said"]  # it knows nothing else of a hotel
     assert read(reply).seconds == pytest.approx(result["seconds_of_speech"], abs=0.01)
-    assert share_heard(vivavoce.transcribe(reply, device="cpu").text, result["said"]) > 0.3
+    assert share_heard(vivavoce.transcribe(reply, "mini-asr", device="cpu").text, result["said"]) > 0.3

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from vivavoce._deprecated import former_arguments
 from vivavoce.asr.backends import Backend, BackendName, OwnBackend, load_backend, load_whisper
+from vivavoce.asr.default import MINIATURE, default_recogniser
 from vivavoce.asr.drafts import DraftChoice, DraftReport
 from vivavoce.audio.io import Sound, Source, read
 from vivavoce.audio.vad import speech_probabilities, voice_activity
@@ -24,7 +25,6 @@ from vivavoce.models.whisper.config import Task
 from vivavoce.models.whisper.transcriber import Padding, TranscriptionOptions, TranscriptSegment, WhisperTranscriber
 
 RATE = 16_000
-DEFAULT_MODEL = "mini-asr"
 WINDOW = 512
 MARGIN = 0.3  # seconds before and after a segment that count as part of it, since its times are not exact
 AMPLITUDE_FLOOR = 1e-6
@@ -130,7 +130,7 @@ class Transcript:
 @former_arguments(longest_silence="max_silence")
 def transcribe(
     sound: Sound | Source | NDArray[np.floating],
-    model: "str | Path | Backend | Transcriber" = DEFAULT_MODEL,
+    model: "str | Path | Backend | Transcriber | None" = None,
     language: str | None = None,
     *,
     task: Task = "transcribe",
@@ -156,9 +156,14 @@ def transcribe(
 ) -> Transcript:
     """Transcribe a file, its bytes, a `Sound`, or samples at 16 kHz.
 
+    Without a `model`, the best one in the cache transcribes (`default_recogniser`), else the bundled miniature.
     Without a `language` it is detected. `on_segment` gets each segment as soon as it is final. The `gate` drops
     segments in which no speech is detected. `draft`, `heads` and `lookup` speed up decoding; the text is the same.
     """
+    if model is None:
+        has_drafts = draft is not None or heads is not None
+        is_special = task != "transcribe" or bool(word_times or prompt or prefix or hotwords or max_silence or lookup)
+        model = MINIATURE if has_drafts else default_recogniser(language, is_special)
     if isinstance(model, str | Path):
         model = shared_backend(str(model), backend, device, dtype, DraftChoice(draft, heads, lookup))
     transcriber = model if isinstance(model, Transcriber) else Transcriber(model, SpeechGate() if gate else None)

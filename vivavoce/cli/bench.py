@@ -268,6 +268,37 @@ def bench_asr(
         print_json(result)
 
 
+@app.command("recognisers")
+def bench_recognisers(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A recogniser: bundled name, name of `viva models`, folder or hub id; may be repeated."),
+    ] = None,
+    speech: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder of recordings with texts, a corpus, or the root of Debian's asterisk-core-sounds-en "
+            "(/ where it is installed). Default: bundled."
+        ),
+    ] = None,
+    max_recordings: Annotated[int | None, typer.Option(min=1, help="Use at most this many recordings.")] = None,
+    language: Annotated[str | None, typer.Option(help="A code such as en or zh. Default: detected.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text assumed to precede the audio.")] = None,
+    beams: Annotated[int, typer.Option(min=1, help="Beam width of Whispers; 1 is greedy.")] = 1,
+    device: DeviceSpec = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, or int8 on CPUs.")] = "auto",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Word errors, character errors and speed of recognisers on recordings of people, or on the bundled ones."""
+    with progress_to(as_json):
+        from vivavoce.bench.recognisers import run
+
+        result = run(model or ["mini-asr"], speech, max_recordings, language, prompt, beams, device, dtype, out)
+    if as_json:
+        print_json(result)
+
+
 @app.command("serve")
 def bench_serve(
     device: DeviceSpec = "auto",

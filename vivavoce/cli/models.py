@@ -1,42 +1,66 @@
 """`viva models …` and `viva verify`: list, fetch, check and verify models."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
-from vivavoce.cli.options import Json, ModelName, Offline, gigabytes, made_folder, print_json, progress_to, table
+from vivavoce.cli.options import Json, ModelName, Offline, gigabytes, made_folder, print_json, progress_to
 from vivavoce.errors import VivaError
 
 if TYPE_CHECKING:
     from vivavoce.hub import CheckReport
 
-app = typer.Typer(no_args_is_help=True, help="List, fetch and check models.")
+MIN_LICENCE_WIDTH = 80  # columns of a terminal below which licences are left out of the table
+
+app = typer.Typer(help="List, fetch and check models.")
+
+
+@app.callback(invoke_without_command=True)
+def models(context: typer.Context) -> None:
+    """List, fetch and check models; without a command, list them."""
+    if context.invoked_subcommand is None:
+        models_list()
 
 
 @app.command("list")
 def models_list(as_json: Json = False) -> None:
-    """List the known models and their locations on this machine."""
+    """List the known models: what for, size, licence, and whether they are on this machine."""
     from vivavoce import hub
 
     local = hub.local_models()
     if as_json:
-        known = [vars(model) for model in hub.KNOWN]
+        known = [asdict(model) for model in hub.KNOWN]
         print_json({"known": known, "local": [vars(model) for model in local]})
         return
-    listed = table("Models", "model", "description", "size", "location")
+    console = Console()
+    has_licences = console.width >= MIN_LICENCE_WIDTH
+    listed = Table(box=SIMPLE_HEAD, title="Models", title_justify="left", pad_edge=False)
+    listed.add_column("model", overflow="fold")
+    listed.add_column("size", justify="right", no_wrap=True)
+    if has_licences:
+        listed.add_column("licence", no_wrap=True)
+    listed.add_column("here", no_wrap=True)
     for model in hub.KNOWN:
         copies = [found for found in local if found.name in (model.name, *model.mirrors)]
-        paths = "\n".join(f"{found.path}{' (incomplete)' if found.missing else ''}" for found in copies)
-        listed.add_row(model.name, model.what, gigabytes(model.bytes), paths or "no")
+        presence = "yes" if any(not found.missing for found in copies) else "partly" if copies else "no"
+        languages = f"; {model.languages}" if model.languages else ""
+        licence = [model.licence or "not named"] if has_licences else []
+        listed.add_row(_entry(model.name, model.what + languages), gigabytes(model.bytes), *licence, presence)
     for found in local:
         if found.source == "bundled":
-            listed.add_row(found.name, "bundled", "", str(found.path))
-    console = Console()
+            listed.add_row(_entry(found.name, "bundled"), "", *([""] if has_licences else []), "yes")
     console.print(listed)
     console.print("`viva models fetch NAME` downloads a model, `viva models check NAME` checks its files.")
+
+
+def _entry(name: str, what: str) -> str:
+    return f"[bold]{escape(name)}[/bold]\n[dim]{escape(what)}[/dim]"
 
 
 @app.command("fetch")
@@ -51,7 +75,11 @@ def models_fetch(
     """Download a model, or resume an interrupted download, and check its files."""
     from vivavoce import hub
 
-    path = hub.resolve(name, revision, offline=offline or None)
+    model = hub.known(name)
+    if model is not None and model.listed and revision is None and not Path(name).is_dir():
+        path = hub.fetch(model, offline or None, verify=True)
+    else:
+        path = hub.resolve(name, revision, offline=offline or None)
     _report_check(name, hub.check(path, hub.known(name)), as_json)
 
 

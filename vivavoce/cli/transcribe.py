@@ -46,8 +46,13 @@ class BackendChoice(StrEnum):
 def transcribe(
     files: Annotated[list[str], typer.Argument(help="Sound files, folders of them, or - for standard input.")],
     model: Annotated[
-        str, typer.Option(help="Bundled name, folder, OpenAI's .pt file or hub id.", autocompletion=complete_model)
-    ] = "mini-asr",
+        str | None,
+        typer.Option(
+            help="Bundled name, name of `viva models`, folder, OpenAI's .pt file or hub id. Default: the best in the "
+            "cache, else mini-asr.",
+            autocompletion=complete_model,
+        ),
+    ] = None,
     backend: Annotated[BackendChoice, typer.Option(help="The implementation that transcribes.")] = BackendChoice.auto,
     language: Annotated[str | None, typer.Option(help="A code such as en or zh. Default: detected.")] = None,
     translate: Annotated[
@@ -95,11 +100,16 @@ def transcribe(
 ) -> None:
     """Transcribe files, folders or standard input; a file that fails does not stop the others."""
     from vivavoce.asr import Transcriber
+    from vivavoce.asr.default import MINIATURE, default_recogniser, explain
     from vivavoce.asr.drafts import DraftChoice
 
     sources = list(sounds_of(files))
     started = time.monotonic()
     choice = DraftChoice(draft, heads, lookup)
+    if model is None:
+        is_special = translate or lookup or word_times or bool(prompt or prefix or hotword)
+        model = MINIATURE if draft or heads else default_recogniser(language, is_special)
+        _print_error(explain(model))
     transcriber = Transcriber.load(model, backend.value, device, dtype, choice, gate)
     loaded = time.monotonic() - started
     options: dict[str, Any] = {

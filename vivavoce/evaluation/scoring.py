@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.asr.backends import onnx_session
+from vivavoce.asr.backends.moonshine import onnx_session
 from vivavoce.audio.io import Sound
 from vivavoce.errors import InputError, MissingDependencyError
 

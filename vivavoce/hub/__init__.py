@@ -1,52 +1,41 @@
-"""Find the folder of a model by bundled name, path, Hugging Face id or ModelScope id, and check its files."""
+"""Find the folder of a model by bundled name, path, catalogue name, Hugging Face id or ModelScope id."""
 
-import json
 import os
 import re
 import shutil
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from vivavoce.errors import CapacityError, CheckpointError, InputError, MissingDependencyError
-from vivavoce.hub.catalogue import PUBLISHED, KnownModel
+from vivavoce.hub.catalogue import PUBLISHED, KnownModel, ModelFile
+from vivavoce.hub.check import INDEX_NAME, CheckReport, FileCheck, check
+from vivavoce.hub.fetch import fetch_listed
+from vivavoce.hub.listed import LISTED
 
 BUNDLED = Path(__file__).parent.parent / "minis"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-INDEX_NAME = "model.safetensors.index.json"
-CHECKED = ("*.json", "*.safetensors", "*.bin", "*.pt", "*.onnx")
-LFS_POINTER = b"version https://git-lfs"
 NEVER_FETCHED = ["*.py", ".gitattributes"]  # published code is never run, so it is not downloaded
 TRUE_WORDS = {"1", "on", "yes", "true"}
-KNOWN: tuple[KnownModel, ...] = PUBLISHED
-
-
-@dataclass(frozen=True)
-class FileCheck:
-    """One file of a model; `problem` is None if it is intact."""
-
-    name: str
-    bytes: int
-    tensors: int
-    problem: str | None
-
-
-@dataclass(frozen=True)
-class CheckReport:
-    """The state of a model's files."""
-
-    path: Path
-    files: tuple[FileCheck, ...]
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """One line for each file that is missing or damaged."""
-        return tuple(f"{file.name} {file.problem}" for file in self.files if file.problem)
-
-    @property
-    def ok(self) -> bool:
-        """Whether every file is present and intact."""
-        return not self.problems
+KNOWN: tuple[KnownModel, ...] = (*LISTED, *PUBLISHED)
+__all__ = [
+    "INDEX_NAME",
+    "KNOWN",
+    "CheckReport",
+    "FileCheck",
+    "KnownModel",
+    "LocalModel",
+    "ModelFile",
+    "bundled",
+    "cache_folder",
+    "check",
+    "fetch",
+    "free_disk",
+    "is_offline",
+    "known",
+    "listed_folder",
+    "local_models",
+    "resolve",
+]
 
 
 @dataclass(frozen=True)
@@ -71,19 +60,45 @@ def resolve(name: str, revision: str | None = None, offline: bool | None = None)
 
     An interrupted download is resumed; complete files are kept after a failure.
 
-    `name` is a bundled name, a folder, `owner/name`, `hf:owner/name` or `ms:owner/name`, the last three with an
-    optional `@revision`. `offline` forbids the network; None: HF_HUB_OFFLINE or VIVA_OFFLINE decides.
+    `name` is a bundled name, a folder, a name of the catalogue, `owner/name`, `hf:owner/name` or `ms:owner/name`, the
+    last three with an optional `@revision`. `offline` forbids the network; None: HF_HUB_OFFLINE or VIVA_OFFLINE
+    decides.
     """
     local = bundled().get(name) or _folder(name)
     if local is not None:
         if revision is not None:
             raise InputError(f"{name!r} is a folder on this machine and has no revisions; leave out {revision!r}")
         return local
+    model = known(name)
+    if model is not None and model.listed:
+        if revision is not None:
+            raise InputError(f"the files of {name!r} are fixed; leave out the revision {revision!r}")
+        return fetch(model, offline)
     repo, asked = _split_revision(name, revision)
     no_network = is_offline() if offline is None else offline
     if repo.startswith("ms:"):
         return _from_modelscope(repo.removeprefix("ms:"), asked, no_network)
     return _from_hugging_face(repo.removeprefix("hf:"), asked, no_network)
+
+
+def fetch(model: KnownModel, offline: bool | None = None, verify: bool = False) -> Path:
+    """The folder of a model with listed files, completed if necessary; with `verify`, damaged files are replaced."""
+    folder = listed_folder(model)
+    no_network = is_offline() if offline is None else offline
+    lacking = set(model.missing(folder))
+    if lacking and not no_network:
+        _require_room(sum(file.bytes for file in model.listed if file.name in lacking), model.name)
+    if lacking or verify:
+        try:
+            fetch_listed(model, folder, no_network, verify)
+        except CheckpointError as error:
+            raise CheckpointError(_not_cached(model.name, offline=True) if no_network else str(error)) from error
+    return folder
+
+
+def listed_folder(model: KnownModel) -> Path:
+    """Where the listed files of a model are kept."""
+    return cache_folder() / "vivavoce" / model.name
 
 
 def bundled(root: Path = BUNDLED) -> dict[str, Path]:
@@ -92,27 +107,15 @@ def bundled(root: Path = BUNDLED) -> dict[str, Path]:
 
 
 def local_models() -> list[LocalModel]:
-    """Bundled models, and known ones in the Hugging Face cache, complete or not."""
+    """Bundled models, and known ones in the cache, complete or not."""
     found = [LocalModel(name, "bundled", "", path, ()) for name, path in bundled().items()]
     for model in KNOWN:
+        if model.listed and (folder := listed_folder(model)).is_dir():
+            found.append(LocalModel(model.name, "cache", "", folder, tuple(model.missing(folder))))
         for repo in (model.name, *model.mirrors):
             for folder in sorted((_repo_cache(repo) / "snapshots").glob("*")):
                 found.append(LocalModel(repo, "cache", folder.name, folder, tuple(model.missing(folder))))
     return found
-
-
-def check(path: Path, model: KnownModel | None = None) -> CheckReport:
-    """Check that a model's files are present and intact; only the headers of weights are read."""
-    if not path.is_dir():
-        raise CheckpointError(f"there is no folder {str(path)!r} to check")
-    names = set(model.files) if model else {"config.json"}
-    names |= {str(file.relative_to(path)) for pattern in CHECKED for file in path.rglob(pattern)}
-    tensors_of: dict[str, set[str]] = {}
-    for index in sorted(path.rglob(INDEX_NAME)):
-        for tensor, shard in _weight_map(index).items():
-            tensors_of.setdefault(str(index.parent.relative_to(path) / shard), set()).add(tensor)
-    ordered = sorted(names | set(tensors_of))
-    return CheckReport(path, tuple(_check_file(path, name, tensors_of.get(name, set())) for name in ordered))
 
 
 def cache_folder() -> Path:
@@ -156,8 +159,8 @@ def _split_revision(name: str, revision: str | None) -> tuple[str, str | None]:
     if not HUB_ID.fullmatch(bare) or (at and not suffix):
         names = ", ".join(bundled()) or "none"
         raise InputError(
-            f"no model is called {name!r}: it is no folder, no bundled name ({names}) and no hub id "
-            "(owner/name, hf:owner/name or ms:owner/name, optionally with @revision)"
+            f"no model is called {name!r}: it is no folder, no bundled name ({names}), no name of `viva models` and no "
+            "hub id (owner/name, hf:owner/name or ms:owner/name, optionally with @revision)"
         )
     return repo, suffix or revision
 
@@ -258,81 +261,19 @@ def _cut_short(repo: str, error: Exception) -> str:
 def _require_disk_space(model: KnownModel, repo: str) -> None:
     if any(not model.missing(found) for found in (_repo_cache(repo) / "snapshots").glob(model.revision or "*")):
         return
+    blobs = (_repo_cache(repo) / "blobs").glob("*")
+    _require_room(model.bytes - sum(blob.stat().st_size for blob in blobs), repo)
+
+
+def _require_room(needed: int, name: str) -> None:
     cache = cache_folder()
     free = free_disk(cache)
-    blobs = (_repo_cache(repo) / "blobs").glob("*")
-    left = model.bytes - sum(blob.stat().st_size for blob in blobs)
-    if free < left:
+    if free < needed:
         raise CapacityError(
-            f"{repo} needs {left / 1e9:.1f} GB more in {cache}, where {free / 1e9:.1f} GB are free; "
+            f"{name} needs {needed / 1e9:.1f} GB more in {cache}, where {free / 1e9:.1f} GB are free; "
             "free some space, or set HF_HUB_CACHE to a folder on a larger disk"
         )
 
 
 def _repo_cache(repo: str) -> Path:
     return cache_folder() / f"models--{repo.replace('/', '--')}"
-
-
-def _check_file(folder: Path, name: str, placed: set[str]) -> FileCheck:
-    file = folder / name
-    if not file.is_file():
-        return FileCheck(name, 0, 0, "is missing")
-    size = file.stat().st_size
-    try:
-        tensors = _require_whole(file)
-    except ValueError as error:
-        return FileCheck(name, size, 0, str(error))
-    absent = sorted(placed - tensors)
-    problem = f"lacks {len(absent)} tensors that the index places in it, the first is {absent[0]}" if absent else None
-    return FileCheck(name, size, len(tensors), problem)
-
-
-def _require_whole(file: Path) -> set[str]:
-    """The tensor names of an intact file, none if it is not safetensors; ValueError says what is wrong with it."""
-    with file.open("rb") as stream:
-        start = stream.read(len(LFS_POINTER))
-    if not start:
-        raise ValueError("is empty")
-    if start == LFS_POINTER:
-        raise ValueError("is a Git LFS pointer, not the file itself: run `git lfs pull` or fetch the model again")
-    if file.suffix == ".safetensors":
-        return _require_whole_safetensors(file)
-    if file.suffix == ".json":
-        _require_json(file)
-    elif start.startswith(b"PK") and not zipfile.is_zipfile(file):
-        raise ValueError(f"was cut short at {file.stat().st_size} bytes")
-    return set()
-
-
-def _require_json(file: Path) -> None:
-    try:
-        content = json.loads(file.read_text(encoding="utf8"))
-    except ValueError as error:
-        raise ValueError(f"is not JSON ({error})") from error
-    if file.name == INDEX_NAME and not (isinstance(content, dict) and isinstance(content.get("weight_map"), dict)):
-        raise ValueError("has no weight_map")
-
-
-def _require_whole_safetensors(file: Path) -> set[str]:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if 8 + length > size:
-            raise ValueError(f"was cut short at {size} bytes, or is not safetensors")
-        try:
-            header = json.loads(stream.read(length))
-            ends = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ValueError("has a damaged header") from error
-    whole = 8 + length + max(ends.values(), default=0)
-    if size != whole:
-        raise ValueError(f"{'was cut short' if size < whole else 'is too long'}: {size} of {whole} bytes")
-    return set(ends)
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf8"))["weight_map"]
-        return {str(tensor): str(shard) for tensor, shard in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}  # `_require_json` reports the index itself

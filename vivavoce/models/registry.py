@@ -13,6 +13,17 @@ from typing import Any, Literal
 Task = Literal["s2s", "tts", "asr", "codec", "lm"]
 COSYVOICE_VERSIONS = {2: "cosyvoice2.yaml", 3: "cosyvoice3.yaml"}
 COSYVOICE_LMS = ("llm.pt", "llm.rl.pt")
+MOONSHINE_ENCODER, MOONSHINE_DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
+MOONSHINE_FOLDERS = ("", "dist/model/base/quantized", "package/dist/model/base/quantized")  # also of its npm package
+CONVERTED_WHISPER = "model.bin"  # of CTranslate2
+CONVERTED_SPEC = b"WhisperSpec"
+OPENAI_WHISPERS = tuple(
+    f"{size}.pt"
+    for size in (
+        *("tiny", "tiny.en", "base", "base.en", "small", "small.en", "medium", "medium.en"),
+        *("large", "large-v1", "large-v2", "large-v3", "turbo", "large-v3-turbo"),
+    )
+)
 XY_TOKENIZER_FILES = ("xy_tokenizer.ckpt", "MOSS_TTSD_tokenizer")
 
 
@@ -64,8 +75,37 @@ def _has_any(*names: str) -> Callable[[Path], bool]:
     return lambda source: any((source / name).is_file() for name in names)
 
 
+def openai_whisper_file(folder: Path) -> Path | None:
+    """The Whisper file of OpenAI in a folder; None if there is none, or if it has a `config.json`."""
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return None
+    return next((folder / name for name in OPENAI_WHISPERS if (folder / name).is_file()), None)
+
+
+def is_converted_whisper(folder: Path) -> bool:
+    """Whether a folder holds a Whisper in CTranslate2's format."""
+    file = folder / CONVERTED_WHISPER
+    if not file.is_file():
+        return False
+    with file.open("rb") as stream:
+        return CONVERTED_SPEC in stream.read(32)
+
+
+def moonshine_folder(folder: Path) -> Path | None:
+    """The subfolder with Moonshine's files; None if there is none."""
+    candidates = [folder / inner for inner in MOONSHINE_FOLDERS]
+    return next((each for each in candidates if (each / MOONSHINE_ENCODER).is_file()), None)
+
+
+def _is_moonshine(source: Path) -> bool:
+    return moonshine_folder(source) is not None
+
+
 def _is_whisper(source: Path) -> bool:
-    return model_type(source) == "whisper" or (source.suffix == ".pt" and source.name not in COSYVOICE_LMS)
+    if source.is_dir():
+        is_published = openai_whisper_file(source) is not None or is_converted_whisper(source)
+        return is_published or model_type(source) == "whisper"
+    return source.suffix == ".pt" and source.name not in COSYVOICE_LMS
 
 
 def _is_bigvgan(source: Path) -> bool:
@@ -83,6 +123,7 @@ FAMILIES = (
     Family("moss-tts-nano-onnx", "tts", _has_any("moss_tts_prefill.onnx"), "vivavoce.tts.onnx:OnnxTTS.load"),
     Family("moss-speech-codec", "codec", lambda s: (s / "flow").is_dir(), "vivavoce.models.codecs:load_moss_speech"),
     Family("whisper", "asr", _is_whisper, "vivavoce.asr:load_transcriber"),
+    Family("moonshine", "asr", _is_moonshine, "vivavoce.asr.backends.moonshine:load_moonshine"),
     Family("cosyvoice", "tts", _has_any(*COSYVOICE_VERSIONS.values()), "vivavoce.tts.cosyvoice:CosyVoiceTTS.load"),
     Family("cosyvoice-lm", "lm", lambda s: s.name in COSYVOICE_LMS, "vivavoce.models.cosyvoice.lm:CosyVoiceLM.load"),
     Family("llama", "lm", lambda s: s.suffix == ".gguf" or _typed("llama")(s), "vivavoce.models.llama:Llama.load"),

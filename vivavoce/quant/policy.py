@@ -8,7 +8,7 @@ from pathlib import Path
 from vivavoce.errors import InputError
 from vivavoce.models.cosyvoice.lm import UNUSED
 from vivavoce.models.registry import family_of, model_type
-from vivavoce.models.whisper.config import from_hugging_face
+from vivavoce.models.whisper.files import from_hugging_face
 from vivavoce.nn.quantised_weight import Activations, Scheme
 
 DECODER = r"self_attn\.[qkvo]_proj\.weight$|mlp\.(gate|up|down)_proj\.weight$"

@@ -1,33 +1,31 @@
 """Recognition backends behind one interface: the engine of this package, faster-whisper, and Moonshine.
 
-On a CPU, faster-whisper in int8 is the default for Whisper `small` and above if it is installed. All other models run
-in the engine, which alone has drafts, streaming and batching. Moonshine base (MIT) is for English on small machines:
-its ONNX files are in the npm package `@usefulsensors/moonshine-js@0.1.16`, its tokenizer in the PyPI package
-`useful-moonshine-onnx`; neither is downloaded here.
+On a CPU, faster-whisper in int8 is the default for Whisper `small` and above if it is installed. All other Whispers run
+in the engine, which alone has drafts, streaming and batching; it also reads CTranslate2's folders and OpenAI's files.
 """
 
 import importlib.util
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from vivavoce.asr.backends.ctranslate2 import CONVERTED, load_converted
+from vivavoce.asr.backends.ctranslate2 import load_converted
+from vivavoce.asr.backends.moonshine import Moonshine, MoonshineBackend
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.asr.drafts import DraftChoice, DraftReport
-from vivavoce.audio.io import Sound
 from vivavoce.device import Device, pick, resolve_dtype
-from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.errors import InputError
 from vivavoce.hub import resolve
 from vivavoce.implementations import Choice, choose_asr_backend, choose_whisper_encoder
 from vivavoce.models.checkpoint import is_pickled
-from vivavoce.models.whisper.config import WhisperConfig
+from vivavoce.models.registry import moonshine_folder, openai_whisper_file
 from vivavoce.models.whisper.cpu import OptimisedEncoder, has_plain_products, optimise_encoder, to_bf16, to_int8
+from vivavoce.models.whisper.files import read_sizes
 from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment, WhisperTranscriber
+from vivavoce.models.whisper.vocabulary import ENGLISH_RANKS, MULTILINGUAL_RANKS
 
 BackendName = Literal["auto", "ours", "faster-whisper", "moonshine"]
 BACKENDS: tuple[BackendName, ...] = ("auto", "ours", "faster-whisper", "moonshine")
@@ -36,11 +34,21 @@ BACKEND_OF_CLASS: dict[str, BackendName] = {
     "FasterWhisper": "faster-whisper",
     "MoonshineBackend": "moonshine",
 }
-MOONSHINE_SECONDS = 30.0  # per piece; its authors advise against more
-MOONSHINE_ENCODER, MOONSHINE_DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
-MOONSHINE_FOLDERS = ("", "dist/model/base/quantized", "package/dist/model/base/quantized")
-MOONSHINE_START, MOONSHINE_END = 1, 2
-MOONSHINE_TOKENS_PER_SECOND = 6.5  # of English; a longer text repeats itself
+VOCABULARY = "whisper-vocabulary"  # in the catalogue of models
+VOCABULARIES = ("tokenizer.json", ENGLISH_RANKS, MULTILINGUAL_RANKS)
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "BackendName",
+    "Moonshine",
+    "MoonshineBackend",
+    "OwnBackend",
+    "backend_choice",
+    "fitting",
+    "load_backend",
+    "load_int8_whisper",
+    "load_whisper",
+]
 
 
 class Backend(Protocol):
@@ -95,107 +103,6 @@ class OwnBackend:
         return self.engine.report()
 
 
-class Moonshine:
-    """Speech to text by Moonshine base; `folder` is the unpacked npm package, or the files themselves."""
-
-    RATE = 16_000
-
-    def __init__(self, folder: str | Path, threads: int = 2) -> None:
-        found = moonshine_folder(Path(folder))
-        if found is None:
-            raise InputError(
-                f"{folder} holds no {MOONSHINE_ENCODER}; unpack `npm pack @usefulsensors/moonshine-js@0.1.16` there"
-            )
-        self._encoder = onnx_session(found / MOONSHINE_ENCODER, threads)
-        self._decoder = onnx_session(found / MOONSHINE_DECODER, threads)
-        self._pasts = [given for given in self._decoder.get_inputs() if given.name.startswith("past")]
-        self._presents = [given.name for given in self._decoder.get_outputs()][1:]
-        self._tokenizer = _tokenizer()
-
-    def transcribe(self, sound: Sound) -> str:
-        """The text of a sound."""
-        return self.write(sound.mono().resampled(self.RATE).samples[0])
-
-    def write(self, samples: NDArray[np.float32]) -> str:
-        """The text of samples at 16 kHz.  # [time]"""
-        hidden = self._encoder.run(None, {"input_values": samples[None].astype(np.float32)})[0]
-        past = {given.name: np.zeros((1, given.shape[1], 0, given.shape[3]), np.float32) for given in self._pasts}
-        tokens = [MOONSHINE_START]
-        for step in range(max(8, int(len(samples) / self.RATE * MOONSHINE_TOKENS_PER_SECOND))):
-            logits, *present = self._decoder.run(
-                None,
-                {
-                    "input_ids": np.array([tokens[-1:]], np.int64),
-                    "encoder_hidden_states": hidden,
-                    "use_cache_branch": np.array([step > 0]),
-                    **past,
-                },
-            )
-            tokens.append(int(logits[0, -1].argmax()))
-            if tokens[-1] == MOONSHINE_END:
-                break
-            for name, value in zip(self._presents, present, strict=True):
-                # Cross-attention keys and values are returned by the first step only.
-                if step == 0 or ".decoder." in name:
-                    past[name.replace("present", "past_key_values")] = value
-        text: str = self._tokenizer.decode(tokens)
-        return text
-
-
-class MoonshineBackend:
-    """`Moonshine` as a `Backend`: one segment for every 30 seconds, without word times."""
-
-    def __init__(self, folder: str | Path, threads: int = 2) -> None:
-        self.model = Moonshine(folder, threads)
-
-    def own_language(self, samples: torch.Tensor) -> str:
-        """English."""
-        return "en"
-
-    def segments(
-        self, samples: torch.Tensor, options: TranscriptionOptions | None = None
-    ) -> Iterator[TranscriptSegment]:
-        """A segment for every 30 seconds."""
-        if options is not None and (options.language not in (None, "en") or options.task != "transcribe"):
-            raise InputError(f"Moonshine transcribes English only, not {options.language!r}; use another backend")
-        size = int(MOONSHINE_SECONDS * Moonshine.RATE)
-        for first in range(0, len(samples), size):
-            piece = samples[first : first + size].numpy()
-            text = self.model.write(piece)
-            if text.strip():
-                begin = first / Moonshine.RATE
-                yield TranscriptSegment(
-                    begin, begin + len(piece) / Moonshine.RATE, f" {text.strip()}", (), 0.0, 0.0, 0.0, 0.0
-                )
-
-
-def moonshine_folder(folder: Path) -> Path | None:
-    """The subfolder with Moonshine's files; None if there is none."""
-    candidates = [folder / inner for inner in MOONSHINE_FOLDERS]
-    return next((each for each in candidates if (each / MOONSHINE_ENCODER).is_file()), None)
-
-
-def onnx_session(file: Path, threads: int) -> Any:
-    """An ONNX Runtime session on the CPU."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingDependencyError("this network needs onnxruntime: pip install 'vivavoce[onnx]'") from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-
-
-def _tokenizer() -> Any:
-    from tokenizers import Tokenizer
-
-    spec = importlib.util.find_spec("moonshine_onnx")
-    if spec is None or spec.origin is None:
-        raise MissingDependencyError("Moonshine's tokenizer is missing: pip install --no-deps useful-moonshine-onnx")
-    return Tokenizer.from_file(str(Path(spec.origin).parent / "assets" / "tokenizer.json"))
-
-
 def load_backend(
     model: str | Path,
     backend: BackendName = "auto",
@@ -224,7 +131,9 @@ def load_whisper(source: Path, device: Device, dtype: str = "auto") -> WhisperTr
     """A Whisper for the engine; on a CPU with an optimised encoder, in bfloat16 if that is fast."""
     if dtype == "int8":
         return load_int8_whisper(source, device)
-    transcriber = WhisperTranscriber.load(source, device.torch_device, resolve_dtype(dtype, device))
+    transcriber = WhisperTranscriber.load(
+        source, device.torch_device, resolve_dtype(dtype, device), _vocabulary(source)
+    )
     choice = choose_whisper_encoder(device, dtype, has_plain_products(transcriber.model.encoder))
     if choice.cls is OptimisedEncoder:
         (to_bf16 if choice.dtype == torch.bfloat16 else optimise_encoder)(transcriber.model)
@@ -234,7 +143,7 @@ def load_whisper(source: Path, device: Device, dtype: str = "auto") -> WhisperTr
 def load_int8_whisper(source: Path, device: Device) -> WhisperTranscriber:
     """A Whisper with int8 matrix products; CPUs only."""
     choose_whisper_encoder(device, "int8")  # raises an error on other devices
-    transcriber = WhisperTranscriber.load(source, device.torch_device)
+    transcriber = WhisperTranscriber.load(source, device.torch_device, vocabulary=_vocabulary(source))
     to_int8(transcriber.model)
     return transcriber
 
@@ -246,13 +155,20 @@ def fitting(source: Path, device: Device, drafts: DraftChoice | None = None) -> 
 
 def backend_choice(source: Path, device: Device, drafts: DraftChoice | None = None) -> Choice:
     """The backend for a model, and why."""
-    is_moonshine, is_converted = moonshine_folder(source) is not None, (source / CONVERTED).is_file()
-    is_whisper = not is_moonshine and not is_converted and (source / "config.json").is_file()
+    is_moonshine = moonshine_folder(source) is not None
+    sizes = read_sizes(source) if device.kind == "cpu" and not is_moonshine else None
     return choose_asr_backend(
         device,
-        WhisperConfig.read(source).d_model if is_whisper and device.kind == "cpu" else None,
+        None if sizes is None else sizes.d_model,
         is_moonshine,
-        is_converted,
         drafts=drafts is not None and drafts.is_any,
         has_faster_whisper=importlib.util.find_spec("faster_whisper") is not None,
     )
+
+
+def _vocabulary(source: Path) -> Path | None:
+    """The folder of byte-pair ranks for a file of OpenAI's without a tokenizer beside it; None if it has its own."""
+    file = source if source.is_file() else openai_whisper_file(source)
+    if file is None or any((file.parent / name).is_file() for name in VOCABULARIES):
+        return None
+    return resolve(VOCABULARY)

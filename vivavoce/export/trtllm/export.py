@@ -23,7 +23,7 @@ from vivavoce.models.cosyvoice.lm import CosyVoiceLM
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.registry import family_of, model_type
-from vivavoce.models.whisper.config import open_whisper
+from vivavoce.models.whisper.files import open_whisper
 from vivavoce.nn.paged_kv import CachePiece, PagedCache, RowBatch
 
 EXPORTED = ("moss-speech", "cosyvoice-lm", "whisper")

@@ -1,22 +1,23 @@
-"""Whisper's sizes, checkpoints (Hugging Face's layout and OpenAI's files), special tokens and decoding settings."""
+"""Whisper's sizes, special tokens and decoding settings."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models import read_config
-from vivavoce.models.checkpoint import Checkpoint, first_line, is_pickled
+from vivavoce.models.registry import CONVERTED_WHISPER, read_model_config
 from vivavoce.models.tokenizers import TextTokenizer
 
 CONV_STRIDE = 2  # mel frames per encoder position
 MEL_FRAMES_PER_SECOND = 100
+CONVERTED_NAMES = {  # in CTranslate2's config.json
+    "alignment_heads": "alignment_heads",
+    "suppress_ids": "suppress_tokens",
+    "suppress_ids_begin": "begin_suppress_tokens",
+}
 REQUIRED = {"activation_function": "gelu", "scale_embedding": False, "tie_word_embeddings": True}
 CONFIG_NAMES = {
     "n_mels": "num_mel_bins",
@@ -108,66 +109,6 @@ SIZES = {
     "large-v3": WhisperConfig(num_mel_bins=128, vocab_size=51866),
     "large-v3-turbo": WhisperConfig(num_mel_bins=128, vocab_size=51866, decoder_layers=4),
 }
-OPENAI_PATTERNS = (
-    (r"\bblocks\.", "layers."),
-    (r"\bcross_attn_ln\.", "encoder_attn_layer_norm."),
-    (r"\battn_ln\.", "self_attn_layer_norm."),
-    (r"\bcross_attn\.", "encoder_attn."),
-    (r"\battn\.", "self_attn."),
-    (r"\b(query|key|value)\.", lambda match: f"{match[1][0]}_proj."),
-    (r"_attn\.out\.", "_attn.out_proj."),
-    (r"\bmlp\.0\.", "fc1."),
-    (r"\bmlp\.2\.", "fc2."),
-    (r"\bmlp_ln\.", "final_layer_norm."),
-    (r"\b(ln_post|ln)\.", "layer_norm."),
-    (r"\bpositional_embedding$", "embed_positions.weight"),
-    (r"\btoken_embedding\.", "embed_tokens."),
-)
-
-
-class OpenAICheckpoint(Checkpoint):
-    """One of OpenAI's files: `dims` and `model_state_dict`."""
-
-    def __init__(self, file: Path) -> None:
-        self.source = file
-        try:
-            content: Any = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(f"{file} cannot be read as a torch weights file ({first_line(error)})") from error
-        if not isinstance(content, dict) or "dims" not in content or "model_state_dict" not in content:
-            raise CheckpointError(f"{file} is not one of OpenAI's Whisper files: it lacks dims or model_state_dict")
-        self.config = WhisperConfig.from_dims(content["dims"])
-        self._weights: dict[str, Tensor] = content["model_state_dict"]
-        self._tensors = {name: tensor.detach for name, tensor in self._weights.items()}
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._weights.items()}
-
-    def close(self) -> None:
-        """Free the tensors."""
-        self._tensors.clear()
-        self._weights = {}
-
-
-def open_whisper(source: str | Path) -> tuple[WhisperConfig, Checkpoint]:
-    """The config of a published Whisper, and its tensors under our names."""
-    source = Path(source)
-    if source.is_file() and is_pickled(source):
-        opened = OpenAICheckpoint(source)
-        return opened.config, opened.renamed(from_openai)
-    folder = source.parent if source.is_file() else source
-    config = WhisperConfig.read(folder)
-    return config, Checkpoint(source).renamed(from_hugging_face)
-
-
-def from_openai(name: str) -> str | None:
-    """Our name of one of OpenAI's tensors."""
-    for pattern, ours in OPENAI_PATTERNS:
-        name = re.sub(pattern, ours, name)
-    return name
-
-
-def from_hugging_face(name: str) -> str | None:
-    """Our name of one of Hugging Face's tensors; None for the head, which is the embedding."""
-    return None if name == "proj_out.weight" else name.removeprefix("model.")
 
 
 Task = Literal["transcribe", "translate"]
@@ -226,7 +167,7 @@ class WhisperTokens:
     def of_vocabulary(cls, size: int) -> "WhisperTokens":
         """The ids of a published vocabulary: English-only (51864), 99 languages (51865) or 100 (51866)."""
         languages = size - PUBLISHED_TEXT_IDS - 2 - len(AFTER_LANGUAGES) - PUBLISHED_TIMESTAMPS
-        if size == 51864:
+        if size == ENGLISH_ONLY:
             return cls.in_order(PUBLISHED_TEXT_IDS - 1, LANGUAGES[:99], is_multilingual=False)
         if not 99 <= languages <= len(LANGUAGES):
             raise CheckpointError(f"a vocabulary of {size} is not a published Whisper's; its tokenizer.json is needed")
@@ -237,7 +178,12 @@ class WhisperTokens:
         """The ids of the special tokens of a tokenizer."""
         specials = {name: _special(tokenizer, name) for name in ("endoftext", "startoftranscript", *AFTER_LANGUAGES)}
         by_language = {code: id_ for code in LANGUAGES if (id_ := tokenizer.id_of(f"<|{code}|>")) is not None}
-        return cls(languages=by_language, is_multilingual=vocabulary != 51864, **specials)
+        return cls(languages=by_language, is_multilingual=vocabulary != ENGLISH_ONLY, **specials)
+
+    def by_name(self) -> dict[str, int]:
+        """The ids of all but the timestamps, by their text."""
+        fixed = {name: getattr(self, name) for name in ("endoftext", "startoftranscript", *AFTER_LANGUAGES)}
+        return {f"<|{name}|>": id_ for name, id_ in (fixed | self.languages).items()}
 
     def is_timestamp(self, token: int) -> bool:
         """Whether a token is a timestamp."""
@@ -278,7 +224,7 @@ def _special(tokenizer: TextTokenizer, name: str) -> int:
 
 
 WindowFill = Literal["zeros", "silence"]
-MULTILINGUAL = 51865  # the smallest published vocabulary with many languages
+ENGLISH_ONLY, MULTILINGUAL = 51864, 51865  # published vocabularies: of English, and the smallest of many languages
 NON_SPEECH = (  # brackets, notes and other symbols that are not spoken, in the multilingual vocabularies
     *(1, 2, 7, 8, 9, 10, 14, 25, 26, 27, 28, 29, 31, 58, 59, 60, 61, 62, 63, 90, 91, 92, 93, 359, 503, 522, 542, 873),
     *(893, 902, 918, 922, 931, 1350, 1853, 1982, 2460, 2627, 3246, 3253, 3268, 3536, 3846, 3961, 4183, 4667, 6585),
@@ -286,14 +232,40 @@ NON_SPEECH = (  # brackets, notes and other symbols that are not spoken, in the 
     *(16604, 18362, 18956, 20075, 21675, 22520, 26130, 26161, 26435, 28279, 29464, 31650, 32302, 32470, 36865, 42863),
     *(47425, 49870, 50254),
 )
-SPACE_TOKEN = 220  # a lone space, in every published vocabulary
-LARGE_V2_HEADS = (  # also Breeze-ASR-25's
-    *((10, 12), (13, 17), (16, 11), (16, 12), (16, 13), (17, 15), (17, 16), (18, 4), (18, 11), (18, 19), (19, 11)),
-    *((21, 2), (21, 3), (22, 3), (22, 9), (22, 12), (23, 5), (23, 7), (23, 13), (25, 5), (26, 1), (26, 12), (27, 15)),
+NON_SPEECH_ENGLISH = (  # the same in the English-only vocabulary
+    *(1, 2, 7, 8, 9, 10, 14, 25, 26, 27, 28, 29, 31, 58, 59, 60, 61, 62, 63, 90, 91, 92, 93, 357, 366, 438, 532, 685),
+    *(705, 796, 930, 1058, 1220, 1267, 1279, 1303, 1343, 1377, 1391, 1635, 1782, 1875, 2162, 2361, 2488, 3467, 4008),
+    *(4211, 4600, 4808, 5299, 5855, 6329, 7203, 9609, 9959, 10563, 10786, 11420, 11709, 11907, 13163, 13697, 13700),
+    *(14808, 15306, 16410, 16791, 17992, 19203, 19510, 20724, 22305, 22935, 27007, 30109, 30420, 33409, 34949, 40283),
+    *(40493, 40549, 47282, 49146),
 )
-LARGE_V3_HEADS = ((7, 0), (10, 17), (12, 18), (13, 12), (16, 1), (17, 14), (19, 11), (21, 4), (24, 1), (25, 6))
-TURBO_HEADS = ((2, 4), (2, 11), (3, 3), (3, 6), (3, 11), (3, 14))
-KNOWN_HEADS = {(51865, 32, 1280): LARGE_V2_HEADS, (51866, 32, 1280): LARGE_V3_HEADS, (51866, 4, 1280): TURBO_HEADS}
+SPACE_TOKEN = 220  # a lone space, in every published vocabulary
+# (layer, head) pairs that follow the speech, by vocabulary, decoder layers and d_model; large-v2's are Breeze-ASR-25's.
+ALIGNMENT_HEADS = {
+    (ENGLISH_ONLY, 4, 384): "1.0 2.0 2.5 3.0 3.1 3.2 3.3 3.4",
+    (ENGLISH_ONLY, 6, 512): "3.3 4.7 5.1 5.5 5.7",
+    (ENGLISH_ONLY, 12, 768): "6.6 7.0 7.3 7.8 8.2 8.5 8.7 9.0 9.4 9.8 9.10 10.0 10.1 10.2 10.3 10.6 10.11 11.2 11.4",
+    (ENGLISH_ONLY, 24, 1024): "11.4 14.1 14.12 14.14 15.4 16.0 16.4 16.9 17.12 17.14 18.7 18.10 18.15 20.0 20.3 20.9 "
+    "20.14 21.12",
+    (MULTILINGUAL, 4, 384): "2.2 3.0 3.2 3.3 3.4 3.5",
+    (MULTILINGUAL, 6, 512): "3.1 4.2 4.3 4.7 5.1 5.2 5.4 5.6",
+    (MULTILINGUAL, 12, 768): "5.3 5.9 8.0 8.4 8.7 8.8 9.0 9.7 9.9 10.5",
+    (MULTILINGUAL, 24, 1024): "13.15 15.4 15.15 16.1 20.0 23.4",
+    (MULTILINGUAL, 32, 1280): "10.12 13.17 16.11 16.12 16.13 17.15 17.16 18.4 18.11 18.19 19.11 21.2 21.3 22.3 22.9 "
+    "22.12 23.5 23.7 23.13 25.5 26.1 26.12 27.15",
+    (51866, 32, 1280): "7.0 10.17 12.18 13.12 16.1 17.14 19.11 21.4 24.1 25.6",
+    (51866, 4, 1280): "2.4 2.11 3.3 3.6 3.11 3.14",
+}
+
+
+def alignment_heads(config: WhisperConfig) -> tuple[tuple[int, int], ...]:
+    """The published heads of this size, else all heads of the later half of the layers."""
+    listed = ALIGNMENT_HEADS.get((config.vocab_size, config.decoder_layers, config.d_model))
+    if listed is None:
+        half = range(config.decoder_layers // 2, config.decoder_layers)
+        return tuple((layer, head) for layer in half for head in range(config.decoder_attention_heads))
+    pairs = [pair.split(".") for pair in listed.split()]
+    return tuple((int(layer), int(head)) for layer, head in pairs)
 
 
 @dataclass(frozen=True)
@@ -326,11 +298,16 @@ class WhisperSettings:
 
     @classmethod
     def read(cls, folder: str | Path, config: WhisperConfig, tokens: WhisperTokens) -> "WhisperSettings":
-        """The `generation_config.json` of a folder over the defaults of the published size."""
+        """The `generation_config.json` of a folder over the defaults of the published size.
+
+        CTranslate2's folders have such values in `config.json`, under names of their own.
+        """
         file = Path(folder) / "generation_config.json"
         published = cls.of_size(config, tokens)
         if not file.is_file():
-            return published
+            converted = read_model_config(Path(folder)) if (Path(folder) / CONVERTED_WHISPER).is_file() else {}
+            known = {name: converted[theirs] for theirs, name in CONVERTED_NAMES.items() if theirs in converted}
+            return published.updated(known)
         try:
             values: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
         except ValueError as error:
@@ -340,14 +317,12 @@ class WhisperSettings:
     @classmethod
     def of_size(cls, config: WhisperConfig, tokens: WhisperTokens) -> "WhisperSettings":
         """The settings of the published model of these sizes."""
-        is_published = config.vocab_size >= MULTILINGUAL
-        half = range(config.decoder_layers // 2, config.decoder_layers)
-        all_heads = tuple((layer, head) for layer in half for head in range(config.decoder_attention_heads))
-        shape = (config.vocab_size, config.decoder_layers, config.d_model)
+        is_published = config.vocab_size >= ENGLISH_ONLY
+        symbols = NON_SPEECH_ENGLISH if config.vocab_size == ENGLISH_ONLY else NON_SPEECH
         return cls(
-            suppressed=(*(NON_SPEECH if is_published else ()), *tokens.specials),
+            suppressed=(*(symbols if is_published else ()), *tokens.specials),
             suppressed_at_start=(*((SPACE_TOKEN,) if is_published else ()), tokens.endoftext),
-            alignment_heads=KNOWN_HEADS.get(shape, all_heads),
+            alignment_heads=alignment_heads(config),
         )
 
     def updated(self, values: Mapping[str, Any]) -> "WhisperSettings":

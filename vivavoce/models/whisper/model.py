@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.checkpoint import load_weights, save_weights
-from vivavoce.models.whisper.config import CONV_STRIDE, WhisperConfig, open_whisper
+from vivavoce.models.whisper.config import CONV_STRIDE, WhisperConfig
+from vivavoce.models.whisper.files import open_whisper
 from vivavoce.nn.attention import sinusoids
 from vivavoce.nn.modules import allocating, fill_randomly
 from vivavoce.nn.streaming import Extension, StreamCache, extend

@@ -34,6 +34,7 @@ from vivavoce.models.whisper.decoding import (
     language_probabilities,
 )
 from vivavoce.models.whisper.model import Whisper, WindowMemory
+from vivavoce.models.whisper.vocabulary import load_tokenizer
 
 Padding = Literal["full", "trim"]
 
@@ -152,14 +153,20 @@ class WhisperTranscriber:
 
     @classmethod
     def load(
-        cls, source: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+        cls,
+        source: str | Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        vocabulary: Path | None = None,
     ) -> "WhisperTranscriber":
-        """A folder in Hugging Face's layout, or OpenAI's file beside a `tokenizer.json`."""
+        """A folder in Hugging Face's or CTranslate2's layout, or with OpenAI's file; or that file itself.
+
+        `vocabulary` is a folder with the byte-pair ranks of OpenAI's files, for one without a tokenizer beside it.
+        """
         source = Path(source)
         model = Whisper.load(source, device, dtype)
         folder = source.parent if source.is_file() else source
-        tokenizer = TextTokenizer.load(folder)
-        tokens = WhisperTokens.of_tokenizer(tokenizer, model.config.vocab_size)
+        tokenizer, tokens = load_tokenizer(vocabulary or folder, model.config.vocab_size)
         if tokens.timestamps > model.config.vocab_size:
             raise CheckpointError(f"the tokenizer of {folder} has more ids than the model's {model.config.vocab_size}")
         return cls(model, tokenizer, tokens, WhisperSettings.read(folder, model.config, tokens))

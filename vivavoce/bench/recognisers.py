@@ -1,0 +1,163 @@
+"""`viva bench recognisers`: word errors, character errors and speed of recognisers on recordings with texts.
+
+Any recogniser is measured through the interface that `viva transcribe` uses; they take turns on every recording, so
+that all of them see the same machine load.
+"""
+
+import gzip
+import json
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from vivavoce.asr.backends import Backend, fitting, load_backend
+from vivavoce.audio.io import read
+from vivavoce.bench.asr import RATE, LabelledRecording, spoken_sentences
+from vivavoce.device import pick
+from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import stage
+from vivavoce.evaluation.scoring import error_rate
+from vivavoce.hub import resolve
+from vivavoce.models.whisper.transcriber import TranscriptionOptions
+from vivavoce.train.front_desk.answers import normalise
+
+PROMPTS = Path("usr/share/asterisk/sounds/en_US_f_Allison")
+PROMPT_TEXTS = Path("usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
+MIN_PROMPT_WORDS = 4
+
+
+def asterisk_prompts(root: Path, count: int = 100, seed: int = 0) -> list[LabelledRecording]:
+    """Prompts of a telephone system, spoken by a person: of Debian's asterisk-core-sounds-en and -en-g722 below `root`.
+
+    Random prompts of four words or more, without digits and remarks in brackets.
+    """
+    texts = root / PROMPT_TEXTS
+    if not texts.is_file():
+        raise InputError(
+            f"{texts} is missing: install or unpack asterisk-core-sounds-en and asterisk-core-sounds-en-g722"
+        )
+    with gzip.open(texts, "rt", encoding="utf8") as lines:
+        pairs = [line.strip().partition(":") for line in lines if ":" in line and not line.startswith(";")]
+    usable = [
+        (root / PROMPTS / f"{name}.g722", text.strip())
+        for name, _, text in pairs
+        if len(text.split()) >= MIN_PROMPT_WORDS and not re.search(r"[\d\[\]()<>]", text)
+    ]
+    found = sorted((sound, text) for sound, text in usable if sound.is_file())
+    chosen = random.Random(seed).sample(found, min(count, len(found)))
+    return [
+        LabelledRecording(torch.from_numpy(read(sound, rate=RATE).samples[0].copy()), text) for sound, text in chosen
+    ]
+
+
+@dataclass
+class Recogniser:
+    """A backend under test and what it wrote."""
+
+    name: str
+    kind: str
+    backend: Backend
+    texts: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    processor: float = 0.0
+    """CPU seconds of this process, independent of other load."""
+
+    def transcribe(self, samples: torch.Tensor, options: TranscriptionOptions) -> None:
+        """Transcribe a recording and add its text and times."""
+        began, computed = time.perf_counter(), time.process_time()
+        segments = list(self.backend.segments(samples, options))
+        self.seconds += time.perf_counter() - began
+        self.processor += time.process_time() - computed
+        self.texts.append("".join(segment.text for segment in segments).strip())
+
+    def figures(self, references: Sequence[str], sound_seconds: float) -> dict[str, Any]:
+        """Errors and speed, and the recordings with the most errors."""
+        words = [(normalise(reference).split(), normalise(text).split()) for reference, text in self._pairs(references)]
+        letters = [(characters(reference), characters(text)) for reference, text in self._pairs(references)]
+        wrong = [
+            {"reference": reference, "text": text}
+            for (reference, text), (expected, written) in zip(self._pairs(references), letters, strict=True)
+            if expected != written
+        ]
+        return {
+            "model": self.name,
+            "backend": self.kind,
+            "wer": round(error_rate(*zip(*words, strict=True)), 4),
+            "cer": round(error_rate(*zip(*letters, strict=True)), 4),
+            "rtf": round(self.seconds / sound_seconds, 3),
+            "processor_rtf": round(self.processor / sound_seconds, 3),
+            "wrong": wrong,
+        }
+
+    def _pairs(self, references: Sequence[str]) -> list[tuple[str, str]]:
+        return list(zip(references, self.texts, strict=True))
+
+
+def characters(text: str) -> str:
+    """A text without spaces, punctuation and case: what character errors are counted on."""
+    return re.sub(r"[\W_]", "", text.lower())
+
+
+def run(
+    models: Sequence[str],
+    speech: Path | None = None,
+    max_recordings: int | None = None,
+    language: str | None = None,
+    prompt: str | None = None,
+    beams: int = 1,
+    device: str = "auto",
+    dtype: str = "auto",
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Measure, print, write `recognisers.json` to `out`, and return what was measured."""
+    target = pick(device)
+    with stage("loading"):
+        is_asterisk = speech is not None and (speech / PROMPT_TEXTS).is_file()
+        if is_asterisk and speech is not None:
+            spoken = asterisk_prompts(speech, max_recordings or 100)
+        else:
+            spoken = spoken_sentences(speech, max_recordings)
+        listeners = [
+            Recogniser(name, fitting(resolve(name), target), load_backend(name, "auto", device, dtype))
+            for name in models
+        ]
+    seconds = sum(one.seconds for one in spoken)
+    options = TranscriptionOptions(language, prompt=prompt, beams=beams)
+    with stage(f"{len(spoken)} recordings of {seconds:.0f} s in all, {len(listeners)} recognisers"):
+        for number, recording in enumerate(spoken):
+            first = number % len(listeners)
+            for one in (*listeners[first:], *listeners[:first]):
+                one.transcribe(recording.samples, options)
+    result: dict[str, Any] = {
+        "what": "recognisers",
+        "device": target.name,
+        "threads": torch.get_num_threads(),
+        "recordings": len(spoken),
+        "sound_seconds": round(seconds, 1),
+        "language": language,
+        "beams": beams,
+        "recognisers": [one.figures([one.text for one in spoken], seconds) for one in listeners],
+    }
+    print_result(result)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "recognisers.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf8")
+    return result
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """A row for each recogniser."""
+    title = f"{result['recordings']} recordings, {result['sound_seconds']} s, {result['device']}"
+    shown = Table("model", "backend", "word errors", "character errors", "RTF", "CPU RTF", title=title)
+    for one in result["recognisers"]:
+        rates = (f"{one['wer']:.1%}", f"{one['cer']:.1%}", str(one["rtf"]), str(one["processor_rtf"]))
+        shown.add_row(one["model"], one["backend"], *rates)
+    Console().print(shown)
