@@ -13,6 +13,7 @@ from typing import Any, Literal
 Task = Literal["s2s", "tts", "asr", "codec", "lm"]
 COSYVOICE_VERSIONS = {2: "cosyvoice2.yaml", 3: "cosyvoice3.yaml"}
 COSYVOICE_LMS = ("llm.pt", "llm.rl.pt")
+KOKORO_FILES = ("kokoro-v1_0.pth", "kokoro-v1_1-zh.pth", "model.onnx", "onnx/model.onnx", "model_quantized.onnx")
 XY_TOKENIZER_FILES = ("xy_tokenizer.ckpt", "MOSS_TTSD_tokenizer")
 
 
@@ -76,6 +77,10 @@ def _is_xy_tokenizer(source: Path) -> bool:
     return source.suffix == ".ckpt" or _has_any(*XY_TOKENIZER_FILES)(source)
 
 
+def _is_kokoro(source: Path) -> bool:
+    return (source / "voices").is_dir() and _has_any(*KOKORO_FILES)(source)
+
+
 # The first that matches is taken.
 FAMILIES = (
     Family("moss-speech", "s2s", _typed("moss_speech"), "vivavoce.s2s.moss_speech:load_speech"),
@@ -84,6 +89,7 @@ FAMILIES = (
     Family("moss-speech-codec", "codec", lambda s: (s / "flow").is_dir(), "vivavoce.models.codecs:load_moss_speech"),
     Family("whisper", "asr", _is_whisper, "vivavoce.asr:load_transcriber"),
     Family("cosyvoice", "tts", _has_any(*COSYVOICE_VERSIONS.values()), "vivavoce.tts.cosyvoice:CosyVoiceTTS.load"),
+    Family("kokoro", "tts", _is_kokoro, "vivavoce.tts.kokoro:KokoroTTS.load"),
     Family("cosyvoice-lm", "lm", lambda s: s.name in COSYVOICE_LMS, "vivavoce.models.cosyvoice.lm:CosyVoiceLM.load"),
     Family("llama", "lm", lambda s: s.suffix == ".gguf" or _typed("llama")(s), "vivavoce.models.llama:Llama.load"),
     Family("bigvgan", "codec", _is_bigvgan, "vivavoce.models.codecs:load_bigvgan"),

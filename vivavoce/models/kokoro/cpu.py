@@ -70,7 +70,7 @@ class FrequencyConv:
         at_once = max(1, ROWS // stretch)
         for first in range(0, blocks, at_once):
             count = min(at_once, blocks - first)
-            overlapping = padded[first * stretch :].as_strided(
+            overlapping = padded.as_strided(
                 (BLOCK, count, width), (width, self.new * width, 1), first * self.new * width
             )
             spectra = self.forward @ overlapping.reshape(BLOCK, -1)

@@ -159,10 +159,7 @@ class DurationEncoder(nn.Module):
         """# [batch, time, hidden], [batch, style] → [batch, time, hidden + style]"""
         x = with_style(x, style)
         for layer in self.lstms:
-            if isinstance(layer, BidirectionalLSTM):
-                x = layer.run(x, lengths)
-            else:
-                x = with_style(layer(x, style), style)
+            x = layer.run(x, lengths) if isinstance(layer, BidirectionalLSTM) else with_style(layer(x, style), style)
         return x
 
 
