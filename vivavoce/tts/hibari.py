@@ -1,8 +1,9 @@
-"""hibari, a light English TTS model from the package `hibari-tts`: 8 MB, many times faster than real time on one core."""
+"""hibari, a light English TTS model from the package `hibari-tts`: 8 MB, much faster than real time on one core."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -111,8 +112,6 @@ class HibariVoices(VoiceStore):
         raise InputError("hibari cannot imitate a recording; give the name of one of its voices")
 
 
-def is_installed() -> bool:
-    """Whether the package is there."""
-    from importlib.util import find_spec
-
-    return find_spec("hibari") is not None
+def default_speech_model() -> str:
+    """The model of `viva say`: hibari where its package is installed, else the bundled one."""
+    return "hibari" if find_spec("hibari") is not None else "mini-tts"

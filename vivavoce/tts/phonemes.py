@@ -17,7 +17,9 @@ LANGUAGES = {
     "i": "Italian", "j": "Japanese", "p": "Portuguese",
 }  # fmt: skip
 SPOKEN = ("a", "b", "z")
-TITLES = frozenset("Mr Mrs Ms Dr Prof St Sr Jr vs etc No Mt Gen Col Lt Capt Rev Hon".split())
+TITLES = frozenset(
+    ("Mr", "Mrs", "Ms", "Dr", "Prof", "St", "Sr", "Jr", "vs", "No", "Mt", "Gen", "Col", "Lt", "Capt", "Rev")
+)
 SENTENCE_END = re.compile(rf"(?<=[.!?…])[{re.escape(''.join(sorted(CLOSERS)))}]*\s+|(?<=[。！？])")
 CLAUSE_END = re.compile(r"(?<=[,;:—.!?]) ")
 SCRIPTS = re.compile(r"[\u3400-\u9fff][\u3400-\u9fff0-9%，。！？；：、《》「」【】（）\s]*|[^\u3400-\u9fff]+")

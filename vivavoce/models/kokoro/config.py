@@ -55,7 +55,7 @@ class KokoroConfig:
     layers: int = 3
     text_kernel: int = 5
     max_duration: int = 50
-    decoder_channels: int = 1024
+    decoder_channels: int = 1024  # not in the published config
     text_residual: int = 64
     bert: AlbertConfig = field(default_factory=AlbertConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
@@ -86,6 +86,7 @@ def read_config(folder: Path) -> KokoroConfig:
             layers=content["n_layer"],
             text_kernel=content["text_encoder_kernel_size"],
             max_duration=content["max_dur"],
+            decoder_channels=content.get("decoder_channels", KokoroConfig.decoder_channels),
             bert=AlbertConfig(
                 hidden=bert["hidden_size"],
                 heads=bert["num_attention_heads"],

@@ -1,4 +1,4 @@
-"""Kokoro's generator on CUDA: texts of similar length share a pass, captured once for each number of rows and length."""
+"""Kokoro's generator on CUDA: texts share a pass, captured once for each number of rows and length."""
 
 import threading
 from collections.abc import Sequence

@@ -15,6 +15,7 @@ from vivavoce.nn.vocoder import ShortFourier, SineSource, SourceStart
 UPSAMPLE_SLOPE = 0.1
 LAST_SLOPE = 0.01
 MIN_ENVELOPE = 1e-11
+REAL = 1e-5  # a number whose imaginary part is smaller beside its real part is real
 
 
 class GeneratorBlock(nn.Module):
@@ -83,7 +84,9 @@ class Generator(nn.Module):
         if lengths is not None:
             excitation = _reflected(excitation, lengths * self.config.hop)
         real, imaginary = self.fourier(excitation).chunk(2, dim=1)
-        imaginary[:, 0] = imaginary[:, -1] = 0.0  # exactly: its sign decides between the angles π and -π
+        # A rounding error decides between the angles π and -π of a negative real number, as at the reflected start.
+        imaginary = torch.where(imaginary.abs() <= REAL * real.abs(), 0.0, imaginary)
+        imaginary[:, 0] = imaginary[:, -1] = 0.0
         angle = torch.atan2(imaginary, real)
         spectrum = torch.cat([torch.sqrt(real.square() + imaginary.square()), angle], dim=1)
         return masked(spectrum, self._spectrum_mask(lengths, spectrum.shape[-1]))

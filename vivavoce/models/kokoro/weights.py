@@ -17,7 +17,7 @@ from torch import Tensor
 from vivavoce.errors import CheckpointError, MissingDependencyError
 from vivavoce.models.checkpoint import Checkpoint, first_line, fold_weight_norm
 
-ONNX_FILE = "model.onnx"
+ONNX_FILE, INT8_FILE = "model.onnx", "model_quantized.onnx"
 TORCH_FILES = ("kokoro-v1_0.pth", "kokoro-v1_1-zh.pth")
 PARTS = ("bert", "bert_encoder", "predictor", "text_encoder", "decoder")
 LSTM_GATES = (0, 2, 3, 1)  # torch has input, forget, cell, output; ONNX input, output, forget, cell
@@ -28,6 +28,8 @@ def weight_file(folder: Path) -> Path:
     for name in (*TORCH_FILES, ONNX_FILE, f"onnx/{ONNX_FILE}"):
         if (folder / name).is_file():
             return folder / name
+    if (folder / INT8_FILE).is_file():
+        raise CheckpointError(f"{folder / INT8_FILE} is for ONNX Runtime; fetch kokoro-82m, whose weights are float32")
     raise CheckpointError(f"{folder} has no Kokoro weights: neither {ONNX_FILE} nor {TORCH_FILES[0]}; fetch the model")
 
 
