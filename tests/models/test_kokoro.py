@@ -1,5 +1,7 @@
 """Kokoro in small: batches, the CPU generator, windows, published torch names, voices."""
 
+import copy
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from tests.models.tiny_kokoro import CONFIG, text, tiny_kokoro, write_folder
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.kokoro.cpu import CpuGenerator, FrequencyConv
 from vivavoce.models.kokoro.cuda import GraphedGenerator
-from vivavoce.models.kokoro.model import Kokoro
+from vivavoce.models.kokoro.model import Kokoro, PreparedSpeech
 from vivavoce.models.kokoro.voices import VoiceTables
 from vivavoce.models.kokoro.windows import FADE, Break, WindowLengths, cuts, sound_in_windows
 from vivavoce.models.registry import family_of
@@ -138,7 +140,7 @@ def test_a_window_has_the_whole_receptive_field(model, monkeypatch):
 
 
 def test_cuts_are_made_in_pauses_and_only_then_between_words():
-    lengths = WindowLengths(first=1.0, later=2.0, longest=4.0)
+    lengths = WindowLengths(first=1.0, later=2.0, limit=4.0)
     assert cuts([], 1000, lengths) == [1000]
     assert cuts([Break(100, True)], 150, lengths) == [150]  # too little would be left
     assert cuts([Break(60, True), Break(100, True), Break(200, True)], 400, lengths) == [100, 400]
@@ -160,3 +162,22 @@ def test_voices_mix_by_weight(folder):
 def test_bad_mixtures_are_refused(folder, voice):
     with pytest.raises(InputError):
         VoiceTables(folder, 2 * CONFIG.style).style(voice, 5)
+
+
+@pytest.mark.gpu
+def test_captured_batches_on_cuda_sound_as_plain_ones_on_the_cpu(model):
+    texts = [text(6, 1), text(3, 2), text(9, 3)]
+    prepared = model.prepare(texts)
+    expected = model.generate(prepared)
+    generator = copy.deepcopy(model.decoder.generator).cuda()
+    lengths = None if prepared.lengths is None else prepared.lengths.cuda()
+    on_device = PreparedSpeech(
+        prepared.features.cuda(), prepared.spectrum.cuda(), prepared.style.cuda(), lengths, prepared.durations
+    )
+    graphed = GraphedGenerator(generator)
+    for _ in range(2):  # the second call replays what the first captured
+        made = graphed(on_device).cpu()
+        for index in range(len(texts)):
+            samples = prepared.row(index).features.shape[-1] * 300
+            assert similarity(made[index, :samples], expected[index, :samples]) > 0.9999
+    assert graphed.graphs.captured == 1

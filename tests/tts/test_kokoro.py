@@ -149,6 +149,7 @@ def test_long_texts_are_split_at_punctuation_and_then_at_words():
     assert [part.text for part in split_long(Phonemes("a" * 10, ()), 4)] == ["aaaa", "aaaa", "aa"]
 
 
+@pytest.mark.full
 def test_mandarin_has_tones_and_numbers():
     pytest.importorskip("misaki.zh")
     spoken = phonemes("我有3本书。", "z", str.isprintable)
@@ -157,6 +158,7 @@ def test_mandarin_has_tones_and_numbers():
     assert "".join(word.text for word in spoken.words) == "我有3本书"
 
 
+@pytest.mark.full
 def test_english_by_hibaris_phonemiser():
     pytest.importorskip("hibari")
     phonemes_module.english.cache_clear()
@@ -165,6 +167,7 @@ def test_english_by_hibaris_phonemiser():
     assert [word.text for word in spoken.words] == ["It", "costs", "$12.50", "today."]
 
 
+@pytest.mark.full
 def test_hibari_speaks_by_sentence():
     pytest.importorskip("hibari")
     tts = open_speech_model("hibari")

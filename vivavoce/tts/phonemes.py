@@ -87,12 +87,12 @@ def _foreign(text: str, accent: str) -> str:
     return english(accent == "b")(text) if any(character.isalpha() for character in text) else text
 
 
-def split_long(spoken: Phonemes, longest: int) -> Iterator[Phonemes]:
+def split_long(spoken: Phonemes, max_phonemes: int) -> Iterator[Phonemes]:
     """Parts of at most so many phonemes, cut behind punctuation, else between words."""
-    while len(spoken.text) > longest:
-        head = spoken.text[: longest + 1]
+    while len(spoken.text) > max_phonemes:
+        head = spoken.text[: max_phonemes + 1]
         ends = [match.start() for match in CLAUSE_END.finditer(head)] or [head.rfind(" ")]
-        cut = ends[-1] if ends[-1] > 0 else longest
+        cut = ends[-1] if ends[-1] > 0 else max_phonemes
         yield Phonemes(spoken.text[:cut], tuple(word for word in spoken.words if word.start < cut))
         rest = spoken.text[cut:]
         skipped = cut + len(rest) - len(rest.lstrip())

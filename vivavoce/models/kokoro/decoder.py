@@ -140,7 +140,7 @@ def time_mask(lengths: Tensor, time: int) -> Tensor:
     return (torch.arange(time, device=lengths.device) < lengths[:, None]).float()[:, None]
 
 
-class Decoder(nn.Module):
+class KokoroDecoder(nn.Module):
     """Text features, pitch and loudness → generator → sound."""
 
     def __init__(self, config: KokoroConfig) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import load_weights
 from vivavoce.models.kokoro.config import BOUNDARY, KokoroConfig, read_config
-from vivavoce.models.kokoro.decoder import Decoder, time_mask
+from vivavoce.models.kokoro.decoder import KokoroDecoder, time_mask
 from vivavoce.models.kokoro.text import PhonemeBert, ProsodyPredictor, TextEncoder
 from vivavoce.models.kokoro.weights import open_weights, weight_file
 from vivavoce.nn.modules import allocating
@@ -69,7 +69,7 @@ class Kokoro(nn.Module):
         self.bert_encoder = nn.Linear(config.bert.hidden, config.hidden)
         self.predictor = ProsodyPredictor(config)
         self.text_encoder = TextEncoder(config)
-        self.decoder = Decoder(config)
+        self.decoder = KokoroDecoder(config)
 
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> "Kokoro":
@@ -125,13 +125,13 @@ class Kokoro(nn.Module):
 
     def _batch(self, texts: Sequence[PhonemeText]) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Ids with boundaries, padded; their mask and their lengths on the CPU, or None where all are equal."""
-        longest = max(len(text.ids) for text in texts)
+        most = max(len(text.ids) for text in texts)
         if not all(text.ids for text in texts):
             raise InputError("a text has no phonemes; give something to say")
-        if longest > self.config.max_phonemes:
-            raise InputError(f"{longest} phonemes at once are more than {self.config.max_phonemes}; split the text")
+        if most > self.config.max_phonemes:
+            raise InputError(f"{most} phonemes at once are more than {self.config.max_phonemes}; split the text")
         device = self.bert_encoder.weight.device
-        rows = [[BOUNDARY, *text.ids, *[BOUNDARY] * (longest + 1 - len(text.ids))] for text in texts]
+        rows = [[BOUNDARY, *text.ids, *[BOUNDARY] * (most + 1 - len(text.ids))] for text in texts]
         ids = torch.tensor(rows, device=device)
         if len({len(text.ids) for text in texts}) == 1:
             return ids, None, None

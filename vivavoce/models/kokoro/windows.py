@@ -28,7 +28,7 @@ class WindowLengths:
     """The shortest first window."""
     later: float = 2.0
     """The shortest of the others."""
-    longest: float = 4.0
+    limit: float = 4.0
     """From here on a window ends at a gap between words if there is no pause."""
 
 
@@ -45,11 +45,11 @@ def cuts(breaks: list[Break], length: int, lengths: WindowLengths) -> list[int]:
     """The ends of the windows of a sentence, the last one its length."""
     ends, start = list[int](), 0
     while True:
-        shortest = (lengths.later if ends else lengths.first) * FEATURES_A_SECOND
-        after = [each for each in breaks if each.feature - start >= shortest]
+        least = (lengths.later if ends else lengths.first) * FEATURES_A_SECOND
+        after = [each for each in breaks if each.feature - start >= least]
         fitting = [each for each in after if length - each.feature >= lengths.first * FEATURES_A_SECOND]
         pauses = [each for each in fitting if each.is_pause]
-        limit = start + lengths.longest * FEATURES_A_SECOND
+        limit = start + lengths.limit * FEATURES_A_SECOND
         chosen = pauses[0] if pauses and pauses[0].feature <= limit else None
         if chosen is None and length > limit:
             gaps = [each for each in fitting if each.feature <= limit]
