@@ -67,4 +67,4 @@ def graph_file(folder: Path, name: str) -> Path:
     return file
 
 
-PEERS = {"onnxruntime": OnnxKokoro, "onnxruntime-int8": OnnxKokoro}
+PEERS = ("onnxruntime", "onnxruntime-int8")

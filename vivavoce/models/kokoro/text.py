@@ -20,10 +20,10 @@ class AlbertAttention(nn.Module):
 
     def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:
         """# [batch, time, hidden], [batch, 1, 1, time]"""
-        heads = [
+        query, key, value = (
             layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        ]
-        mixed = functional.scaled_dot_product_attention(*heads, attn_mask=visible)
+        )
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=visible)
         normalised: Tensor = self.LayerNorm(x + self.dense(mixed.transpose(1, 2).flatten(2)))
         return normalised
 
@@ -106,7 +106,7 @@ class BidirectionalLSTM(nn.LSTM):
     def run(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         """The outputs; zero behind the end of a row. `lengths` are on the CPU; None: all rows are full."""
         if lengths is None:
-            return self(x)[0]  # type: ignore[no-any-return]
+            return self(x)[0]
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         output, _ = pad_packed_sequence(self(packed)[0], batch_first=True, total_length=x.shape[1])
         return output
