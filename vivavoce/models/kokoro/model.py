@@ -125,13 +125,13 @@ class Kokoro(nn.Module):
 
     def _batch(self, texts: Sequence[PhonemeText]) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Ids with boundaries, padded; their mask and their lengths on the CPU, or None where all are equal."""
-        most = max(len(text.ids) for text in texts)
+        max_length = max(len(text.ids) for text in texts)
         if not all(text.ids for text in texts):
             raise InputError("a text has no phonemes; give something to say")
-        if most > self.config.max_phonemes:
-            raise InputError(f"{most} phonemes at once are more than {self.config.max_phonemes}; split the text")
+        if max_length > self.config.max_phonemes:
+            raise InputError(f"{max_length} phonemes at once are more than {self.config.max_phonemes}; split the text")
         device = self.bert_encoder.weight.device
-        rows = [[BOUNDARY, *text.ids, *[BOUNDARY] * (most + 1 - len(text.ids))] for text in texts]
+        rows = [[BOUNDARY, *text.ids, *[BOUNDARY] * (max_length + 1 - len(text.ids))] for text in texts]
         ids = torch.tensor(rows, device=device)
         if len({len(text.ids) for text in texts}) == 1:
             return ids, None, None

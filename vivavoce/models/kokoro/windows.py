@@ -45,8 +45,8 @@ def cuts(breaks: list[Break], length: int, lengths: WindowLengths) -> list[int]:
     """The ends of the windows of a sentence, the last one its length."""
     ends, start = list[int](), 0
     while True:
-        least = (lengths.later if ends else lengths.first) * FEATURES_A_SECOND
-        after = [each for each in breaks if each.feature - start >= least]
+        min_length = (lengths.later if ends else lengths.first) * FEATURES_A_SECOND
+        after = [each for each in breaks if each.feature - start >= min_length]
         fitting = [each for each in after if length - each.feature >= lengths.first * FEATURES_A_SECOND]
         pauses = [each for each in fitting if each.is_pause]
         limit = start + lengths.limit * FEATURES_A_SECOND
