@@ -170,7 +170,10 @@ class CpuGenerator:
             if stage == len(self.ups) - 1:
                 x = torch.cat([x[1:2], x])  # reflected
             x += self.source_blocks[stage](self.source_convs[stage](spectrum), style)
-            mixed = [block(x, style) for block in self.blocks[stage * self.per_stage : (stage + 1) * self.per_stage]]
-            x = torch.stack(mixed).mean(0)
+            first, *others = self.blocks[stage * self.per_stage : (stage + 1) * self.per_stage]
+            total = first(x, style)
+            for block in others:
+                total += block(x, style)
+            x = total.mul_(1 / self.per_stage)
         spectrum = self.post(functional.leaky_relu(x, LAST_SLOPE))
         return self.generator.waves(spectrum.T[None])
