@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from vivavoce import hub
 from vivavoce.audio.level import buzz
 from vivavoce.audio.player import PlaybackClock
+from vivavoce.bench.kokoro_onnx import PEERS, OnnxKokoro
 from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT, Contender, TTSBenchSetup
 from vivavoce.device import Device, pick
 from vivavoce.errors import InputError, VivaError
@@ -105,7 +106,10 @@ def _factories(
     names = tuple(backends or (ON_DEVICE.get(target.kind, ELSEWHERE) if model is None else ("auto",)))
     if model is not None:
         hub.resolve(model)
-        return {name: partial(NamedModel, model, name) for name in names}
+        peers: dict[str, Callable[[TTSBenchSetup], Contender]] = {
+            name: partial(OnnxKokoro, model, name) for name in names if name in PEERS
+        }
+        return {name: peers.get(name) or partial(NamedModel, model, name) for name in names}
     unknown = [name for name in names if name not in CONTENDERS]
     if unknown:
         raise InputError(f"backend {unknown[0]!r} is not known; use {', '.join(CONTENDERS)}")

@@ -187,7 +187,8 @@ class TTSSynthesiser:
 
     def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
         """Stream the sound, mono; the speed is clipped to the supported range."""
-        known = voice if voice in self.voices else None  # clients name voices of other services
+        is_known = voice is not None and (voice in self.voices or voice in self.speaker.voices)
+        known = voice if is_known else None  # clients name voices of other services
         style = replace(self.style, speed=min(max(speed * self.style.speed, SLOWEST), FASTEST))
 
         def pieces() -> Iterator[Samples]:

@@ -168,7 +168,8 @@ def bench_tts(
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            help="plain, float32, int8, int8-amx, bfloat16, float16 or onnx; may be repeated. Default: all that fit."
+            help="plain, float32, int8, int8-amx, bfloat16, float16 or onnx; with a Kokoro --model auto, float32, "
+            "onnxruntime or onnxruntime-int8; may be repeated. Default: all that fit."
         ),
     ] = None,
     threads: Annotated[str, typer.Option(callback=_batches, help="CPU threads, comma-separated.")] = "1,2",

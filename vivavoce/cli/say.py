@@ -59,7 +59,13 @@ def say(
         str, typer.Option(help="Speaking style, for models that support it: happy, sichuan, or free text.")
     ] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
-    model: SpeechModelName = "mini-tts",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Bundled name, folder or hub id. Default: hibari where it is installed, else mini-tts.",
+            autocompletion=complete_model,
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, or int8 on CPUs.")] = "auto",
     voice_folder: VoiceFolder = None,
     device: DeviceSpec = "auto",
@@ -67,12 +73,13 @@ def say(
 ) -> None:
     """Speak a text to a file, to standard output or to the loudspeaker, while it is generated."""
     from vivavoce.tts.frame_model import FrameTTS
+    from vivavoce.tts.hibari import default_speech_model
     from vivavoce.tts.interface import SpeakingStyle, VoiceStore, open_speech_model, read_text
     from vivavoce.tts.output import shaped
 
     words = read_text(text, file, sys.stdin.buffer.read)
     clock = SpeechClock()
-    tts = open_speech_model(model, device, dtype)
+    tts = open_speech_model(model or default_speech_model(), device, dtype)
     if voice_folder is not None:
         tts.voices = VoiceStore(tts.voices.built_in, voice_folder)
     with ExitStack() as stack:

@@ -24,6 +24,7 @@ OPENAI_WHISPERS = tuple(
         *("large", "large-v1", "large-v2", "large-v3", "turbo", "large-v3-turbo"),
     )
 )
+KOKORO_FILES = ("kokoro-v1_0.pth", "kokoro-v1_1-zh.pth", "model.onnx", "onnx/model.onnx", "model_quantized.onnx")
 XY_TOKENIZER_FILES = ("xy_tokenizer.ckpt", "MOSS_TTSD_tokenizer")
 
 
@@ -116,6 +117,10 @@ def _is_xy_tokenizer(source: Path) -> bool:
     return source.suffix == ".ckpt" or _has_any(*XY_TOKENIZER_FILES)(source)
 
 
+def _is_kokoro(source: Path) -> bool:
+    return (source / "voices").is_dir() and _has_any(*KOKORO_FILES)(source)
+
+
 # The first that matches is taken.
 FAMILIES = (
     Family("moss-speech", "s2s", _typed("moss_speech"), "vivavoce.s2s.moss_speech:load_speech"),
@@ -125,6 +130,7 @@ FAMILIES = (
     Family("whisper", "asr", _is_whisper, "vivavoce.asr:load_transcriber"),
     Family("moonshine", "asr", _is_moonshine, "vivavoce.asr.backends.moonshine:load_moonshine"),
     Family("cosyvoice", "tts", _has_any(*COSYVOICE_VERSIONS.values()), "vivavoce.tts.cosyvoice:CosyVoiceTTS.load"),
+    Family("kokoro", "tts", _is_kokoro, "vivavoce.tts.kokoro:KokoroTTS.load"),
     Family("cosyvoice-lm", "lm", lambda s: s.name in COSYVOICE_LMS, "vivavoce.models.cosyvoice.lm:CosyVoiceLM.load"),
     Family("llama", "lm", lambda s: s.suffix == ".gguf" or _typed("llama")(s), "vivavoce.models.llama:Llama.load"),
     Family("bigvgan", "codec", _is_bigvgan, "vivavoce.models.codecs:load_bigvgan"),

@@ -21,7 +21,7 @@ from vivavoce import hub
 from vivavoce.audio.io import Sound, read, write
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.moss_tts_nano.prompt import MAX_CHUNK_TOKENS, NanoSampling
-from vivavoce.models.registry import family_names, family_of
+from vivavoce.models.registry import family_names, family_of, import_entry
 
 if TYPE_CHECKING:
     from vivavoce.engine.sampling import Generation
@@ -32,6 +32,7 @@ MAX_PAUSE = 10.0
 SETTINGS_FILE = "speech.json"
 VOICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,63}")
 RECORDING = ".flac"
+PACKAGED = {"hibari": "vivavoce.tts.hibari:HibariTTS.load"}  # models that are Python packages
 DEFAULT_VOICE_FOLDER = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "vivavoce" / "voices"
 
 
@@ -193,7 +194,10 @@ class SpeechModel(Protocol):
 
 
 def open_speech_model(name: str, device: str = "auto", dtype: str = "auto") -> SpeechModel:
-    """Load a TTS model by bundled name, folder or hub id."""
+    """Load a TTS model by bundled name, folder or hub id, or that of a package."""
+    if name in PACKAGED:
+        packaged: SpeechModel = import_entry(PACKAGED[name])(name, device, dtype)
+        return packaged
     folder = hub.resolve(name)
     family = family_of(folder, "tts")
     if family is None:

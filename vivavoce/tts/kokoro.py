@@ -1,0 +1,245 @@
+"""Kokoro-82M as a TTS model: sentences, and windows inside long ones, are spoken while the rest is computed."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivavoce import hub
+from vivavoce.audio.io import Sound
+from vivavoce.audio.stretch import FASTEST, SLOWEST
+from vivavoce.device import Device, pick
+from vivavoce.errors import InputError, NothingToSayError, shown
+from vivavoce.implementations import Choice, choose_kokoro_generator
+from vivavoce.models.kokoro.config import RATE, read_vocabulary
+from vivavoce.models.kokoro.model import Kokoro, PhonemeText, PreparedSpeech
+from vivavoce.models.kokoro.voices import VoiceTables
+from vivavoce.models.kokoro.windows import Break, WindowLengths, cuts, sound_in_windows
+from vivavoce.models.moss_tts_nano.prompt import has_cjk
+from vivavoce.tts.interface import Samples, SpeakingStyle, StoredVoice, VoiceStore
+from vivavoce.tts.phonemes import Phonemes, phonemes, sentences, split_long
+from vivavoce.tts.text import cleaned
+
+DEFAULT_VOICES = ("af_heart", "zf_xiaoxiao")  # of texts without and with Chinese characters
+PAUSE_MARKS = frozenset(";:,.!?—…")
+PAUSE = 0.25  # seconds between sentences, beside the silence that the model makes itself
+MAX_PHONEMES = 400  # of a part; the model was trained on shorter ones than it has positions for
+
+
+class WordTime(NamedTuple):
+    """A written word and when it is spoken, in seconds from the start of the text."""
+
+    word: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class SpokenPiece:
+    """Some audio of a text, and the words of the sentence that begins with it."""
+
+    samples: Samples  # [1, time]
+    words: tuple[WordTime, ...] = ()
+
+
+class KokoroVoices(VoiceStore):
+    """The model's voices and mixtures of them; none can be added."""
+
+    def __init__(self, tables: VoiceTables) -> None:
+        super().__init__({name: StoredVoice(name, []) for name in tables.names})
+        self._tables = tables
+
+    def names(self) -> list[str]:
+        """The names of the model's voices, the default first."""
+        known = [name for name in DEFAULT_VOICES if name in self.built_in]
+        return [*known, *(name for name in self.built_in if name not in known)]
+
+    def __contains__(self, name: str) -> bool:
+        try:
+            return bool(self._tables.mixture(name))
+        except InputError:  # an answer, not a failure
+            return False
+
+    def add(self, voice: StoredVoice, recording: Sound | None = None) -> StoredVoice:
+        """Kokoro cannot imitate a recording."""
+        raise InputError("Kokoro cannot imitate a recording; mix its voices, as in af_heart:0.7+af_bella:0.3")
+
+
+class KokoroTTS:
+    """A `SpeechModel`; several threads may speak concurrently."""
+
+    voices: VoiceStore
+
+    def __init__(
+        self,
+        model: Kokoro,
+        folder: Path,
+        device: Device,
+        dtype: str = "auto",
+        windows: WindowLengths | None = None,
+    ) -> None:
+        self.model, self.device, self.windows = model, device, windows or WindowLengths()
+        self.vocabulary = read_vocabulary(folder)
+        self.tables = VoiceTables(folder, 2 * model.config.style)
+        self.voices = KokoroVoices(self.tables)
+        self.choice: Choice = choose_kokoro_generator(device, dtype)
+        self.generate: Callable[[PreparedSpeech], Tensor] = model.generate
+        if device.kind == "cpu":
+            self.generate = self.choice.cls(model.decoder.generator, self.choice.dtype)
+        elif device.graphs:
+            self.generate = self.choice.cls(model.decoder.generator)
+        self._one_at_a_time = threading.Lock()
+
+    @classmethod
+    def load(cls, name: str, device: str = "auto", dtype: str = "auto") -> "KokoroTTS":
+        """A published folder, ONNX or torch, or a model's name. `dtype`: auto, float32, or on CPUs bfloat16."""
+        on, folder = pick(device), hub.resolve(name)
+        choose_kokoro_generator(on, dtype)
+        return cls(Kokoro.load(folder, on.torch_device), Path(folder), on, dtype)
+
+    @property
+    def rate(self) -> int:
+        """Sample rate of the output in Hz."""
+        return RATE
+
+    @property
+    def channels(self) -> int:
+        """Channels of the output."""
+        return 1
+
+    def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> StoredVoice:
+        """Kokoro cannot imitate a recording."""
+        return self.voices.add(StoredVoice(name, [], "", consent, text=text), sound)
+
+    def stream(
+        self,
+        text: str,
+        voice: str | Sound | None = None,
+        style: SpeakingStyle | None = None,
+        clock: Callable[[], float] | None = time.monotonic,
+    ) -> Iterator[Samples]:
+        """Speak a text, and yield audio while it is generated.  # pieces [1, time]
+
+        `voice` is a name or a mixture of names; None is an American voice, or a Mandarin one for Chinese text. The
+        audio does not depend on the clock.
+        """
+        for piece in self.speak(text, voice, style):
+            yield piece.samples
+
+    def say(self, text: str, voice: str | Sound | None = None, style: SpeakingStyle | None = None) -> Sound:
+        """Speak a text, and return all of its audio."""
+        return Sound(np.concatenate([piece.samples for piece in self.speak(text, voice, style)], axis=1), RATE)
+
+    def speak(
+        self, text: str, voice: str | Sound | None = None, style: SpeakingStyle | None = None
+    ) -> Iterator[SpokenPiece]:
+        """As `stream`, with the time of every word."""
+        style = style or SpeakingStyle()
+        parts = list(self.parts(text, voice, style))  # refuses what it cannot speak before the first sound
+        return self._spoken(parts, style)
+
+    def say_all(
+        self, texts: Sequence[str], voice: str | None = None, style: SpeakingStyle | None = None
+    ) -> list[Sound]:
+        """Speak several texts at once, each as a whole: what one pass computes for all is shared."""
+        style = style or SpeakingStyle()
+        parts = [list(self.parts(text, voice, style)) for text in texts]
+        flat = [self._phoneme_text(part, style) for each in parts for part in each]
+        sounds = iter(self._whole_sounds(flat))
+        pause = np.zeros((1, round(PAUSE * style.pause * RATE)), np.float32)
+        joined = []
+        for each in parts:
+            pieces = [piece for _ in each for piece in (next(sounds), pause)]
+            joined.append(Sound(np.concatenate(pieces, axis=1), RATE))
+        return joined
+
+    def parts(self, text: str, voice: str | Sound | None, style: SpeakingStyle) -> "Iterator[SentencePart]":
+        """The sentences of a text with their phonemes and voice."""
+        if isinstance(voice, Sound):
+            raise InputError("Kokoro cannot imitate a recording; give the name of a voice or a mixture of names")
+        if not SLOWEST <= style.speed <= FASTEST:
+            raise InputError(f"speed must be {SLOWEST} to {FASTEST}, not {style.speed}")
+        prepared = cleaned(text) if style.clean else text
+        name = voice or self._default_voice(prepared)
+        accent = next(iter(self.tables.mixture(name)))[0]
+        found = False
+        for sentence in sentences(prepared):
+            for part in split_long(phonemes(sentence, accent, self.vocabulary.__contains__), MAX_PHONEMES):
+                found = True
+                yield SentencePart(part, name)
+        if not found:
+            raise NothingToSayError(f"there is nothing to say in {shown(text)}; give at least one word")
+
+    def _default_voice(self, text: str) -> str:
+        wanted = DEFAULT_VOICES[has_cjk(text)]
+        return wanted if wanted in self.tables.names else self.tables.names[0]
+
+    def _phoneme_text(self, part: "SentencePart", style: SpeakingStyle) -> PhonemeText:
+        ids = [self.vocabulary[phoneme] for phoneme in part.phonemes.text]
+        return PhonemeText(ids, self.tables.style(part.voice, len(ids)), style.speed, style.seed)
+
+    def _spoken(self, parts: "list[SentencePart]", style: SpeakingStyle) -> Iterator[SpokenPiece]:
+        spoken = 0.0
+        for part in parts:
+            with self._one_at_a_time:
+                prepared = self.model.prepare([self._phoneme_text(part, style)])
+            words = tuple(word_times(part.phonemes, prepared.durations[0], spoken))
+            ends = cuts(breaks(part.phonemes.text, prepared.durations[0]), prepared.features.shape[-1], self.windows)
+            for sound in sound_in_windows(self._generate, prepared, ends):
+                yield SpokenPiece(sound.numpy()[None], words)
+                spoken, words = spoken + len(sound) / RATE, ()
+            pause = np.zeros((1, round(PAUSE * style.pause * RATE)), np.float32)
+            spoken += pause.shape[1] / RATE
+            if pause.shape[1]:
+                yield SpokenPiece(pause)
+
+    def _generate(self, prepared: PreparedSpeech) -> Tensor:
+        with self._one_at_a_time, torch.inference_mode():
+            return self.generate(prepared)
+
+    def _whole_sounds(self, texts: Sequence[PhonemeText]) -> Iterator[Samples]:
+        """The sound of each text as a whole, by one pass where the device batches."""
+        with self._one_at_a_time:
+            prepared = self.model.prepare(texts)
+        sound = None if self.device.kind == "cpu" else self._generate(prepared)
+        for index in range(len(texts)):
+            row = prepared.row(index)
+            samples = row.features.shape[-1] * self.model.config.generator.hop
+            spoken = self._generate(row)[0] if sound is None else sound[index]
+            yield spoken[:samples].float().cpu().numpy()[None]
+
+
+@dataclass(frozen=True)
+class SentencePart:
+    """Phonemes that are spoken together, and the voice that speaks them."""
+
+    phonemes: Phonemes
+    voice: str
+
+
+def breaks(spoken: str, durations: Sequence[int]) -> list[Break]:
+    """The middles of pauses and of gaps between words, in features."""
+    starts = [0, *accumulate(durations)]
+    found = []
+    for place, phoneme in enumerate(spoken, start=1):  # the durations begin with a boundary
+        if phoneme in PAUSE_MARKS or phoneme == " ":
+            found.append(Break(starts[place] + starts[place + 1], phoneme in PAUSE_MARKS))
+    return found
+
+
+def word_times(spoken: Phonemes, durations: Sequence[int], begin: float) -> Iterator[WordTime]:
+    """The words of a part that begins at a time, by the durations of their phonemes."""
+    starts = [0, *accumulate(durations)]
+    for word in spoken.words:
+        start, end = starts[word.start + 1], starts[word.end + 1]
+        yield WordTime(word.text, begin + start * SECONDS_A_FRAME, begin + end * SECONDS_A_FRAME)
+
+
+SECONDS_A_FRAME = 0.025
