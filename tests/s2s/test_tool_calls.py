@@ -12,7 +12,7 @@ OTHER = '<tool_call>{"name": "ring", "arguments": {}}</tool_call>'
 
 
 def read(text, size):
-    reader = ToolCallReader()
+    reader = ToolCallReader(["book", "ring"])
     pieces = [piece for at in range(0, len(text), size) for piece in reader.push(text[at : at + size])]
     return pieces + reader.flush()
 
@@ -53,3 +53,19 @@ def test_a_call_that_was_cut_off_counts_if_it_is_complete_and_a_broken_one_is_le
 def test_a_required_call_is_started_for_the_model(choice, rest):
     assert calls(read(forced_start(choice) + rest, 6)) == [("ring", {})]
     assert forced_start("auto") == forced_start("none") == ""
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_objects_without_tags_are_calls_if_they_name_a_tool(size):
+    bare = '{"name": "ring", "arguments": {"room": 4}}'
+    pieces = read(f"\n{bare}\n{bare}\n{bare[:20]}", size)
+    assert calls(pieces) == [("ring", {"room": 4})] and not words(pieces), "repeated calls are made once"
+    for text in (
+        '{"name": "other", "arguments": {}}',
+        '{"a": 1} is JSON',
+        '{"name": "ring"',
+        f"Write {bare}",
+        "{ well",
+    ):
+        pieces = read(text, size)
+        assert words(pieces) == text and not calls(pieces)

@@ -82,7 +82,7 @@ class LocalChat:
         rows, start = self._rows(messages, max_tokens, tools), forced_start(settings.tool_choice) if tools else ""
         rows += [(token,) for token in self.tokenizer.encode(start)]
         sequence = await self._open(rows)
-        text = _ReplyText(self.tokenizer, bool(tools), start)
+        text = _ReplyText(self.tokenizer, [tool["function"]["name"] for tool in tools], start)
         try:
             generation = Generation(settings.sampling or self.options.sampling, max_tokens, penalise_prompt=False)
             async with await self.engine.generate(sequence, generation, MAX_UNREAD_TOKENS) as reply:
@@ -161,11 +161,11 @@ def _source(name: str) -> Path:
 class _ReplyText:
     """Decodes sampled tokens to text and calls incrementally, without reasoning."""
 
-    def __init__(self, tokenizer: ChatTokenizer, reads_calls: bool, start: str) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[str], start: str) -> None:
         self.tokens = 0
         self._tokenizer = tokenizer
         self._reasoning = ReasoningFilter()
-        self._calls = ToolCallReader() if reads_calls else None
+        self._calls = ToolCallReader(tools) if tools else None
         self._run: list[int] = []  # tokens since the last tag
         self._decoded = ""
         self._pieces(start)
