@@ -49,7 +49,10 @@ def _byte_level_bpe(stored: GGUF) -> Any:
     tokens: list[str] = settings[f"{KEY}.tokens"]
     merges = [tuple(pair.split(" ", 1)) for pair in settings.get(f"{KEY}.merges", [])]
     vocabulary = {token: id for id, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name == "llama-bpe"))
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name == "llama-bpe"))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{stored.path} has a damaged vocabulary ({error}); fetch it again") from error
     tokenizer.pre_tokenizer = _pre_tokenizer(stored, name)
     tokenizer.decoder = decoders.ByteLevel()
     if name in COMPOSED:
