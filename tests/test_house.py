@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "log": {"errors"},
     "cpu_speed": {"nn.process_settings"},
     "device": {"errors", "cpu_speed"},
-    "implementations": {"errors", "cpu_speed", "device", "kernels.cpu", "models.registry"},
+    "implementations": {"errors", "cpu_speed", "device", "kernels", "models.registry"},
     "hub": {"errors", "hub"},
     "audio": {"errors", "audio", "nn.modules"},
     "kernels": {"kernels", "nn.paged_kv", "nn.quantised_weight"},

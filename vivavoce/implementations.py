@@ -18,7 +18,7 @@ from vivavoce.cpu_speed import (
 )
 from vivavoce.device import Device, dtype_name, resolve_dtype
 from vivavoce.errors import InputError
-from vivavoce.kernels.cpu import is_available as has_cpu_kernels
+from vivavoce.kernels import cpu
 from vivavoce.models.registry import import_entry
 
 MIN_INT8_HIDDEN = 512  # hidden size from which decoding is bound by reading weights from memory
@@ -273,7 +273,7 @@ def choose_chat_model(device: Device, is_gguf: bool, hidden_size: int = 0) -> Ch
     """A Llama-type chat model in the engine, of a GGUF file or a folder."""
     entry = "vivavoce.models.llama:Llama"
     if device.kind == "cpu":
-        if is_gguf and has_cpu_kernels():
+        if is_gguf and cpu.is_available():
             why = "blocks of the file are multiplied as they are, by int8 products"
             return Choice("chat model", entry, torch.float32, why, is_packed=True)
         is_int8, why = _choose_int8(hidden_size)

@@ -28,7 +28,7 @@ def test_llama_bench_is_run_on_the_same_file_and_its_errors_are_shown(tmp_path):
     program.chmod(0o755)
     (tmp_path / "m.gguf").touch()
     speed = bench._measure_peer(str(program), tmp_path / "m.gguf", 8, 6)
-    assert speed == bench.Speed(90.5, 20.25)
-    assert bench._best([speed, replace(speed, prompt=100.0)]) == bench.Speed(100.0, 20.25)
+    assert speed == bench.ChatSpeed(90.5, 20.25)
+    assert bench._best([speed, replace(speed, prompt=100.0)]) == bench.ChatSpeed(100.0, 20.25)
     with pytest.raises(VivaError, match="no file"):
         bench._measure_peer(str(program), tmp_path / "none.gguf", 8, 6)

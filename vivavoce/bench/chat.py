@@ -30,7 +30,7 @@ FIRST_ID = 1000  # of the prompt: any ordinary token
 
 
 @dataclass(frozen=True)
-class Speed:
+class ChatSpeed:
     """Tokens a second of a prompt and of a reply."""
 
     prompt: float
@@ -78,7 +78,7 @@ def bytes_per_token(model: Llama) -> int:
     return total + (model.model.embed_tokens.weight.nbytes if model.lm_head is None else 0)
 
 
-def _measure(engine: Engine, prompt: int, reply: int) -> Speed:
+def _measure(engine: Engine, prompt: int, reply: int) -> ChatSpeed:
     sequence = engine.open([((FIRST_ID + index) % engine.model.vocabularies[0],) for index in range(prompt)])
     start = time.perf_counter()
     engine.complete(sequence, Generation(Sampling(temperature=0.0), max_new_rows=1))
@@ -88,21 +88,21 @@ def _measure(engine: Engine, prompt: int, reply: int) -> Speed:
         made += len(engine.complete(sequence, Generation(Sampling(temperature=0.0), max_new_rows=reply - made)))
     last = time.perf_counter()
     engine.close(sequence)
-    return Speed(prompt / (first - start), made / (last - first))
+    return ChatSpeed(prompt / (first - start), made / (last - first))
 
 
-def _measure_peer(program: str, file: Path, prompt: int, reply: int) -> Speed:
+def _measure_peer(program: str, file: Path, prompt: int, reply: int) -> ChatSpeed:
     sizes = ["-p", str(prompt), "-n", str(reply), "-t", str(torch.get_num_threads()), "-r", "1"]
     done = subprocess.run([program, "-m", str(file), *sizes, "-o", "json"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise VivaError(f"{program} failed: {done.stderr.strip()[-300:]}")
     speeds = {bool(each["n_gen"]): float(each["avg_ts"]) for each in json.loads(done.stdout)}
-    return Speed(speeds[False], speeds[True])
+    return ChatSpeed(speeds[False], speeds[True])
 
 
-def _best(speeds: list[Speed]) -> Speed:
+def _best(speeds: list[ChatSpeed]) -> ChatSpeed:
     """The highest of each, which other load on the machine affects least."""
-    return Speed(max(each.prompt for each in speeds), max(each.reply for each in speeds))
+    return ChatSpeed(max(each.prompt for each in speeds), max(each.reply for each in speeds))
 
 
 def _print(result: dict[str, Any]) -> None:
