@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "log": {"errors"},
     "cpu_speed": {"nn.process_settings"},
     "device": {"errors", "cpu_speed"},
-    "implementations": {"errors", "cpu_speed", "device", "models.registry"},
+    "implementations": {"errors", "cpu_speed", "device", "kernels", "models.registry"},
     "hub": {"errors", "hub"},
     "audio": {"errors", "audio", "nn.modules"},
     "kernels": {"kernels", "nn.paged_kv", "nn.quantised_weight"},
@@ -59,7 +59,7 @@ HOSTING = "server.hosting"
 TOOLS = ("minis", "evaluation", "train", "quant", "export", "plan", "bench", "cli")
 FRONT_AND_TOOLS = {"__init__", "_deprecated", "api", *TOOLS}
 BARE = {"errors", "log", "cpu_speed", "device", "implementations", "nn", "kernels", "models", "engine"}
-ON_A_BARE_BOX = {"torch", "numpy", "safetensors"}
+ON_A_BARE_BOX = {"torch", "numpy", "safetensors", "jinja2"}  # torch needs jinja2 itself
 NOT_ON_A_BARE_BOX = [
     *("tokenizers", "huggingface_hub", "typer", "rich", "soundfile", "soxr", "av", "onnxruntime", "matplotlib"),
     *("transformers", "triton", "flash_attn", "scipy", "torchaudio", "torch_npu"),

@@ -37,7 +37,7 @@ def all_choices(device: Device) -> list[chooser.Choice]:
         *(chooser.choose_nano_lm(device, dtype, size) for dtype in ("auto", "bfloat16") for size in (256, 768)),
         *(chooser.choose_cosyvoice_flow(device, dtype, version) for dtype in ("auto", "float32") for version in (2, 3)),
         *(chooser.choose_cosyvoice_vocoder(device, version) for version in (2, 3)),
-        *(chooser.choose_chat_model(device, size) for size in (256, 576)),
+        *(chooser.choose_chat_model(device, False, size) for size in (256, 576)),
         *(chooser.choose_asr_backend(device, **facts) for facts in ({}, {"is_moonshine": True})),
         *(chooser.choose_asr_backend(device, 1024, has_faster_whisper=installed) for installed in (False, True)),
         chooser.choose_moss_speech_codec(device),
@@ -70,9 +70,9 @@ def test_graphs_are_for_devices_that_have_them():
 def test_int8_is_for_cpus_and_for_large_layers():
     with pytest.raises(InputError, match="run on CPUs, not on a GPU"):
         chooser.choose_nano_lm(CUDA, "int8")
-    assert not chooser.choose_chat_model(CPU, 256).is_int8
-    assert chooser.choose_chat_model(CPU, 576).is_int8 == cpu_speed.is_int8_fast()
-    large = chooser.choose_chat_model(CPU, 576)
+    assert not chooser.choose_chat_model(CPU, False, 256).is_int8
+    assert chooser.choose_chat_model(CPU, False, 576).is_int8 == cpu_speed.is_int8_fast()
+    large = chooser.choose_chat_model(CPU, False, 576)
     assert "measured" in large.why or "VNNI" in large.why
 
 

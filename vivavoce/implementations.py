@@ -18,6 +18,7 @@ from vivavoce.cpu_speed import (
 )
 from vivavoce.device import Device, dtype_name, resolve_dtype
 from vivavoce.errors import InputError
+from vivavoce.kernels import cpu
 from vivavoce.models.registry import import_entry
 
 MIN_INT8_HIDDEN = 512  # hidden size from which decoding is bound by reading weights from memory
@@ -37,6 +38,8 @@ class Choice:
     why: str
     is_int8: bool = False
     """Whether the weights are rounded to int8; `dtype` is then that of the activations."""
+    is_packed: bool = False
+    """Whether the weights stay in the block formats of their file; `dtype` is then that of the activations."""
 
     @property
     def name(self) -> str:
@@ -46,7 +49,7 @@ class Choice:
     @property
     def dtype_name(self) -> str:
         """The dtype as it is printed."""
-        return "int8" if self.is_int8 else dtype_name(self.dtype)
+        return "int8" if self.is_int8 else "as stored" if self.is_packed else dtype_name(self.dtype)
 
     @property
     def cls(self) -> Any:
@@ -277,13 +280,17 @@ def choose_kokoro_generator(device: Device, dtype: str = "auto") -> Choice:
     return Choice("generator", f"{package}.decoder:Generator", torch.float32, PLAIN.format(kind=device.kind))
 
 
-def choose_chat_model(device: Device, hidden_size: int) -> Choice:
-    """A Llama-type chat model in the engine."""
+def choose_chat_model(device: Device, is_gguf: bool, hidden_size: int = 0) -> Choice:
+    """A Llama-type chat model in the engine, of a GGUF file or a folder."""
     entry = "vivavoce.models.llama:Llama"
     if device.kind == "cpu":
+        if is_gguf and cpu.is_available():
+            why = "blocks of the file are multiplied as they are, by int8 products"
+            return Choice("chat model", entry, torch.float32, why, is_packed=True)
         is_int8, why = _choose_int8(hidden_size)
         return Choice("chat model", entry, torch.float32, why, is_int8)
-    return Choice("chat model", entry, device.dtype, f"{device.kind}: the engine batches, captures and replays it")
+    why = f"{device.kind}: the engine batches, captures and replays it"
+    return Choice("chat model", entry, device.dtype, why)
 
 
 def choose_turn_recogniser(device: Device) -> Choice:

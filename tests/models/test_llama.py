@@ -11,7 +11,8 @@ from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.errors import CheckpointError
-from vivavoce.models.llama import GGUF, Llama, chat_rows
+from vivavoce.models.gguf import GGUF
+from vivavoce.models.llama import Llama
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LETTERS = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "he"]
@@ -47,6 +48,10 @@ def folder(peer, tmp_path_factory):
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def said(*turns):
+    return [{"role": role, "content": words} for role, words in turns]
 
 
 def _pairs_together(weight, heads):
@@ -103,7 +108,7 @@ def _peer_greedy(peer, rows, count=24):
 
 def test_a_folder_is_read_as_transformers_reads_it(peer, folder):
     model, tokenizer = Llama.load(folder)
-    rows = chat_rows(tokenizer, [("system", "be brief"), ("user", "what is it?")])
+    rows = tokenizer.rows(said(("system", "be brief"), ("user", "what is it?")))
     assert [row[0] for row in rows[:1]] == [1]
     assert _greedy(model, rows) == _peer_greedy(peer, rows)
 
@@ -118,7 +123,7 @@ def test_a_gguf_file_holds_what_its_own_library_says(peer, tmp_path, kind):
         exact = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         np.testing.assert_allclose(ours.tensor(tensor.name).numpy(), exact, rtol=1e-6, atol=1e-6)
     if kind is None:
-        rows = chat_rows(tokenizer, [("user", "hello there")])
+        rows = tokenizer.rows(said(("user", "hello there")))
         assert _greedy(model, rows) == _peer_greedy(peer, rows)
 
 

@@ -24,7 +24,8 @@ from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.errors import InputError, VivaError
-from vivavoce.models.llama import Llama, chat_rows
+from vivavoce.models.chat_template import ChatTokenizer
+from vivavoce.models.llama import Llama
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
 from vivavoce.nn.decoder import TrunkSizes
@@ -54,13 +55,13 @@ async def test_a_local_chat_model_writes_what_the_engine_makes_of_the_whole_prom
     model, tokenizer = Llama.load(parts.chat)
     turns = [("system", "Be brief."), ("user", "When is breakfast?")]
     engine = Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
-    made = engine.complete(engine.open(chat_rows(tokenizer, turns)), Generation(Sampling(temperature=0.0), 12))
+    made = engine.complete(engine.open(tokenizer.rows(said(*turns))), Generation(Sampling(temperature=0.0), 12))
     expected = tokenizer.decode([row[0] for row in made if not model.ends(row)])
     async with LocalChat.load(parts.chat, "cpu", GREEDY) as chat:
         first, end = await words_of(chat, said(*turns))
         again, _ = await words_of(chat, said(*turns))
     assert first.rstrip("\ufffd") == expected.rstrip("\ufffd") and again == first
-    assert end.prompt_tokens == len(chat_rows(tokenizer, turns)) and end.reason in ("stop", "length")
+    assert end.prompt_tokens == len(tokenizer.rows(said(*turns))) and end.reason in ("stop", "length")
 
 
 async def test_a_cached_prefix_is_not_computed_again(parts):
@@ -120,7 +121,7 @@ async def test_a_local_model_that_thinks_first_says_only_its_answer(is_special):
     model.model.embed_tokens.weight.copy_(torch.eye(size))
     model.lm_head.weight[ids[1:], ids[:-1]] = 1.0
     engine = Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=512))
-    async with LocalChat(engine, TextTokenizer(tokenizer), GREEDY) as chat:
+    async with LocalChat(engine, ChatTokenizer(TextTokenizer(tokenizer)), GREEDY) as chat:
         words, end = await words_of(chat, said(("user", "Well?")), ConversationSettings(max_output_tokens=20))
     assert words == "Ok." and end.reason == "stop" and end.completion_tokens == 7
 

@@ -28,7 +28,7 @@ from vivavoce.dialogue.backend import (
     Wrote,
     failed,
 )
-from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples, ToolCall, Usage
+from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples, Tool, ToolCall, Usage
 from vivavoce.dialogue.history import new_id, written
 from vivavoce.errors import NothingToSayError
 from vivavoce.log import log_failure
@@ -380,6 +380,12 @@ def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str
         else:
             messages.append({"role": "tool", "tool_call_id": content.call_id, "content": content.output})
     return messages
+
+
+def tool_schema(tool: Tool) -> dict[str, Any]:
+    """A function as chat models are told of it."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
 
 
 def _at_rate(part: AudioPart, rate: int) -> Samples:

@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from vivavoce.cascade.backend import ChatEnd, ChatPiece, ChatText
+from vivavoce import hub
+from vivavoce.cascade.backend import ChatEnd, ChatPiece, ChatText, tool_schema
 from vivavoce.cascade.sentences import CLOSE_TAG, OPEN_TAG, ReasoningFilter
+from vivavoce.cascade.tool_calls import CLOSE_CALL, OPEN_CALL, ToolCallReader, forced_start
 from vivavoce.device import pick, resolve_dtype
 from vivavoce.dialogue.events import ConversationSettings
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.sequence import Sequence as Rows
 from vivavoce.engine.sequence import rows_in_common
-from vivavoce.errors import InputError
+from vivavoce.errors import InputError, VivaError
 from vivavoce.implementations import choose_chat_model
+from vivavoce.models.chat_template import ChatTokenizer
 from vivavoce.models.interface import Row
-from vivavoce.models.llama import Llama, bundled_smollm2, chat_rows
-from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.models.llama import Llama, bundled_smollm2, chat_file
 from vivavoce.nn.quantised import to_int8
 from vivavoce.runtime.async_engine import AsyncEngine
 
@@ -43,9 +45,9 @@ class LocalChatOptions:
 
 
 class LocalChat:
-    """A `ChatModel`. Use as `async with`. Tools are not offered to the model."""
+    """A `ChatModel`. Use as `async with`. Tools are offered to models whose template has a place for them."""
 
-    def __init__(self, engine: Engine, tokenizer: TextTokenizer, options: LocalChatOptions | None = None) -> None:
+    def __init__(self, engine: Engine, tokenizer: ChatTokenizer, options: LocalChatOptions | None = None) -> None:
         self.options = options or LocalChatOptions()
         self.core, self.tokenizer = engine, tokenizer
         self.engine = AsyncEngine(engine)
@@ -53,15 +55,14 @@ class LocalChat:
 
     @classmethod
     def load(cls, name: str = BUNDLED, device: str = "auto", options: LocalChatOptions | None = None) -> "LocalChat":
-        """`smollm2` from its package, a `.gguf` file, or a folder of a Llama-type model; int8 on a CPU where faster."""
+        """`smollm2` from its package, a `.gguf` file, or a folder or hub id of a Llama-type model."""
         options = options or LocalChatOptions()
         device_info = pick(device)
         dtype = resolve_dtype("auto", device_info)
-        source = bundled_smollm2() if name == BUNDLED else Path(name).expanduser()
-        if not source.exists():
-            raise InputError(f"there is no chat model {name!r}; give an address, {BUNDLED}, a .gguf file or a folder")
-        model, tokenizer = Llama.load(source, device_info.torch_device, dtype)
-        if choose_chat_model(device_info, model.sizes.hidden_size).is_int8:
+        source = _source(name)
+        choice = choose_chat_model(device_info, source.is_file())
+        model, tokenizer = Llama.load(source, device_info.torch_device, dtype, choice.is_packed)
+        if not choice.is_packed and choose_chat_model(device_info, False, model.sizes.hidden_size).is_int8:
             to_int8(model.model)
         return cls(Engine(model, device_info, dtype, EngineLimits(cache_rows=options.cache_rows)), tokenizer, options)
 
@@ -77,23 +78,28 @@ class LocalChat:
     ) -> AsyncIterator[ChatPiece]:
         """Stream the reply; closing the iterator stops it."""
         max_tokens = settings.max_output_tokens or self.options.max_output_tokens
-        rows = self._rows(messages, max_tokens)
+        tools = [tool_schema(tool) for tool in settings.tools] if self._offers_tools(settings) else []
+        rows, start = self._rows(messages, max_tokens, tools), forced_start(settings.tool_choice) if tools else ""
+        rows += [(token,) for token in self.tokenizer.encode(start)]
         sequence = await self._open(rows)
-        text = _ReplyText(self.tokenizer)
+        text = _ReplyText(self.tokenizer, [tool["function"]["name"] for tool in tools], start)
         try:
             generation = Generation(settings.sampling or self.options.sampling, max_tokens, penalise_prompt=False)
             async with await self.engine.generate(sequence, generation, MAX_UNREAD_TOKENS) as reply:
                 async for row in reply:
                     if self.core.model.ends(row):
                         continue
-                    if passed := text.push(row[0]):
-                        yield ChatText(passed)
+                    for piece in text.push(row[0]):
+                        yield piece
             reason = "stop" if reply.finish == "stop" else "length"
         finally:
             await self._cache(sequence)
-        if passed := text.flush():
-            yield ChatText(passed)
+        for piece in text.flush():
+            yield piece
         yield ChatEnd(reason, len(rows), text.tokens)
+
+    def _offers_tools(self, settings: ConversationSettings) -> bool:
+        return bool(settings.tools) and settings.tool_choice != "none" and self.tokenizer.offers_tools
 
     async def read(self, messages: Sequence[dict[str, Any]]) -> None:
         """Prefill messages that conversations start with."""
@@ -105,15 +111,19 @@ class LocalChat:
         await self.engine.rewind(sequence, len(rows))
         await self._cache(sequence)
 
-    def _rows(self, messages: Sequence[dict[str, Any]], max_tokens: int) -> list[Row]:
-        """The messages as rows; the oldest that are not instructions are dropped where they do not fit."""
-        turns = [(str(message["role"]), str(message["content"])) for message in messages if message.get("content")]
+    def _rows(
+        self, messages: Sequence[dict[str, Any]], max_tokens: int, tools: Sequence[dict[str, Any]] = ()
+    ) -> list[Row]:
+        """The messages as rows; the oldest turns that are not instructions are dropped where they do not fit."""
+        kept = [message for message in messages if message.get("content") or message.get("tool_calls")]
         while True:
-            rows = chat_rows(self.tokenizer, turns)
-            oldest = next((index for index, turn in enumerate(turns[:-1]) if turn[0] != "system"), None)
+            rows = self.tokenizer.rows(kept, tools)
+            oldest = next((index for index, message in enumerate(kept[:-1]) if message["role"] != "system"), None)
             if len(rows) + max_tokens <= self.core.capacity or oldest is None:
                 return rows
-            del turns[oldest]
+            del kept[oldest]
+            while oldest < len(kept) - 1 and kept[oldest]["role"] == "tool":  # without its call it means nothing
+                del kept[oldest]
 
     async def _open(self, rows: list[Row]) -> Rows:
         """A sequence of these rows, forked from the cached one with the longest common prefix."""
@@ -134,32 +144,57 @@ class LocalChat:
             await self.engine.close(self._cached.pop(0))
 
 
-class _ReplyText:
-    """Decodes sampled tokens to text incrementally, without reasoning."""
+def _source(name: str) -> Path:
+    """The file or folder of a chat model."""
+    if name == BUNDLED:
+        return bundled_smollm2()
+    local = Path(name).expanduser()
+    if local.exists():
+        return chat_file(local)
+    try:
+        return chat_file(hub.resolve(name))
+    except VivaError as error:
+        where = f"give an address, {BUNDLED}, a .gguf file, a folder or a hub id"
+        raise InputError(f"there is no chat model {name!r}; {where} ({error})") from error
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+
+class _ReplyText:
+    """Decodes sampled tokens to text and calls incrementally, without reasoning."""
+
+    def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[str], start: str) -> None:
         self.tokens = 0
         self._tokenizer = tokenizer
         self._reasoning = ReasoningFilter()
+        self._calls = ToolCallReader(tools) if tools else None
         self._run: list[int] = []  # tokens since the last tag
         self._decoded = ""
+        self._pieces(start)
         # Tags that are special tokens are left out by the decoder, so they are recognised by their ids.
-        ids = {tokenizer.id_of(tag): tag for tag in (OPEN_TAG, CLOSE_TAG)}
+        ids = {tokenizer.id_of(tag): tag for tag in (OPEN_TAG, CLOSE_TAG, OPEN_CALL, CLOSE_CALL)}
         self._tags = {id: tag for id, tag in ids.items() if id is not None and not tokenizer.decode([id])}
 
-    def push(self, token: int) -> str:
-        """The text that this token completes; may be empty."""
+    def push(self, token: int) -> list[ChatPiece]:
+        """What this token completes; may be empty."""
         self.tokens += 1
         if token in self._tags:
             self._run, self._decoded = [], ""
-            return self._reasoning.push(self._tags[token])
+            return self._pieces(self._tags[token])
         self._run.append(token)
         text = self._tokenizer.decode(self._run)
         if len(text) <= len(self._decoded) or text.endswith(UNFINISHED):
-            return ""
+            return []
         new, self._decoded = text[len(self._decoded) :], text
-        return self._reasoning.push(new)
+        return self._pieces(new)
 
-    def flush(self) -> str:
+    def flush(self) -> list[ChatPiece]:
         """The rest, after the last token."""
-        return self._reasoning.flush()
+        pieces = self._of_text(self._reasoning.flush())
+        return pieces + (self._calls.flush() if self._calls else [])
+
+    def _pieces(self, text: str) -> list[ChatPiece]:
+        return self._of_text(self._reasoning.push(text))
+
+    def _of_text(self, text: str) -> list[ChatPiece]:
+        if not text:
+            return []
+        return self._calls.push(text) if self._calls else [ChatText(text)]

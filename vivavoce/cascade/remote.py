@@ -14,10 +14,10 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from vivavoce.audio.io import Sound, pcm16_to_float, write
-from vivavoce.cascade.backend import ChatCall, ChatEnd, ChatPiece, ChatText
+from vivavoce.cascade.backend import ChatCall, ChatEnd, ChatPiece, ChatText, tool_schema
 from vivavoce.cascade.sentences import ReasoningFilter
 from vivavoce.dialogue.backend import EndpointRef, Resolver
-from vivavoce.dialogue.events import ConversationSettings, Samples, Tool
+from vivavoce.dialogue.events import ConversationSettings, Samples
 from vivavoce.errors import InputError, VivaError, shown
 from vivavoce.runtime.event_loop import iterate_on_thread
 
@@ -188,7 +188,7 @@ class ChatEndpoint:
         body: dict[str, Any] = {"model": self.model, "messages": list(messages), "stream": True}
         body["stream_options"] = {"include_usage": True}
         if settings.tools:
-            body["tools"] = [_tool(tool) for tool in settings.tools]
+            body["tools"] = [tool_schema(tool) for tool in settings.tools]
             named = settings.tool_choice not in ("auto", "none", "required")
             function = {"type": "function", "function": {"name": settings.tool_choice}}
             body["tool_choice"] = function if named else settings.tool_choice
@@ -230,11 +230,6 @@ class _ChatRequest:
         if socket is not None:
             with suppress(OSError):
                 socket.shutdown(2)
-
-
-def _tool(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
 
 
 class _AnswerReader:

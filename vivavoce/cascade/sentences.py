@@ -134,9 +134,10 @@ class ReasoningFilter:
         while True:
             if self._skips_space:
                 rest = rest.lstrip()
-            at, tag = _first_tag(rest, (CLOSE_TAG,) if self._is_inside else (OPEN_TAG, CLOSE_TAG))
+            tags = (CLOSE_TAG,) if self._is_inside else (OPEN_TAG, CLOSE_TAG)
+            at, tag = first_tag(rest, tags)
             if not tag:
-                at = len(rest) - _held_length(rest, self._is_inside)
+                at = len(rest) - held_length(rest, tags)
             if not self._is_inside:
                 passed += rest[:at]
                 self._note(rest[:at])
@@ -161,13 +162,13 @@ class ReasoningFilter:
             self._has_text = self._has_text or not passed.isspace()
 
 
-def _first_tag(text: str, tags: tuple[str, ...]) -> tuple[int, str]:
+def first_tag(text: str, tags: tuple[str, ...]) -> tuple[int, str]:
+    """Where the first of these tags is, and which one; the text's length and nothing if there is none."""
     found = [(at, tag) for tag in tags if (at := text.find(tag)) >= 0]
     return min(found, default=(len(text), ""))
 
 
-def _held_length(text: str, is_inside: bool) -> int:
+def held_length(text: str, tags: tuple[str, ...]) -> int:
     """Length of the suffix of a text that may be the start of a tag."""
-    tags = (CLOSE_TAG,) if is_inside else (OPEN_TAG, CLOSE_TAG)
-    start = text.rfind("<", max(0, len(text) - len(CLOSE_TAG)))
+    start = text.rfind("<", max(0, len(text) - max(map(len, tags))))
     return len(text) - start if start >= 0 and any(tag.startswith(text[start:]) for tag in tags) else 0

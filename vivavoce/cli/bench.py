@@ -57,6 +57,24 @@ def bench_lm(
         print_json(result)
 
 
+@app.command("chat")
+def bench_chat(
+    model: Annotated[str, typer.Argument(help="A .gguf file, a folder or a hub id of a chat model.")],
+    device: DeviceSpec = "auto",
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 128,
+    reply: Annotated[int, typer.Option(min=1, help="Tokens of the reply.")] = 64,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Tokens a second of a local chat model, beside its memory floor and llama.cpp (`llama-bench`, if installed)."""
+    with progress_to(as_json):
+        from vivavoce.bench.chat import run
+
+        result = run(model, device, prompt, reply, out=out)
+    if as_json:
+        print_json(result)
+
+
 @app.command("codec")
 def bench_codec(
     device: DeviceSpec = "auto",

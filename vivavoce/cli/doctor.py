@@ -39,8 +39,9 @@ from vivavoce.implementations import (
 )
 from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.models.cosyvoice.folder import version_of
+from vivavoce.models.gguf import GGUF
 from vivavoce.models.hift.cpu import MIN_ALPHA
-from vivavoce.models.llama import GGUF, bundled_smollm2
+from vivavoce.models.llama import bundled_smollm2, chat_file
 from vivavoce.models.moss_speech.codec import VOCODER
 from vivavoce.models.moss_speech.cpu import CpuMossSpeech
 from vivavoce.models.moss_speech.model import MossSpeech
@@ -329,8 +330,10 @@ def _whisper(source: Path, device: Device, dtype: str) -> Iterator[Choice]:
 
 
 def _llama(source: Path, device: Device, dtype: str) -> Iterator[Choice]:
-    sizes = GGUF(source).settings if source.suffix == ".gguf" else read_model_config(source)
-    lm = choose_chat_model(device, int(sizes.get("llama.embedding_length", sizes.get("hidden_size", 0))))
+    source = chat_file(source)
+    stored = GGUF(source) if source.is_file() else None
+    size = stored.setting("embedding_length") if stored else read_model_config(source).get("hidden_size", 0)
+    lm = choose_chat_model(device, stored is not None, int(size))
     yield lm
     yield from _engine(device, lm.dtype)
 

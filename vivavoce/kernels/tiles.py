@@ -211,6 +211,11 @@ def _stored_tiles() -> dict[str, Entries]:
         return {}
 
 
-def _file() -> Path:
+def cache_folder() -> Path:
+    """The folder of what was measured or compiled for this machine."""
     folder = os.environ.get(CACHE_VARIABLE) or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "viva"
-    return Path(folder) / FILE
+    return Path(folder)
+
+
+def _file() -> Path:
+    return cache_folder() / FILE

@@ -109,6 +109,11 @@ def _is_whisper(source: Path) -> bool:
     return source.suffix == ".pt" and source.name not in COSYVOICE_LMS
 
 
+def _is_chat_model(source: Path) -> bool:
+    is_gguf = source.suffix == ".gguf" or (source.is_dir() and any(source.glob("*.gguf")))
+    return is_gguf or model_type(source) in ("llama", "qwen2", "qwen3")
+
+
 def _is_bigvgan(source: Path) -> bool:
     return "upsample_rates" in read_model_config(source)
 
@@ -132,7 +137,7 @@ FAMILIES = (
     Family("cosyvoice", "tts", _has_any(*COSYVOICE_VERSIONS.values()), "vivavoce.tts.cosyvoice:CosyVoiceTTS.load"),
     Family("kokoro", "tts", _is_kokoro, "vivavoce.tts.kokoro:KokoroTTS.load"),
     Family("cosyvoice-lm", "lm", lambda s: s.name in COSYVOICE_LMS, "vivavoce.models.cosyvoice.lm:CosyVoiceLM.load"),
-    Family("llama", "lm", lambda s: s.suffix == ".gguf" or _typed("llama")(s), "vivavoce.models.llama:Llama.load"),
+    Family("llama", "lm", _is_chat_model, "vivavoce.models.llama:Llama.load"),
     Family("bigvgan", "codec", _is_bigvgan, "vivavoce.models.codecs:load_bigvgan"),
     Family("xy-tokenizer", "codec", _is_xy_tokenizer, "vivavoce.models.codecs:load_xy_tokenizer"),
 )

@@ -23,17 +23,19 @@ class RotaryTable(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, head_dim: int, positions: int, theta: float) -> None:
+    def __init__(self, head_dim: int, positions: int, theta: float, factors: Tensor | None = None) -> None:
+        """`factors` divide the frequencies, e.g. those of Llama 3.  # [head_dim / 2]"""
         super().__init__()
-        cos, sin = rotation(torch.arange(positions), head_dim, theta)
+        cos, sin = rotation(torch.arange(positions), head_dim, theta, factors)
         self.register_buffer("cos", cos, persistent=False)  # [position, head_dim / 2]
         self.register_buffer("sin", sin, persistent=False)
 
 
-def rotation(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+def rotation(positions: Tensor, head_dim: int, theta: float, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions, in float32.  # [..] → [.., head_dim / 2] twice"""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions.float()[..., None] * theta**-exponents
+    frequencies = theta**-exponents if factors is None else theta**-exponents / factors
+    angles = positions.float()[..., None] * frequencies
     return angles.cos(), angles.sin()
 
 

@@ -1,0 +1,133 @@
+"""Linear layers and embeddings whose weights stay in the block formats of GGUF files.
+
+On CPUs the products are those of `vivavoce.kernels.cpu`, with inputs rounded to int8. Elsewhere the weights are
+dequantised first.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.kernels import cpu
+from vivavoce.nn.block_formats import BlockFormat
+
+
+@dataclass(frozen=True)
+class BlockMatrix:
+    """A packed matrix."""
+
+    data: Tensor  # [output, byte] uint8
+    format: BlockFormat
+
+    @property
+    def inputs(self) -> int:
+        """Weights in a row."""
+        return self.data.shape[1] // self.format.bytes * self.format.weights
+
+    @property
+    def outputs(self) -> int:
+        """Rows."""
+        return self.data.shape[0]
+
+    def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weights.  # [output, input]"""
+        return self.format.dequantised(self.data).to(dtype)
+
+    def rows(self, indices: Tensor) -> "BlockMatrix":
+        """Some rows, in this order."""
+        return BlockMatrix(self.data[indices], self.format)
+
+
+class BlockLinear(nn.Module):
+    """`x @ weight.T + bias`; several matrices of the same input, which may differ in format, are one layer."""
+
+    bias: Tensor | None
+
+    def __init__(self, matrices: Sequence[BlockMatrix], bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.inputs = matrices[0].inputs
+        self.formats = [matrix.format for matrix in matrices]
+        for index, matrix in enumerate(matrices):
+            self.register_buffer(f"data_{index}", matrix.data, persistent=False)
+        self.register_buffer("bias", bias, persistent=False)
+        self.outputs = sum(matrix.outputs for matrix in matrices)
+        self._product: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def matrices(self) -> list[BlockMatrix]:
+        """The packed matrices."""
+        return [BlockMatrix(getattr(self, f"data_{index}"), each) for index, each in enumerate(self.formats)]
+
+    @property
+    def weight(self) -> Tensor:
+        """The dequantised matrix, float32.  # [output, input]"""
+        return torch.cat([matrix.dequantised() for matrix in self.matrices])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+        return sum(matrix.data.nbytes for matrix in self.matrices)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project the last dimension."""
+        if x.device.type == "cpu" and cpu.is_available():
+            self._product = self._product or _cpu_product(self.matrices, self.bias)
+            return self._product(x)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return functional.linear(x, self.weight.to(x.dtype), bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self._product = None  # it has the addresses of the weights
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+
+def _cpu_product(matrices: Sequence[BlockMatrix], bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The layer as a function of float32 rows."""
+    compiled = cpu.library()
+    assert compiled is not None
+    inputs, outputs = matrices[0].inputs, sum(matrix.outputs for matrix in matrices)
+    biases = [None] * len(matrices) if bias is None else bias.float().split([matrix.outputs for matrix in matrices])
+    held = [(matrix.data.contiguous(), part) for matrix, part in zip(matrices, biases, strict=True)]
+    entries = [
+        cpu.Matrix(data.data_ptr(), None if part is None else part.data_ptr(), matrix.outputs, matrix.format.number)
+        for (data, part), matrix in zip(held, matrices, strict=True)
+    ]
+    array, count = (cpu.Matrix * len(entries))(*entries), len(entries)
+    array._held = held  # type: ignore[attr-defined]  # what the addresses point to
+    scratch_size = compiled.block_linear_scratch
+
+    def product(x: Tensor) -> Tensor:
+        flat = x.reshape(-1, inputs).float().contiguous()
+        rows = flat.shape[0]
+        out = torch.empty(rows, outputs)
+        scratch = torch.empty(scratch_size(inputs, rows), dtype=torch.uint8)
+        threads = torch.get_num_threads()
+        addresses = flat.data_ptr(), inputs, rows, out.data_ptr(), scratch.data_ptr(), threads
+        compiled.block_linear(array, count, *addresses)
+        return out.view(*x.shape[:-1], outputs).to(x.dtype)
+
+    return product
+
+
+class BlockEmbedding(nn.Module):
+    """A packed table of vectors."""
+
+    data: Tensor
+
+    def __init__(self, matrix: BlockMatrix, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.format, self.dtype = matrix.format, dtype
+        self.register_buffer("data", matrix.data, persistent=False)
+
+    @property
+    def matrix(self) -> BlockMatrix:
+        """The packed table."""
+        return BlockMatrix(self.data, self.format)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The vectors of these ids."""
+        return self.format.dequantised(self.data[ids]).to(self.dtype)
