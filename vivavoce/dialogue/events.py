@@ -216,6 +216,8 @@ class ReplyText:
     reply: str
     item: str
     delta: str
+    at: float | None = None
+    """Seconds into the item's sound where the words begin; None in a reply without sound."""
 
 
 @dataclass(frozen=True)

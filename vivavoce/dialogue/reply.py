@@ -316,9 +316,11 @@ class ActiveReply:
                 self.end("content_filter")
                 return
         self._start_message()
-        self.words = self.words.add(self._generated_seconds if at is None else at, text)
-        self._context.emit(ReplyText(self.reply, self.item, text))
-        if self.settings.modality == "text":
+        at = self._generated_seconds if at is None else at
+        self.words = self.words.add(at, text)
+        is_text = self.settings.modality == "text"
+        self._context.emit(ReplyText(self.reply, self.item, text, None if is_text else at))
+        if is_text:
             self._has_output.set()
 
     def _start_message(self) -> None:

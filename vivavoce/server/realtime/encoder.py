@@ -1,6 +1,7 @@
 """Encodes the events of a conversation as events of the protocol, in its order."""
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -96,12 +97,14 @@ class EventEncoder:
         waiting = [known for known in self._replies.values() if reply in (None, known.id) and not known.is_out_of_band]
         has_cut = False
         for known in waiting:
-            milliseconds = self._output(known.id).played_ms(known.id)
+            output = self._output(known.id)
+            milliseconds = output.played_ms(known.id)
             known.cut = known.cut or "client_cancelled"
-            if self._clear(known.id):
-                has_cut = True
-                if truncates:
-                    self._truncate_unplayed(known, milliseconds)
+            # The history is cut first, as the events of the item, which are sent now, have the words that were heard.
+            is_truncated = truncates and output.has_unplayed(known.id) and self._truncate_unplayed(known, milliseconds)
+            has_cut |= self._clear(known.id)
+            if is_truncated and known.spoken is not None:
+                self.send(events.ConversationItemTruncated(known.spoken, milliseconds))
         return has_cut
 
     @property
@@ -226,8 +229,13 @@ class EventEncoder:
         self._output(event.reply).add(OutputPiece(event.reply, event.item, event.samples), event.gain)
 
     def _reply_text(self, event: dialogue.ReplyText) -> None:
+        """Text at once; the words of audio just before they are spoken."""
         reply = self._replies[event.reply]
-        self._send_in_order(event.reply, lambda: reply.text(event.item, event.delta))
+        if event.at is None:
+            self._send_in_order(event.reply, lambda: reply.text(event.item, event.delta))
+            return
+        send = self._sender(lambda: reply.text(event.item, event.delta))
+        self._output(event.reply).send_with_audio(event.reply, event.item, event.at, send)
 
     def _tool_arguments(self, event: dialogue.ToolArguments) -> None:
         reply = self._replies[event.reply]
@@ -237,7 +245,7 @@ class EventEncoder:
         reply = self._replies[event.reply]
         if isinstance(event.item.content, dialogue.Message) and reply.modality == "audio":
             self._output(event.reply).end_item(event.reply, event.item.id)
-        self._send_in_order(event.reply, lambda: reply.item_done(event.item))
+        self._send_in_order(event.reply, lambda: reply.item_done(self._heard(reply, event.item)))
 
     def _reply_done(self, event: dialogue.ReplyDone) -> None:
         reply, output = self._replies[event.reply], self._output(event.reply)
@@ -288,21 +296,33 @@ class EventEncoder:
             self.send(events.OutputAudioBufferCleared(reply))
         return had_sound
 
-    def _truncate_unplayed(self, reply: ResponseEncoder, milliseconds: int) -> None:
-        """Remove unplayed audio from the history: for the conversation the reply was complete."""
+    def _truncate_unplayed(self, reply: ResponseEncoder, milliseconds: int) -> bool:
+        """Remove unplayed audio from the history, where the reply may be complete; whether there was any."""
         if reply.spoken is None or reply.is_out_of_band:
-            return
+            return False
         with suppress(InputError):  # the item is shorter
             self.conversation.truncate(reply.spoken, milliseconds)
             self.truncated = (reply.spoken, milliseconds)
-            self.send(events.ConversationItemTruncated(reply.spoken, milliseconds))
+            return True
+        return False
+
+    def _heard(self, reply: ResponseEncoder, item: dialogue.Item) -> dialogue.Item:
+        """The item as the history has it: where playback was cut, with the words that were heard."""
+        if reply.cut is None or reply.is_out_of_band or not isinstance(item.content, dialogue.Message):
+            return item
+        with suppress(InputError):  # it was deleted meanwhile
+            return dataclasses.replace(self.conversation.item(item.id), is_complete=False)
+        return item
 
     def _send_in_order(self, reply: str, build: Callable[[], list[ServerEvent]]) -> None:
+        self._output(reply).send_in_order(self._sender(build))
+
+    def _sender(self, build: Callable[[], list[ServerEvent]]) -> Callable[[], None]:
         def send() -> None:
             for event in build():
                 self.send(event)
 
-        self._output(reply).send_in_order(send)
+        return send
 
     def _output(self, reply: str) -> PacedOutput:
         return self._outputs.get(reply, self.main)

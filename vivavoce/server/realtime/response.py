@@ -110,7 +110,8 @@ class ResponseEncoder:
     def item_done(self, item: Item) -> list[ServerEvent]:
         """Events of the end of an item, complete or not."""
         opened = self.open[item.id]
-        if self.cut is not None and self.modality == "audio" and isinstance(item.content, dialogue.Message):
+        is_cut = self.cut is not None and self.modality == "audio" and isinstance(item.content, dialogue.Message)
+        if is_cut and self.is_out_of_band:  # the history does not say what was heard
             item = self._item_until_sent(opened)
         wire = wire_item(item)
         sent = [*self._content_done(item, opened), events.OutputItemDone(self.id, opened.output_index, wire)]
