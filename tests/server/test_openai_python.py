@@ -145,6 +145,74 @@ async def test_cancel_delete_and_errors(client):
         assert "nobody" in (await until(connection, "error")).error.message
 
 
+async def test_errors_have_the_codes_and_the_words_that_frameworks_look_for(client):
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        await connection.conversation.item.create(item=says("please wait") | {"id": "mine"})
+        await connection.response.create()
+        reply = (await until(connection, "response.created")).response.id
+
+        async def refused(sending) -> tuple[str | None, str]:
+            await sending
+            error = (await until(connection, "error")).error
+            assert error.type == "invalid_request_error"
+            return error.code, error.message
+
+        items = connection.conversation.item
+        assert await refused(items.retrieve(item_id="nobody")) == (
+            "item_retrieve_invalid_item_id",
+            "Error retrieving item: the item with id 'nobody' does not exist.",
+        )
+        assert await refused(items.delete(item_id="nobody")) == (
+            "item_delete_invalid_item_id",
+            "Error deleting item: the item with id 'nobody' does not exist.",
+        )
+        assert await refused(items.truncate(item_id="nobody", content_index=0, audio_end_ms=5)) == (
+            "item_truncate_invalid_item_id",
+            "Error truncating item: the item with id 'nobody' does not exist.",
+        )
+        assert await refused(items.truncate(item_id="mine", content_index=0, audio_end_ms=5)) == (
+            None,
+            "Only model output audio messages can be truncated",
+        )
+        assert await refused(items.create(item=says("again") | {"id": "mine"})) == (
+            "item_create_duplicate_item_id",
+            "Error adding item: an item with id 'mine' already exists.",
+        )
+        assert await refused(items.create(item=says("after"), previous_item_id="nobody")) == (
+            "item_create_invalid_previous_item_id",
+            "Error adding item: the previous item with id 'nobody' does not exist.",
+        )
+        assert await refused(connection.response.create()) == (
+            "conversation_already_has_active_response",
+            f"Conversation already has an active response in progress: {reply}. "
+            "Wait until the response is finished before creating a new one.",
+        )
+        await connection.response.cancel()
+        await until(connection, "response.done")
+        assert await refused(connection.response.cancel()) == (
+            "response_cancel_not_active",
+            "Cancellation failed: no active response found",
+        )
+        assert await refused(connection.input_audio_buffer.commit()) == (
+            "input_audio_buffer_commit_empty",
+            "Error committing input audio buffer: buffer too small. Expected at least 100ms of audio, but buffer only "
+            "has 0.00ms of audio.",
+        )
+        assert await refused(connection.session.update(session={"type": "realtime", "max_output_tokens": 5000})) == (
+            "integer_above_max_value",
+            "Invalid 'session.max_output_tokens': integer above maximum value. Expected a value <= 4096, but got 5000 "
+            "instead.",
+        )
+        assert await refused(connection.send({"type": "session.nope"})) == (
+            "invalid_value",
+            "Invalid value: 'session.nope'. Supported values are: 'session.update', 'transcription_session.update', "
+            "'input_audio_buffer.append', 'input_audio_buffer.commit', 'input_audio_buffer.clear', "
+            "'output_audio_buffer.clear', 'conversation.item.create', 'conversation.item.retrieve', "
+            "'conversation.item.truncate', 'conversation.item.delete', 'response.create', 'response.cancel', and "
+            "'viva.played'.",
+        )
+
+
 async def test_the_models_are_listed(client):
     assert [model.id async for model in client.models.list()] == ["scripted-1", "scripted-2"]
     assert (await client.models.retrieve("scripted-2")).id == "scripted-2"

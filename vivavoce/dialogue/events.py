@@ -264,10 +264,12 @@ class ItemTruncated:
 
 @dataclass(frozen=True)
 class Warned:
-    """A problem the client should know of; the conversation goes on."""
+    """A problem the client may want to know of; the conversation goes on."""
 
     code: str
     message: str
+    reply: str | None = None
+    """The reply that has it."""
 
 
 Event = (

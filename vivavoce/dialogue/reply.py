@@ -281,7 +281,7 @@ class ActiveReply:
     def _handle_sound(self, samples: Samples) -> None:
         problem, self._guard_state = self._guard.step(self._guard_state, samples)
         if problem is not None:
-            self._context.emit(Warned("reply_guard", problem))
+            self._context.emit(Warned("reply_guard", problem, self.reply))
             self.end("max_output_tokens")
             return
         self._generated_seconds += len(samples) / self._context.rate
@@ -312,7 +312,7 @@ class ActiveReply:
                 return
             if verdict is not None:
                 self._held_back = self._held_back[:0]
-                self._context.emit(Warned("content_filter", f"the reply was stopped: {verdict}"))
+                self._context.emit(Warned("content_filter", f"the reply was stopped: {verdict}", self.reply))
                 self.end("content_filter")
                 return
         self._start_message()

@@ -17,7 +17,8 @@ from vivavoce.server.realtime.items import wire_item
 from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule
 from vivavoce.server.realtime.response import AudioSink, ResponseEncoder
 from vivavoce.server.realtime.server_events import ServerEvent
-from vivavoce.server.realtime.session_types import RealtimeSessionObject, ServerVad, SessionObject
+from vivavoce.server.realtime.session_config import value_or
+from vivavoce.server.realtime.session_types import RealtimeSessionObject, ServerVad, SessionObject, VivaSession
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +146,8 @@ class EventEncoder:
             self.output.send(reply, piece)
         except VivaError as error:
             log_failure(logger, error, "audio of a reply could not be sent")
-            self._warn(dialogue.Warned("sound_lost", f"a chunk of the reply's audio could not be sent: {error}"))
+            message = f"a chunk of the reply's audio could not be sent: {error}"
+            self._warn(dialogue.Warned("sound_lost", message, piece.reply))
 
     def playback_position(self, reply: str, milliseconds: int) -> None:
         """Pass the estimated playback position on, unless the client reports its own."""
@@ -287,7 +289,14 @@ class EventEncoder:
             asyncio.get_running_loop().call_later(CLIENT_TRUNCATE_SECONDS, send)
 
     def _warn(self, event: dialogue.Warned) -> None:
-        self.send(events.Error(events.server_error(event.code, event.message)))
+        """Put a problem into the details of its response; clients that ask for warnings get an event too.
+
+        It is no `error` event: stock clients end the session on one.
+        """
+        if event.reply in self._replies:
+            self._replies[event.reply].problem = events.server_error(event.code, event.message)
+        if value_or(value_or(self.session.viva, VivaSession()).warnings, False):
+            self.send(events.VivaWarning(event.code, event.message, event.reply))
 
     def _clear(self, reply: str) -> bool:
         had_sound = self._output(reply).clear(reply)

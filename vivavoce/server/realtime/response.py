@@ -70,6 +70,8 @@ class ResponseEncoder:
     """The item whose audio is being sent."""
     cut: EndReason | None = None
     """Why playback ended early; the conversation may have completed the response before."""
+    problem: ErrorDetail | None = None
+    """What went wrong although the response did not fail."""
     is_done: bool = False
 
     @property
@@ -128,7 +130,15 @@ class ResponseEncoder:
         for opened in list(self.open.values()):
             sent += self.item_done(self._item_until_sent(opened))
         reason = self.final_reason(reason)
-        return [*sent, events.ResponseDone(self._response(STATUS[reason], _details(reason, error), usage))]
+        return [*sent, events.ResponseDone(self._response(STATUS[reason], self._details(reason, error), usage))]
+
+    def _details(self, reason: EndReason, error: str | None) -> StatusDetails:
+        problem = self.problem or UNSET
+        if reason == "failed":
+            problem = events.server_error("reply_failed", error or "the reply could not be generated")
+        if reason in ("completed", "failed"):
+            return StatusDetails(type=STATUS[reason], error=problem)
+        return StatusDetails(type=STATUS[reason], reason=reason, error=problem)
 
     def final_reason(self, reason: EndReason) -> EndReason:
         """Why the response ended, taking into account that its playback may have been cut."""
@@ -207,17 +217,6 @@ def response_usage(usage: dialogue.Usage) -> ResponseUsage:
         ),
         output_token_details=TokenDetails(text_tokens=usage.output_text, audio_tokens=usage.output_audio),
     )
-
-
-def _details(reason: EndReason, error: str | None) -> StatusDetails:
-    if reason == "completed":
-        return StatusDetails(type="completed")
-    if reason == "failed":
-        message = error or "the reply could not be generated"
-        return StatusDetails(
-            type="failed", error=ErrorDetail(type="server_error", code="reply_failed", message=message)
-        )
-    return StatusDetails(type=STATUS[reason], reason=reason)
 
 
 def _text_of(item: Item) -> str:

@@ -35,6 +35,14 @@ class SessionResumed(ServerEvent, tag="viva.session.resumed"):
     last_client_event_id: str | None
 
 
+class VivaWarning(ServerEvent, tag="viva.warning"):
+    """Our extension: a problem that ends nothing, for clients that set `session.viva.warnings`."""
+
+    code: str
+    message: str
+    response_id: str | None
+
+
 class ConversationObject(Struct):
     id: str
     object: Literal["realtime.conversation"] = "realtime.conversation"

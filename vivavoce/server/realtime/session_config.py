@@ -152,8 +152,9 @@ def merged(
     change = without_beta_names(change)
     if isinstance(change, SessionParams):
         session = _of_type(session, change.type, f"{param}.type")
-        if (viva := value_or(change.viva, None)) is not None and viva.binary is not UNSET:
-            session = replace(session, viva=replace(value_or(session.viva, VivaSession()), binary=viva.binary))
+        if (viva := value_or(change.viva, None)) is not None:
+            changes = {name: value for name, value in asdict(viva).items() if value is not UNSET}
+            session = replace(session, viva=replace(value_or(session.viva, VivaSession()), **changes))
     names = {name for name in TOP_LEVEL if hasattr(session, name)}
     fields = {name: value for name in names if (value := getattr(change, name, UNSET)) is not UNSET}
     session = replace(

@@ -238,6 +238,8 @@ class VivaParams(Struct):
 
     binary: Maybe[Binary] = UNSET
     """Audio in binary frames: in the format of the session (raw), or as Opus packets."""
+    warnings: Maybe[bool] = UNSET
+    """Whether problems that end nothing are sent as `viva.warning` events."""
 
 
 class SessionParams(ResponseOptions, kw_only=True):
@@ -251,6 +253,7 @@ class SessionParams(ResponseOptions, kw_only=True):
 
 class VivaSession(Struct, frozen=True):
     binary: Maybe[Binary] = UNSET
+    warnings: Maybe[bool] = UNSET
     resume_token: str | UnsetType = UNSET
 
 
