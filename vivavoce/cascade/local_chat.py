@@ -78,6 +78,7 @@ class LocalChat:
         """Stream the reply; closing the iterator stops it."""
         max_tokens = settings.max_output_tokens or self.options.max_output_tokens
         rows = self._rows(messages, max_tokens)
+        cached = max((rows_in_common(known.rows, rows) for known in self._cached), default=0)
         sequence = await self._open(rows)
         text = _ReplyText(self.tokenizer)
         try:
@@ -93,7 +94,7 @@ class LocalChat:
             await self._cache(sequence)
         if passed := text.flush():
             yield ChatText(passed)
-        yield ChatEnd(reason, len(rows), text.tokens)
+        yield ChatEnd(reason, len(rows), text.tokens, cached)
 
     async def read(self, messages: Sequence[dict[str, Any]]) -> None:
         """Prefill messages that conversations start with."""

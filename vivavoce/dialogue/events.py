@@ -122,6 +122,9 @@ class Usage:
     input_audio: int = 0
     output_text: int = 0
     output_audio: int = 0
+    cached_text: int = 0
+    """Input rows that were in the KV cache already."""
+    cached_audio: int = 0
 
 
 # Events of a conversation, in order. `reply` is the id of the reply an event belongs to.
@@ -298,8 +301,9 @@ class ReplyRequest:
 
     settings: ConversationSettings | None = None
     is_out_of_band: bool = False
-    """Not part of the history, and does not see it unless `input` says so."""
+    """Not part of the history."""
     input: Sequence[Content] | None = None
+    """What it answers; None: the history."""
 
 
 class Conversation(Protocol):

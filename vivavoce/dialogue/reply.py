@@ -31,7 +31,7 @@ from vivavoce.dialogue.events import (
 )
 from vivavoce.dialogue.history import History, SpokenWords, new_id
 from vivavoce.dialogue.moderation import Moderation
-from vivavoce.errors import VivaError
+from vivavoce.errors import public_message
 from vivavoce.log import log_failure
 
 BLOCK_SECONDS = 0.08
@@ -257,12 +257,9 @@ class ActiveReply:
                 if self.is_over:
                     return
             self.end("failed", "the reply ended unexpectedly")
-        except VivaError as error:
-            log_failure(logger, error, "a reply failed")
-            self.end("failed", str(error))
         except Exception as error:  # an error of the backend ends this reply, not the conversation
             log_failure(logger, error, "a reply failed")
-            self.end("failed", f"{type(error).__name__}: {error}")
+            self.end("failed", public_message(error))
 
     async def _handle_piece(self, piece: Piece) -> None:
         match piece:

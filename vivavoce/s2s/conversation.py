@@ -195,6 +195,9 @@ class MossSpeechConversation:
                 return
             codes = None
             rows = await self._visible_rows(plan.settings)
+            if plan.is_out_of_band and self._adopted is not None:  # a reply is writing to the sequence
+                await reply.start(None, 0, rows + head, None)
+                return
             if plan.includes_turn and self._turn is not None:
                 codes = await self._whole_turn(self._turn)
                 rows = rows + self._turn_rows(codes)
@@ -210,7 +213,7 @@ class MossSpeechConversation:
             self._codes[turn] = reply.turn_codes
         if reply.plan.includes_turn:
             self._turn = None
-        if reply.plan.past is None and reply.sequence is not None and not reply.is_dropped:
+        if reply.plan.continues_history and reply.sequence is not None and not reply.is_dropped:
             await self._drop_sequence()
             self._adopted, self._sequence, self._rows = reply, reply.sequence, reply.rows
             reply.is_adopted = True
@@ -219,7 +222,7 @@ class MossSpeechConversation:
         """Store the codes of a reply that is over by its item's id; the item says how many of them were heard."""
         await reply.closed()
         self._replies.discard(reply)
-        if reply.is_released and reply.plan.past is None:
+        if reply.is_released and reply.plan.continues_history:
             self._codes[reply.plan.item] = reply.codes
             self._paces[reply.plan.item] = (reply.speed, reply.trimmed_seconds)
         if reply is self._adopted:

@@ -132,6 +132,7 @@ class MossSpeechReply:
         self.sequence: EngineSequence | None = None
         self.is_adopted = False
         self.rows: list[Row] = []
+        self._cached_rows = 0  # of them, those that the sequence of the conversation had
         self.turn_codes: list[int] | None = None
         self.codes: list[int] = []
         self.is_dropped = self.is_released = False
@@ -194,13 +195,15 @@ class MossSpeechReply:
         """Rows used so far."""
         pad = self._backend.prompt.config.modality_pad_token_id
         spoken = sum(row[TEXT] == pad for row in self.rows)
-        return Usage(len(self.rows) - spoken, spoken, len(self._written), len(self.codes))
+        cached = sum(row[TEXT] == pad for row in self.rows[: self._cached_rows])
+        input_text, cached_text = len(self.rows) - spoken, self._cached_rows - cached
+        return Usage(input_text, spoken, len(self._written), len(self.codes), cached_text, cached)
 
     async def start(
         self, past: EngineSequence | None, same: int, rows: list[Row], turn_codes: list[int] | None
     ) -> None:
         """Start generating after these rows, the first `same` of which are those of `past`."""
-        self.rows, self.turn_codes = rows, turn_codes
+        self.rows, self.turn_codes, self._cached_rows = rows, turn_codes, same
         self.first.heard = asyncio.get_running_loop().time()
         is_spoken = self.plan.settings.modality != "text"
         listener = self._listener() if is_spoken else None

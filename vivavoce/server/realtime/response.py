@@ -213,7 +213,8 @@ def response_usage(usage: dialogue.Usage) -> ResponseUsage:
         input_token_details=InputTokenDetails(
             text_tokens=usage.input_text,
             audio_tokens=usage.input_audio,
-            cached_tokens_details=CachedTokenDetails(),
+            cached_tokens=usage.cached_text + usage.cached_audio,
+            cached_tokens_details=CachedTokenDetails(text_tokens=usage.cached_text, audio_tokens=usage.cached_audio),
         ),
         output_token_details=TokenDetails(text_tokens=usage.output_text, audio_tokens=usage.output_audio),
     )
