@@ -155,7 +155,7 @@ async def converse(endpoint, play, settings=None, tools=()):
 async def test_speech_becomes_words_becomes_a_reply_becomes_speech(serve):
     endpoint = serve(words("Well, ", "of course. You spoke", " for a while. Bye"))
     settings = ConversationSettings(instructions="Be brief.", transcribe_input=True)
-    said = np.concatenate([silence(0.5), talk(1.0), silence(0.5)])
+    said = np.concatenate([silence(0.5), talk(1.0), silence(0.7)])
     events, voice, items, listener = await converse(endpoint, said, settings)
     assert voice.said == ["Well, of course.", "You spoke for a while.", "Bye"]
     assert endpoint.path == "/v1/chat/completions"
@@ -224,7 +224,7 @@ async def test_a_spoken_item_is_recognised_at_its_own_rate(serve, rate):
 
 async def test_a_turn_without_words_is_not_answered(serve):
     endpoint = serve(words("Pardon?"))
-    said = np.concatenate([silence(0.5), talk(1.0), silence(0.5)])
+    said = np.concatenate([silence(0.5), talk(1.0), silence(0.7)])
     events, voice, _, _ = await converse(endpoint, said, ConversationSettings(language="nobody's"))
     assert not endpoint.asked and not voice.said
     assert next(event for event in events if isinstance(event, ReplyDone)).reason == "completed"

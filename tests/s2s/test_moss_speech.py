@@ -67,6 +67,7 @@ class Caller:
     @classmethod
     def on(cls, pipeline, options=AT_ONCE, settings=SHORT) -> "Caller":
         clock = SimulatedClock()
+        settings = replace(settings, turn=replace(settings.turn, silence_duration_ms=240))
         caller = cls(LiveConversation(pipeline, settings, options, input_rate=16_000, clock=clock), clock)
         caller.reader = asyncio.get_running_loop().create_task(caller._read())
         return caller

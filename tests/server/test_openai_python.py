@@ -64,6 +64,17 @@ async def test_audio_turn_with_server_voice_activity(client):
         assert abs(pitch(decode(sound, WireFormat()), RATE) - watermark("You said: tone 500")) < 5
 
 
+async def test_server_vad_without_values_waits_as_long_as_openais(client):
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        detection = (await connection.recv()).session.audio.input.turn_detection
+        assert (detection.threshold, detection.prefix_padding_ms, detection.silence_duration_ms) == (0.5, 300, 500)
+        await connection.session.update(
+            session={"type": "realtime", "audio": {"input": {"turn_detection": {"type": "server_vad"}}}}
+        )
+        updated = (await until(connection, "session.updated")).session.audio.input.turn_detection
+        assert updated == detection
+
+
 async def test_audio_turn_committed_by_hand(client):
     async with client.realtime.connect(model="gpt-realtime") as connection:
         await connection.session.update(session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})

@@ -118,7 +118,7 @@ def _connect(endpoint: EndpointRef) -> tuple[http.client.HTTPConnection, str, di
 
 
 def _answer(endpoint: EndpointRef, method: str, path: str, kind: str, body: bytes | None) -> Iterator[bytes]:
-    """Stream the bytes of a response; UnreachableEndpointError without a connection, EndpointError for another status."""
+    """Stream the bytes of a response; UnreachableEndpointError without a connection, EndpointError for an error."""
     connection, prefix, headers = _connect(endpoint)
     try:
         connection.request(method, prefix + path, body, headers | {"Content-Type": kind})

@@ -28,7 +28,7 @@ class TurnSettings:
     detector: Literal["none", "silence", "semantic"] = "silence"
     threshold: float = 0.5
     prefix_padding_ms: int = 300
-    silence_duration_ms: int = 240
+    silence_duration_ms: int = 500
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
     create_response: bool = True
     interrupt_response: bool = True
