@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from tests.server.harness import DEADLINE
-from tests.server.scripted import pitch, tone, watermark
+from tests.server.scripted import ScriptedHost, pitch, tone, watermark
+from vivavoce.dialogue.events import ConversationSettings
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
 
 RATE = 24_000
@@ -64,8 +65,9 @@ async def test_audio_turn_with_server_voice_activity(client):
         assert abs(pitch(decode(sound, WireFormat()), RATE) - watermark("You said: tone 500")) < 5
 
 
-async def test_server_vad_without_values_waits_as_long_as_openais(client):
-    async with client.realtime.connect(model="gpt-realtime") as connection:
+async def test_server_vad_without_values_waits_as_long_as_openais(running, official):
+    server = await running(host=ScriptedHost(settings=ConversationSettings()))
+    async with official(f"{server.http}/v1", "unused").realtime.connect(model="gpt-realtime") as connection:
         detection = (await connection.recv()).session.audio.input.turn_detection
         assert (detection.threshold, detection.prefix_padding_ms, detection.silence_duration_ms) == (0.5, 300, 500)
         await connection.session.update(
