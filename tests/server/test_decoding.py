@@ -19,13 +19,6 @@ def refusal(message: str) -> WireError:
     ("session", "param", "code", "words"),
     [
         ({"instructions": 5}, "session.instructions", "invalid_type", "expected a string, but got an integer"),
-        (
-            {"tools": [{"name": "a"}, {}]},
-            "session.tools[1].name",
-            "missing_required_parameter",
-            "session.tools[1].name",
-        ),
-        ({"tools": [{"type": "mcp"}]}, "session.tools[0].type", "invalid_value", "Supported values are: 'function'"),
         ({"tool_choice": "any"}, "session.tool_choice", "invalid_value", "'none'"),
         (
             {"audio": {"input": {"format": {"rate": 11_025}}}},

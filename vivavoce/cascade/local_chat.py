@@ -5,7 +5,7 @@ instructions and earlier turns are prefilled once.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -82,7 +82,10 @@ class LocalChat:
         sequence = await self._open(rows)
         text = _ReplyText(self.tokenizer)
         try:
-            generation = Generation(settings.sampling or self.options.sampling, max_tokens, penalise_prompt=False)
+            sampling = settings.sampling or self.options.sampling
+            if settings.temperature is not None:
+                sampling = replace(sampling, temperature=settings.temperature)
+            generation = Generation(sampling, max_tokens, penalise_prompt=False)
             async with await self.engine.generate(sequence, generation, MAX_UNREAD_TOKENS) as reply:
                 async for row in reply:
                     if self.core.model.ends(row):

@@ -209,10 +209,16 @@ class ChatEndpoint:
             named = settings.tool_choice not in ("auto", "none", "required")
             function = {"type": "function", "function": {"name": settings.tool_choice}}
             body["tool_choice"] = function if named else settings.tool_choice
+            if settings.parallel_tool_calls is not None:
+                body["parallel_tool_calls"] = settings.parallel_tool_calls
+        if settings.reasoning_effort is not None:
+            body["reasoning_effort"] = settings.reasoning_effort
         if settings.max_output_tokens:
             body["max_tokens"] = settings.max_output_tokens
         if settings.sampling is not None:
             body |= {"temperature": settings.sampling.temperature, "top_p": settings.sampling.top_p}
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
         return json.dumps(body).encode()
 
 

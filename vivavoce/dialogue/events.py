@@ -45,6 +45,18 @@ class Tool:
 
 
 @dataclass(frozen=True)
+class Truncation:
+    """How a history that is too long for the model is shortened."""
+
+    is_allowed: bool = True
+    """Otherwise a reply to such a history fails."""
+    retention_ratio: float | None = None
+    """The share that is kept; None: the server's own."""
+    max_tokens: int | None = None
+    """Of the history without the instructions; None: as many as the model takes."""
+
+
+@dataclass(frozen=True)
 class ConversationSettings:
     """Settings that a client may choose. Every field can change between replies."""
 
@@ -57,6 +69,11 @@ class ConversationSettings:
     max_output_tokens: int | None = None
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    temperature: float | None = None
+    """Replaces that of `sampling`."""
+    truncation: Truncation = field(default_factory=Truncation)
     transcribe_input: bool = False
     language: str | None = None
 

@@ -17,7 +17,7 @@ import torch
 from vivavoce.audio.io import Sound
 from vivavoce.dialogue.backend import ReplyPlan, ReplyStream
 from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples
-from vivavoce.dialogue.history import first_retained, written
+from vivavoce.dialogue.history import HistoryWindow, first_retained, written
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.sequence import rows_in_common
 from vivavoce.errors import VivaError
@@ -262,9 +262,16 @@ class MossSpeechConversation:
         first = ids.index(self._first_visible) if self._first_visible in ids else 0
         system = self._system_rows(settings)
         items = [await self._item_rows(item) for item in self._history]
+        truncation = settings.truncation
+        if not truncation.is_allowed:
+            return system + [row for rows in items for row in rows]
         room = max(1, self._backend.core.capacity - REPLY_ROOM)
+        if truncation.max_tokens is not None:
+            room = min(room, len(system) + truncation.max_tokens)
+        ratio = truncation.retention_ratio
+        window = None if ratio is None else HistoryWindow(high=1.0, low=ratio)
         fixed_rows = len(system) + (0 if self._turn is None else len(self._turn.codes))
-        first = first_retained([len(rows) for rows in items], fixed_rows, room, first)
+        first = first_retained([len(rows) for rows in items], fixed_rows, room, first, window)
         self._first_visible = ids[first] if first else None
         return system + [row for rows in items[first:] for row in rows]
 

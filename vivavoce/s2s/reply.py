@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
@@ -243,8 +243,11 @@ class MossSpeechReply:
         max_tokens = settings.max_output_tokens or options.max_output_tokens
         room = self._backend.core.capacity - len(self.rows)
         seed = options.seed if options.seed is not None else int(np.random.default_rng().integers(2**31))
+        sampling = settings.sampling or options.sampling
+        if settings.temperature is not None:
+            sampling = replace(sampling, temperature=settings.temperature)
         return Generation(
-            settings.sampling or options.sampling,
+            sampling,
             max_new_rows=max(1, min(max_tokens, room)),
             min_new_rows=options.min_output_tokens,
             seed=seed,

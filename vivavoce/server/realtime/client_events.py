@@ -15,7 +15,7 @@ Body = TypeVar("Body")
 MAX_EVENT_ID = 512
 
 
-class ClientEvent(Struct, kw_only=True, tag_field="type"):
+class ClientEvent(Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
     event_id: Annotated[str, Meta(max_length=MAX_EVENT_ID)] | None = None
 
 

@@ -18,10 +18,18 @@ from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule
 from vivavoce.server.realtime.response import AudioSink, ResponseEncoder
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session_config import value_or
-from vivavoce.server.realtime.session_types import RealtimeSessionObject, ServerVad, SessionObject, VivaSession
+from vivavoce.server.realtime.session_types import (
+    RealtimeSessionObject,
+    ServerVad,
+    SessionObject,
+    Tracing,
+    TracingConfiguration,
+    VivaSession,
+)
 
 logger = logging.getLogger(__name__)
 
+DIARIZE = "-diarize"  # ends the names of models whose transcripts come in segments with a speaker
 CLIENT_TRUNCATE_SECONDS = 0.2  # time for a client that stops its playback to send its own truncate event
 
 
@@ -198,6 +206,12 @@ class EventEncoder:
         if event.is_final:
             self._transcripts.pop(event.item, None)
             usage = events.DurationUsage(event.seconds)
+            transcription = self.session.audio.input.transcription
+            if transcription is not None and str(transcription.model).endswith(DIARIZE) and event.text:
+                segment = events.TranscriptionSegment(
+                    event.item, id=f"seg_{event.item}", text=event.text, start=0.0, end=event.seconds
+                )
+                self.send(segment)
             self.send(events.TranscriptionCompleted(event.item, event.text, usage))
 
     def _input_transcript_failed(self, event: dialogue.InputTranscriptFailed) -> None:
@@ -215,7 +229,9 @@ class EventEncoder:
         )
         self._replies[event.reply] = reply
         self.last_reply = event.reply
-        self._spans[event.reply] = new_span(self.conversation_id, event.reply, self.clock.waiting_seconds)
+        self._spans[event.reply] = new_span(
+            self.conversation_id, event.reply, self.clock.waiting_seconds, _trace_attributes(request.session.tracing)
+        )
         if reply.is_out_of_band:
             self._open_side_output(event.reply)
         self._send_in_order(event.reply, reply.created)
@@ -257,6 +273,7 @@ class EventEncoder:
                 return
             for sent in reply.done(event.reason, event.usage, event.error):
                 self.send(sent)
+            self.send(events.RateLimitsUpdated())
             reason = reply.final_reason(event.reason)
             self.metrics.count_reply(reason)
             self._spans.pop(event.reply).end(reason)
@@ -347,6 +364,16 @@ class EventEncoder:
     def _close_side_output(self, reply: str) -> None:
         if self._outputs.pop(reply, None) is not None:
             self._side_tasks.pop(reply).cancel()
+
+
+def _trace_attributes(tracing: Tracing | None) -> dict[str, str]:
+    """What a client wants to find its traces by."""
+    if not isinstance(tracing, TracingConfiguration):
+        return {}
+    fields = {"viva.workflow": value_or(tracing.workflow_name, ""), "viva.group": value_or(tracing.group_id, "")}
+    metadata = tracing.metadata if isinstance(tracing.metadata, dict) else {}
+    fields |= {f"viva.metadata.{name}": str(value) for name, value in metadata.items()}
+    return {name: value for name, value in fields.items() if value}
 
 
 _HANDLERS: dict[type, Callable[[EventEncoder, Any], None]] = {

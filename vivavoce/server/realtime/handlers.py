@@ -148,13 +148,17 @@ class ClientEventHandlers:
             await outcome
 
     def session_update(self, event: client.SessionUpdate) -> None:
-        session = self.configuration.changed(event.session)
+        session, refused = self.configuration.changed_but_for_tools(event.session)
         events.check_depth(session)
         settings = self.configuration.settings(session)
         self.conversation.update(lambda _: settings)
         self.configuration.session = self.encoder.session = session
         self.audio.configure_if_changed()
         self.updated()
+        for error in refused[1:]:
+            self.encoder.send(events.error_event(error, event.event_id))
+        if refused:
+            raise refused[0]
 
     async def append(self, event: client.InputAudioBufferAppend) -> None:
         await self.audio.append(event.audio)
