@@ -226,6 +226,40 @@ async def test_errors_have_the_codes_and_the_words_that_frameworks_look_for(clie
         )
 
 
+async def test_a_refused_tool_leaves_the_rest_of_an_update(client):
+    function = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+    mcp = {"type": "mcp", "server_label": "docs", "server_url": "https://example.org/mcp"}
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        await connection.session.update(
+            session={"type": "realtime", "instructions": "Be kind.", "tools": [mcp, function]}, event_id="mine"
+        )
+        session = (await until(connection, "session.updated")).session
+        assert session.instructions == "Be kind." and [tool.name for tool in session.tools] == ["weather"]
+        error = (await until(connection, "error")).error
+        assert (error.param, error.event_id) == ("session.tools[0].type", "mine")
+
+
+async def test_what_is_not_honoured_is_refused_by_name_and_what_is_honoured_is_told_back(client):
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        honoured = {"parallel_tool_calls": False, "reasoning": {"effort": "low"}, "tracing": {"workflow_name": "desk"}}
+        ratio = {"type": "retention_ratio", "retention_ratio": 0.5, "token_limits": {"post_instructions": 900}}
+        await connection.session.update(session={"type": "realtime", "truncation": ratio, **honoured})
+        session = (await until(connection, "session.updated")).session
+        assert session.parallel_tool_calls is False and session.reasoning.effort == "low"
+        assert session.truncation.retention_ratio == 0.5 and session.tracing.workflow_name == "desk"
+        for refused, param in (
+            ({"bogus_field": 1}, "session.bogus_field"),
+            ({"prompt": {"id": "pmpt_1"}}, "session.prompt"),
+            ({"include": ["item.input_audio_transcription.logprobs"]}, "session.include"),
+            ({"audio": {"input": {"noise_reduction": {"type": "near_field"}}}}, "session.audio.input.noise_reduction"),
+            ({"audio": {"input": {"turn_detection": {"type": "semantic_vad", "threshold": 0.5}}}}, None),
+        ):
+            await connection.session.update(session={"type": "realtime", **refused})
+            error = (await until(connection, "error")).error
+            assert error.code == "unknown_parameter"
+            assert error.param == (param or "session.audio.input.turn_detection.threshold")
+
+
 async def test_the_models_are_listed(client):
     assert [model.id async for model in client.models.list()] == ["scripted-1", "scripted-2"]
     assert (await client.models.retrieve("scripted-2")).id == "scripted-2"
