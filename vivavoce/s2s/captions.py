@@ -135,7 +135,7 @@ class Captions:
         previous: "asyncio.Task[None] | None",
     ) -> None:
         if self._captioner is None or self._captioner == "model":
-            text = await self._words.of_codes(codes)
+            text = await self._words.of_codes(codes, WORDS_URGENCY if is_whole else PARTIAL_URGENCY)
         else:
             text = await self._captioner.transcribe(sound, DECODER_RATE, self._language)
         if previous is not None:
@@ -158,6 +158,7 @@ class Captions:
 WRITE_DOWN = "Write down what is said."
 ROWS_PER_CODE = 2  # 80 ms of speech hold at most a few letters
 MIN_ROWS = 16
+PARTIAL_URGENCY = 0.3  # seconds: these words are about to be heard
 WORDS_URGENCY = 1.5  # seconds: captions are less urgent than sound, so their rows join steps that sound needs
 
 
@@ -174,8 +175,8 @@ class MossSpeechTranscriber:
         codes, _ = await self._backend.speech_encoder.do((state, torch.from_numpy(sound), True), urgency=1.0)
         return await self.of_codes(codes)
 
-    async def of_codes(self, codes: Sequence[int]) -> str:
-        """The transcript of some speech codes."""
+    async def of_codes(self, codes: Sequence[int], urgency: float = WORDS_URGENCY) -> str:
+        """The transcript of some speech codes, needed in `urgency` seconds."""
         if not codes:
             return ""
         engine, prompt, model = self._backend.engine, self._backend.prompt, self._backend.model
@@ -184,7 +185,7 @@ class MossSpeechTranscriber:
         try:
             max_rows = MIN_ROWS + ROWS_PER_CODE * len(codes)
             async with await engine.generate(sequence, Generation(GREEDY, max_new_rows=max_rows)) as reply:
-                reply.needed_by(asyncio.get_running_loop().time() + WORDS_URGENCY)
+                reply.needed_by(asyncio.get_running_loop().time() + urgency)
                 rows = [row async for row in reply]
         finally:
             await engine.close(sequence)
