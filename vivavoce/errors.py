@@ -32,6 +32,25 @@ class MissingDependencyError(VivaError):
     """A feature needs an extra that is not installed; the message names the pip command."""
 
 
+class EndpointError(VivaError):
+    """A remote part failed. The message may quote its answer; `public` does not, and is all that clients get."""
+
+    def __init__(self, public: str, detail: str = "") -> None:
+        super().__init__(f"{public}: {detail}" if detail else public)
+        self.public = public
+
+
+class UnreachableEndpointError(EndpointError, ConnectionError):
+    """A remote part cannot be reached."""
+
+
+def public_message(error: BaseException) -> str:
+    """What a client of a server may know of an error."""
+    if isinstance(error, EndpointError):
+        return error.public
+    return str(error) if isinstance(error, VivaError) else f"internal error ({type(error).__name__})"
+
+
 # The extra of pyproject.toml that installs a top-level module. A module of several extras has the smallest of them.
 EXTRA_OF_MODULE = {
     "ai_edge_litert": "quality",

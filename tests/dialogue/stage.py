@@ -136,7 +136,7 @@ class Stage:
     def set(cls, *scripts, settings=None, options: DialogueOptions | None = None, ahead: float | None = 0.4) -> "Stage":
         clock = SimulatedClock()
         backend = ScriptedBackend(*scripts, clock=clock, ahead=ahead)
-        conversation = LiveConversation(backend, settings, options, input_rate=RATE, clock=clock)
+        conversation = LiveConversation(backend, settings or with_turn(), options, input_rate=RATE, clock=clock)
         stage = cls(backend, conversation, clock)
         stage._reader = asyncio.get_running_loop().create_task(stage._read())
         return stage
@@ -191,7 +191,7 @@ class Stage:
 
 
 def with_turn(**turn) -> ConversationSettings:
-    return ConversationSettings(turn=TurnSettings(**turn))
+    return ConversationSettings(turn=TurnSettings(**({"silence_duration_ms": 240} | turn)))
 
 
 async def answered(stage: Stage, seconds: float = 1.5) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.dialogue.voices import silence, talk
 from vivavoce.audio.player import SimulatedClock
-from vivavoce.cascade.backend import CascadeBackend, ChatEnd, ChatText, WholeTurns, chat_messages
+from vivavoce.cascade.backend import PENDING_OUTPUT, CascadeBackend, ChatEnd, ChatText, WholeTurns, chat_messages
 from vivavoce.cascade.remote import ChatEndpoint
 from vivavoce.dialogue.events import (
     AudioPart,
@@ -155,7 +155,7 @@ async def converse(endpoint, play, settings=None, tools=()):
 async def test_speech_becomes_words_becomes_a_reply_becomes_speech(serve):
     endpoint = serve(words("Well, ", "of course. You spoke", " for a while. Bye"))
     settings = ConversationSettings(instructions="Be brief.", transcribe_input=True)
-    said = np.concatenate([silence(0.5), talk(1.0), silence(0.5)])
+    said = np.concatenate([silence(0.5), talk(1.0), silence(0.7)])
     events, voice, items, listener = await converse(endpoint, said, settings)
     assert voice.said == ["Well, of course.", "You spoke for a while.", "Bye"]
     assert endpoint.path == "/v1/chat/completions"
@@ -224,7 +224,7 @@ async def test_a_spoken_item_is_recognised_at_its_own_rate(serve, rate):
 
 async def test_a_turn_without_words_is_not_answered(serve):
     endpoint = serve(words("Pardon?"))
-    said = np.concatenate([silence(0.5), talk(1.0), silence(0.5)])
+    said = np.concatenate([silence(0.5), talk(1.0), silence(0.7)])
     events, voice, _, _ = await converse(endpoint, said, ConversationSettings(language="nobody's"))
     assert not endpoint.asked and not voice.said
     assert next(event for event in events if isinstance(event, ReplyDone)).reason == "completed"
@@ -236,6 +236,39 @@ def test_calls_made_together_are_one_message():
     messages = chat_messages(items, "", {})
     assert [message["role"] for message in messages] == ["assistant", "tool", "tool"]
     assert [call["id"] for call in messages[0]["tool_calls"]] == ["a", "b"]
+
+
+def chat_roles(*contents, **options) -> list[tuple[str, str]]:
+    items = [Item(f"item_{index}", content, **options) for index, content in enumerate(contents)]
+    return [(message["role"], message["content"]) for message in chat_messages(items, "", {})]
+
+
+def test_outputs_follow_their_calls_however_late_they_came():
+    asked, again = (Message("user", (TextPart(text),)) for text in ("Book it", "And now?"))
+    call, other = ToolCall("a", "book", "{}"), ToolCall("b", "look", "{}")
+    assert chat_roles(asked, call, other, again) == [
+        ("user", "Book it"),
+        ("assistant", None),
+        ("tool", PENDING_OUTPUT),
+        ("tool", PENDING_OUTPUT),
+        ("user", "And now?"),
+    ]
+    late = chat_roles(asked, call, other, again, ToolOutput("b", "2"), ToolOutput("a", "1"), again)
+    assert late == [
+        ("user", "Book it"),
+        ("assistant", None),
+        ("tool", "1"),
+        ("tool", "2"),
+        ("user", "And now?"),
+        ("user", "And now?"),
+    ]
+    same_id = chat_roles(call, ToolOutput("a", "first"), asked, call)
+    assert same_id == [("assistant", None), ("tool", "first"), ("user", "Book it"), *chat_roles(call)]
+
+
+def test_outputs_without_a_call_and_calls_that_were_cut_leave_a_valid_request():
+    assert chat_roles(ToolOutput("lost", "7")) == [("system", "Output of a function: 7")]
+    assert chat_roles(ToolCall("a", "book", '{"seats'), is_complete=False) == []
 
 
 async def test_written_replies_are_not_cut_into_sentences(serve):
@@ -255,9 +288,12 @@ async def test_written_replies_are_not_cut_into_sentences(serve):
     [
         ([], 503, "answered 503"),
         (["{not json"], 200, "invalid JSON"),
-        ([{"error": {"message": "out of memory"}}], 200, "out of memory"),
-        ([{"error": "out of memory"}], 200, "out of memory"),
-        ([b"<html><p>Welcome</p></html>"], 200, "streamed no events but '<html><p>Welcome</p></html>'"),
+        ([{"error": {"message": "the prompt was: SECRET"}}], 200, "the chat endpoint failed"),
+        ([{"error": "SECRET"}], 200, "the chat endpoint failed"),
+        ([b"<html><p>SECRET</p></html>"], 200, "streamed no events"),
+        (["SECRET"], 200, "invalid JSON"),
+        ([b'{"error": {"message": "SECRET", "code": "context_length_exceeded"}}'], 400, "(context_length_exceeded)"),
+        ([b'{"error": {"message": "SECRET", "code": "SECRET words"}}'], 400, "answered 400"),
         ([b""], 200, "streamed no events"),
         ([{"choices": [{"delta": {"content": "And th"}}]}, b"\n"], 200, "middle of its answer"),
         (["null"], 200, "unexpected event"),
@@ -266,10 +302,10 @@ async def test_written_replies_are_not_cut_into_sentences(serve):
         ([{"choices": [{"delta": {"tool_calls": [{"index": "x", "function": 5}]}}]}], 200, "unexpected event"),
     ],
 )
-async def test_an_endpoint_that_fails_fails_the_reply_with_its_own_words(serve, chunks, status, message):
+async def test_an_endpoint_that_fails_fails_the_reply_and_is_not_quoted(serve, chunks, status, message):
     events, *_ = await converse(serve(chunks, status), lambda conversation: conversation.reply())
     done = next(event for event in events if isinstance(event, ReplyDone))
-    assert done.reason == "failed" and message in done.error
+    assert done.reason == "failed" and message in done.error and "SECRET" not in done.error
 
 
 async def test_an_unreachable_endpoint_is_named():

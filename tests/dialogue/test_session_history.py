@@ -3,16 +3,16 @@
 import asyncio
 import gc
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.dialogue.stage import Stage, answered, spoken
+from tests.dialogue.stage import Stage, answered, spoken, with_turn
 from tests.dialogue.voices import silence, talk
 from vivavoce.dialogue.backend import Ended, Wrote
 from vivavoce.dialogue.events import (
     AudioPart,
-    ConversationSettings,
     InputTranscript,
     ItemTruncated,
     Message,
@@ -21,7 +21,6 @@ from vivavoce.dialogue.events import (
     ReplyText,
     TextPart,
     TurnCommitted,
-    TurnSettings,
 )
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import InputError
@@ -77,7 +76,7 @@ async def test_input_transcripts_are_emitted_where_requested():
             return f"{len(samples) / rate:.1f} seconds"
 
     stage = Stage.set(
-        settings=ConversationSettings(transcribe_input=True), options=DialogueOptions(transcriber=Listener())
+        settings=replace(with_turn(), transcribe_input=True), options=DialogueOptions(transcriber=Listener())
     )
     await stage.hear(np.concatenate([silence(0.5), talk(1.0), silence(0.5)]))
     (transcript,) = stage.all(InputTranscript)
@@ -94,7 +93,7 @@ async def test_words_do_not_wait_for_the_end_of_a_written_reply():
         async def transcribe(self, samples, rate, language=None):
             return "words"
 
-    settings = ConversationSettings(transcribe_input=True, modality="text")
+    settings = replace(with_turn(), transcribe_input=True, modality="text")
     script = [Wrote("One. "), *[Wrote("More. ")] * 40, Ended("completed")]
     stage = Stage.set(script, settings=settings, options=DialogueOptions(transcriber=Listener()))
     await stage.hear(np.concatenate([silence(0.5), talk(1.0), silence(0.6)]))
@@ -109,7 +108,7 @@ async def test_words_do_not_wait_for_a_reply_that_is_not_made(create_response):
         async def transcribe(self, samples, rate, language=None):
             return "words"
 
-    settings = ConversationSettings(transcribe_input=True, turn=TurnSettings(create_response=create_response))
+    settings = replace(with_turn(create_response=create_response), transcribe_input=True)
     stage = Stage.set([Ended("failed", "no")], settings=settings, options=DialogueOptions(transcriber=Listener()))
     await stage.hear(np.concatenate([silence(0.5), talk(1.0), silence(0.5)]))
     assert [event.text for event in stage.all(InputTranscript)] == ["words"]

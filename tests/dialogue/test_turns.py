@@ -11,9 +11,12 @@ from vivavoce.dialogue.turns import TurnEvent, TurnState, TurnTaker, windows
 BEGAN, LIKELY, WENT_ON, OVER = TurnEvent.BEGAN, TurnEvent.LIKELY_OVER, TurnEvent.WENT_ON, TurnEvent.OVER
 
 
+QUICK = TurnSettings(silence_duration_ms=240)
+
+
 def play(probabilities, settings=None, finished=None):
     """The windows at which something happened, and what."""
-    taker, state, events = TurnTaker(settings or TurnSettings()), TurnState(), []
+    taker, state, events = TurnTaker(settings or QUICK), TurnState(), []
     for index, probability in enumerate(probabilities):
         event, state = taker.step(state, probability, finished)
         if event is not None:
@@ -80,15 +83,15 @@ def test_silence_between_windows_makes_an_end_likely_but_ends_no_speech():
     assert taker.step(after, 0.9)[0] is WENT_ON
 
 
-@pytest.mark.parametrize(("eagerness", "silence"), [("high", 6), ("auto", 7), ("medium", 7), ("low", 19)])
+@pytest.mark.parametrize(("eagerness", "silence"), [("high", 12), ("auto", 16), ("medium", 16), ("low", 39)])
 def test_without_a_model_eagerness_stretches_the_silence(eagerness, silence):
-    events, _ = play([0.9] * 5 + [0.0] * 30, TurnSettings(detector="semantic", eagerness=eagerness))
+    events, _ = play([0.9] * 5 + [0.0] * 60, TurnSettings(detector="semantic", eagerness=eagerness))
     assert events[-1] == (4 + silence, OVER)
 
 
 @pytest.mark.parametrize(
     ("finished", "eagerness", "silence"),
-    [(0.9, "auto", 5), (0.1, "auto", 125), (0.1, "high", 62), (0.4, "high", 4), (0.4, "low", 250)],
+    [(0.9, "auto", 5), (0.1, "auto", 125), (0.1, "high", 62), (0.4, "high", 5), (0.4, "low", 250)],
 )
 def test_a_turn_model_shortens_or_lengthens_the_wait(finished, eagerness, silence):
     settings = TurnSettings(detector="semantic", eagerness=eagerness)

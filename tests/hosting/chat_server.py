@@ -1,7 +1,7 @@
 """A chat server with OpenAI's `/chat/completions`, streamed, as a process of its own: `python chat_server.py`.
 
 It prints its port. Where a tool is offered that the question names, it calls it; a tool's answer it tells; anything
-else it repeats.
+else it repeats. As OpenAI's, it refuses calls whose outputs do not follow them, in words that quote the request.
 """
 
 import json
@@ -25,16 +25,33 @@ def pieces(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"content": word} for word in ("You said: ", question, ". ", "That is all.")]
 
 
+def is_valid(messages: list[dict[str, Any]]) -> bool:
+    """Whether every call is followed by its output, and every output follows its call."""
+    pending: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in pending:
+                return False
+            pending.remove(message["tool_call_id"])
+        elif pending:
+            return False
+        pending += [call["id"] for call in message.get("tool_calls", ())]
+    return not pending
+
+
 class Handler(BaseHTTPRequestHandler):
     """One conversation turn a request."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         allowed = self.headers.get("Authorization") == "Bearer chat-secret" and self.path == "/v1/chat/completions"
-        self.send_response(200 if allowed else 401)
+        is_refused = not is_valid(body["messages"]) or "refuse me" in str(body["messages"][-1]["content"])
+        self.send_response(401 if not allowed else 400 if is_refused else 200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
-        if not allowed:
+        if not allowed or is_refused:
+            error = {"message": f"Invalid: {body['messages']}", "code": "invalid_messages"}
+            self.wfile.write(json.dumps({"error": error}).encode())
             return
         deltas = pieces(body)
         for delta in deltas:

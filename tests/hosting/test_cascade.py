@@ -76,7 +76,7 @@ async def one_turn(connection, wants_transcript=False) -> Turn:
             case "response.done":
                 turn.response = event.response
             case "error":
-                assert event.error.code == "content_filter", event
+                raise AssertionError(event)
         if turn.response is not None and (turn.heard is not None or not wants_transcript):
             return turn
     raise AssertionError("the connection ended")
@@ -103,6 +103,43 @@ async def test_a_tool_is_called_and_its_answer_is_spoken(client):
     assert turn.words.strip() == "The desk says: table nine." and len(turn.sound) > 1000
     assert turn.response.status == "completed"
     assert turn.response.usage.input_tokens == 3 and turn.response.usage.output_tokens == 4
+
+
+async def test_a_tool_that_answers_late_spoils_no_turn(client):
+    async with client.realtime.connect(model="cascade") as connection:
+        session = {"type": "realtime", "tools": [TOOL], "output_modalities": ["text"]}
+        await connection.session.update(session=session)
+        await say(connection, "Please book a table for three")
+        (call,) = (await one_turn(connection)).response.output
+        await say(connection, "Are you there")
+        turn = await one_turn(connection)
+        assert turn.response.status == "completed" and turn.words == "You said: Are you there. That is all."
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "table nine"}
+        await connection.conversation.item.create(item=output)
+        await say(connection, "Well")
+        assert (await one_turn(connection)).words == "You said: Well. That is all."
+
+
+async def test_what_the_chat_endpoint_says_of_an_error_stays_on_the_server(client):
+    async with client.realtime.connect(model="cascade") as connection:
+        await connection.session.update(session={"type": "realtime", "instructions": "The password is swordfish."})
+        await say(connection, "refuse me")
+        failed = (await one_turn(connection)).response
+        assert failed.status == "failed" and "swordfish" not in str(failed)
+        assert failed.status_details.error.message == "the chat endpoint answered 400 (invalid_messages)"
+
+
+async def test_an_out_of_band_response_without_input_sees_the_conversation(client):
+    async with client.realtime.connect(model="cascade") as connection:
+        content = [{"type": "input_text", "text": "Good evening"}]
+        await connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})
+        aside = {"conversation": "none", "output_modalities": ["text"], "metadata": {"topic": "greeting"}}
+        await connection.response.create(response=aside)
+        turn = await one_turn(connection)
+        assert turn.words == "You said: Good evening. That is all." and turn.response.metadata == {"topic": "greeting"}
+        assert turn.response.conversation_id is None and turn.response.usage.input_tokens == 1
+        await connection.response.create(response=aside | {"input": [], "instructions": "Classify."})
+        assert (await one_turn(connection)).words == "You said: Classify.. That is all."
 
 
 async def test_a_spoken_question_is_written_down_answered_and_spoken(client):

@@ -1,5 +1,6 @@
 """`viva serve` as a process of its own, spoken to by an unmodified client, and killed."""
 
+import asyncio
 import base64
 import json
 import subprocess
@@ -60,6 +61,43 @@ async def test_a_spoken_question_is_answered_in_speech(address):
     assert "seven until ten" in words, words
     assert 1.0 < len(reply) / 48_000 < 8.0
     assert np.abs(np.frombuffer(bytes(reply), np.int16)).max() > 1000
+
+
+@pytest.mark.full
+async def test_an_interrupted_reply_keeps_the_words_that_were_heard(address):
+    """The caller hears 1.8 s of the answer, then asks something else."""
+    loop = asyncio.get_running_loop()
+    client = AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1")
+    async with client, client.realtime.connect(model="mini-speech") as connection:
+
+        async def say(intent):
+            pcm = _question(intent).tobytes()
+            for start in range(0, len(pcm), 4800):  # as a microphone does, in its time
+                await connection.input_audio_buffer.append(audio=base64.b64encode(pcm[start : start + 4800]).decode())
+                await asyncio.sleep(0.1)
+
+        speaking, began, deltas, done, kept = loop.create_task(say("breakfast")), None, "", None, None
+        async for event in connection:
+            assert event.type != "error", event
+            if event.type == "response.output_audio.delta" and began is None:
+                began, item = loop.time(), event.item_id
+            elif event.type == "response.output_audio_transcript.delta" and done is None:
+                deltas += event.delta
+            elif event.type == "response.output_audio_transcript.done" and done is None:
+                done = event.transcript
+            elif event.type == "response.done":
+                response = event.response
+                await connection.conversation.item.retrieve(item_id=item)
+            elif event.type == "conversation.item.retrieved":
+                kept = event.item.content[0].transcript
+                break
+            if began is not None and speaking is not None and loop.time() - began > 1.8:
+                await speaking
+                speaking, interrupting = None, loop.create_task(say("wifi"))
+        interrupting.cancel()
+    assert response.status == "cancelled" and response.status_details.reason == "turn_detected"
+    assert done == kept == response.output[0].content[0].transcript
+    assert done.startswith("Breakfast") and deltas.startswith(done) and "morning" not in done, done
 
 
 def test_the_page_the_models_and_the_metrics_are_there(address):

@@ -67,6 +67,7 @@ class Caller:
     @classmethod
     def on(cls, pipeline, options=AT_ONCE, settings=SHORT) -> "Caller":
         clock = SimulatedClock()
+        settings = replace(settings, turn=replace(settings.turn, silence_duration_ms=240))
         caller = cls(LiveConversation(pipeline, settings, options, input_rate=16_000, clock=clock), clock)
         caller.reader = asyncio.get_running_loop().create_task(caller._read())
         return caller
@@ -270,6 +271,14 @@ async def test_a_reply_out_of_band_does_not_touch_the_conversation(parts):
         await caller.settled()
         assert caller.conversation._state._rows == before
         assert len(pipeline.core.scheduler.sequences) == 1
+        caller.conversation.reply(ReplyRequest(is_out_of_band=True))
+        await caller.until(ReplyDone, 3)
+        await caller.settled()
+        assert caller.conversation._state._rows == before
+        assert len(pipeline.core.scheduler.sequences) == 1
+        alone, seen = (event.usage for event in caller.all(ReplyDone)[1:])
+        assert seen.input_audio > alone.input_audio == 0, "without an input it sees the conversation"
+        assert seen.cached_text + seen.cached_audio == len(before) and alone.cached_audio == 0
         await caller.close()
         assert pages_held(pipeline) == 0
 

@@ -305,7 +305,9 @@ class ScriptedConversation:
 class ScriptedHost:
     """A host of scripted conversations, all of which can be looked at."""
 
-    settings: dialogue.ConversationSettings = field(default_factory=dialogue.ConversationSettings)
+    settings: dialogue.ConversationSettings = field(
+        default_factory=lambda: dialogue.ConversationSettings(turn=dialogue.TurnSettings(silence_duration_ms=240))
+    )
     is_ready: bool = True
     room: int = 1000
     opened: list[ScriptedConversation] = field(default_factory=list)

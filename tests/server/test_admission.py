@@ -273,7 +273,7 @@ async def test_the_figures(server):
     assert figures["viva_ttfa_seconds_count"] == "1.0"
     assert float(figures["viva_sound_sent_seconds_total"]) == pytest.approx(0.4)
     assert figures["viva_underruns_total"] == "0.0"
-    assert figures['viva_errors_total{code="unknown_event_type"}'] == "1.0"
+    assert figures['viva_errors_total{code="invalid_value"}'] == "1.0"
     assert figures["viva_kv_used_ratio"] == "0.25"
     assert {"viva_deadlines_missed_total", "viva_v2v_seconds_count", "viva_queue_depth"} <= figures.keys()
     assert float(figures["viva_event_loop_lag_seconds_count"]) > 0

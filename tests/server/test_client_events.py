@@ -12,6 +12,7 @@ from vivavoce.dialogue import events as dialogue
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
 
 RATE = 24_000
+PREVIOUS_UNKNOWN = "item_create_invalid_previous_item_id"
 TRUNCATE = {"type": "conversation.item.truncate", "item_id": "nobody", "content_index": 0}
 
 
@@ -42,7 +43,7 @@ async def test_items_are_put_where_the_client_says(server):
         error = await client.error()
         assert error["event_id"] == "mine" and "nobody" in error["message"]
         await client.send("conversation.item.create", item=says("x", id="a"))
-        assert (await client.error())["code"] == "item_exists"
+        assert (await client.error())["code"] == "item_create_duplicate_item_id"
 
 
 async def test_a_spoken_item_brings_its_sound(server):
@@ -134,14 +135,18 @@ async def test_words_that_are_revised_wait_for_the_whole_text(server):
         assert [event["delta"] for event in deltas] == ["I s", "ee"] and completed["transcript"] == "Ice cream"
 
 
-async def test_warnings_and_silence_reach_the_client(server):
+async def test_warnings_and_silence_reach_the_client_that_asks(server):
     async with connected(server) as client:
         await client.until("conversation.created")
+        server.host.opened[0].emit(dialogue.Warned("slow", "nobody asked yet"))
+        await client.send("session.update", session={"viva": {"warnings": True}})
+        await client.until("session.updated")
         server.host.opened[0].emit(dialogue.TurnTimedOut("item_1", 1000, 6000))
         server.host.opened[0].emit(dialogue.Warned("slow", "the machine is slow"))
         timed_out = await client.until("input_audio_buffer.timeout_triggered")
         assert (timed_out["item_id"], timed_out["audio_start_ms"], timed_out["audio_end_ms"]) == ("item_1", 1000, 6000)
-        assert (await client.error())["code"] == "slow"
+        assert (await client.until("viva.warning"))["message"] == "the machine is slow"
+        assert len(client.of_type("viva.warning")) == 1
 
 
 async def test_a_reported_playback_position_replaces_the_estimate(server):
@@ -184,9 +189,10 @@ async def test_sound_that_is_none_costs_a_piece_and_not_the_session(server):
         conversation.emit(dialogue.ReplyStarted("resp"))
         conversation.emit(dialogue.ReplyItemStarted("resp", "item", "message", None))
         conversation.emit(dialogue.ReplyAudio("resp", "item", np.full(500, np.nan, np.float32)))
-        assert (await client.error())["code"] == "sound_lost"
         conversation.emit(dialogue.ReplyDone("resp", "completed", dialogue.Usage()))
-        assert (await client.until("response.done"))["response"]["output"][0]["status"] == "incomplete"
+        done = (await client.until("response.done"))["response"]
+        assert done["output"][0]["status"] == "incomplete" and not client.of_type("error")
+        assert done["status_details"]["error"]["code"] == "sound_lost"
         assert (await client.say("go on"))["status"] == "completed"
 
 
@@ -226,24 +232,26 @@ async def test_eight_sessions_at_once_hear_their_own_answers(server):
 @pytest.mark.parametrize(
     ("event", "code"),
     [
-        ({"type": "nonsense"}, "unknown_event_type"),
-        ({"type": None}, "unknown_event_type"),
-        ({"type": ["session.update"]}, "unknown_event_type"),
-        ({}, "unknown_event_type"),
+        ({"type": "nonsense"}, "invalid_value"),
+        ({"type": None}, "missing_required_parameter"),
+        ({"type": ["session.update"]}, "invalid_type"),
+        ({}, "invalid_value"),
         ({"type": "session.update"}, "missing_required_parameter"),
         ({"type": "session.update", "session": []}, "invalid_type"),
         ({"type": "input_audio_buffer.append"}, "missing_required_parameter"),
-        ({"type": "input_audio_buffer.append", "audio": "abc"}, "invalid_base64"),
+        ({"type": "input_audio_buffer.append", "audio": "abc"}, "invalid_value"),
         ({"type": "input_audio_buffer.append", "audio": "AAAA"}, "invalid_audio"),
         ({"type": "input_audio_buffer.commit"}, "input_audio_buffer_commit_empty"),
         ({"type": "conversation.item.create"}, "missing_required_parameter"),
         ({"type": "conversation.item.create", "item": {"type": "message", "role": "ghost"}}, "invalid_value"),
-        ({"type": "conversation.item.create", "item": says("x") | {"id": "i" * 65}}, "invalid_value"),
+        ({"type": "conversation.item.create", "item": says("x") | {"id": "i" * 65}}, "string_above_max_length"),
         ({"type": "conversation.item.retrieve"}, "missing_required_parameter"),
-        ({"type": "conversation.item.retrieve", "item_id": "nobody"}, "invalid_value"),
+        ({"type": "conversation.item.create", "item": says("x"), "previous_item_id": "nobody"}, PREVIOUS_UNKNOWN),
+        ({"type": "conversation.item.retrieve", "item_id": "nobody"}, "item_retrieve_invalid_item_id"),
+        ({"type": "conversation.item.delete", "item_id": "nobody"}, "item_delete_invalid_item_id"),
         ({"type": "conversation.item.truncate", "item_id": "x", "audio_end_ms": 1}, "missing_required_parameter"),
-        (TRUNCATE | {"audio_end_ms": 1}, "invalid_value"),
-        (TRUNCATE | {"audio_end_ms": -1}, "invalid_value"),
+        (TRUNCATE | {"audio_end_ms": 1}, "item_truncate_invalid_item_id"),
+        (TRUNCATE | {"audio_end_ms": -1}, "integer_below_min_value"),
         (TRUNCATE | {"audio_end_ms": 1, "content_index": 1}, "invalid_value"),
         ({"type": "conversation.item.delete", "item_id": 7}, "invalid_type"),
         ({"type": "response.create", "response": {"metadata": {"a": 1}}}, "invalid_type"),

@@ -138,7 +138,7 @@ async def test_opus_both_ways(server, stack):
     ("message", "code"),
     [
         ("not json", "invalid_json"),
-        ('{"type": "input_audio_buffer.append", "audio": "%%%"}', "invalid_base64"),
+        ('{"type": "input_audio_buffer.append", "audio": "%%%"}', "invalid_value"),
         ('{"type": "input_audio_buffer.append", "audio": "AAAA", "event_id": "odd"}', "invalid_audio"),
         ('{"type": "conversation.item.delete", "item_id": "none", "event_id": "odd"}', None),
         (b"\x00" * 10, "binary_not_negotiated"),

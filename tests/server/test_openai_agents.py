@@ -117,6 +117,9 @@ async def test_barge_in_stops_the_sound(server):
         done = await seen.until(session, is_raw("response.done"))
         assert done.data.data["response"]["status"] == "cancelled"
         assert len(seen.audio()) / 2 / RATE < 2.0
+        updates = [event for event in seen if event.type == "history_updated"]
+        said = [item for item in updates[-1].history if getattr(item, "role", "") == "assistant"]
+        assert said[-1].content[0].transcript.startswith("You said"), "the words that were heard are kept"
 
 
 async def test_interrupt_by_hand(server):

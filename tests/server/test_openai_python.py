@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from tests.server.harness import DEADLINE
-from tests.server.scripted import pitch, tone, watermark
+from tests.server.scripted import ScriptedHost, pitch, tone, watermark
+from vivavoce.dialogue.events import ConversationSettings
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
 
 RATE = 24_000
@@ -62,6 +63,18 @@ async def test_audio_turn_with_server_voice_activity(client):
         assert {"input_audio_buffer.speech_started", "input_audio_buffer.committed"} <= {event.type for event in seen}
         sound = b"".join(base64.b64decode(event.delta) for event in seen if event.type == "response.output_audio.delta")
         assert abs(pitch(decode(sound, WireFormat()), RATE) - watermark("You said: tone 500")) < 5
+
+
+async def test_server_vad_without_values_waits_as_long_as_openais(running, official):
+    server = await running(host=ScriptedHost(settings=ConversationSettings()))
+    async with official(f"{server.http}/v1", "unused").realtime.connect(model="gpt-realtime") as connection:
+        detection = (await connection.recv()).session.audio.input.turn_detection
+        assert (detection.threshold, detection.prefix_padding_ms, detection.silence_duration_ms) == (0.5, 300, 500)
+        await connection.session.update(
+            session={"type": "realtime", "audio": {"input": {"turn_detection": {"type": "server_vad"}}}}
+        )
+        updated = (await until(connection, "session.updated")).session.audio.input.turn_detection
+        assert updated == detection
 
 
 async def test_audio_turn_committed_by_hand(client):
@@ -143,6 +156,108 @@ async def test_cancel_delete_and_errors(client):
         assert (await until(connection, "conversation.item.deleted")).item_id == cancelled.output[0].id
         await connection.conversation.item.delete(item_id="nobody")
         assert "nobody" in (await until(connection, "error")).error.message
+
+
+async def test_errors_have_the_codes_and_the_words_that_frameworks_look_for(client):
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        await connection.conversation.item.create(item=says("please wait") | {"id": "mine"})
+        await connection.response.create()
+        reply = (await until(connection, "response.created")).response.id
+
+        async def refused(sending) -> tuple[str | None, str]:
+            await sending
+            error = (await until(connection, "error")).error
+            assert error.type == "invalid_request_error"
+            return error.code, error.message
+
+        items = connection.conversation.item
+        assert await refused(items.retrieve(item_id="nobody")) == (
+            "item_retrieve_invalid_item_id",
+            "Error retrieving item: the item with id 'nobody' does not exist.",
+        )
+        assert await refused(items.delete(item_id="nobody")) == (
+            "item_delete_invalid_item_id",
+            "Error deleting item: the item with id 'nobody' does not exist.",
+        )
+        assert await refused(items.truncate(item_id="nobody", content_index=0, audio_end_ms=5)) == (
+            "item_truncate_invalid_item_id",
+            "Error truncating item: the item with id 'nobody' does not exist.",
+        )
+        assert await refused(items.truncate(item_id="mine", content_index=0, audio_end_ms=5)) == (
+            None,
+            "Only model output audio messages can be truncated",
+        )
+        assert await refused(items.create(item=says("again") | {"id": "mine"})) == (
+            "item_create_duplicate_item_id",
+            "Error adding item: an item with id 'mine' already exists.",
+        )
+        assert await refused(items.create(item=says("after"), previous_item_id="nobody")) == (
+            "item_create_invalid_previous_item_id",
+            "Error adding item: the previous item with id 'nobody' does not exist.",
+        )
+        assert await refused(connection.response.create()) == (
+            "conversation_already_has_active_response",
+            f"Conversation already has an active response in progress: {reply}. "
+            "Wait until the response is finished before creating a new one.",
+        )
+        await connection.response.cancel()
+        await until(connection, "response.done")
+        assert await refused(connection.response.cancel()) == (
+            "response_cancel_not_active",
+            "Cancellation failed: no active response found",
+        )
+        assert await refused(connection.input_audio_buffer.commit()) == (
+            "input_audio_buffer_commit_empty",
+            "Error committing input audio buffer: buffer too small. Expected at least 100ms of audio, but buffer only "
+            "has 0.00ms of audio.",
+        )
+        assert await refused(connection.session.update(session={"type": "realtime", "max_output_tokens": 5000})) == (
+            "integer_above_max_value",
+            "Invalid 'session.max_output_tokens': integer above maximum value. Expected a value <= 4096, but got 5000 "
+            "instead.",
+        )
+        assert await refused(connection.send({"type": "session.nope"})) == (
+            "invalid_value",
+            "Invalid value: 'session.nope'. Supported values are: 'session.update', 'transcription_session.update', "
+            "'input_audio_buffer.append', 'input_audio_buffer.commit', 'input_audio_buffer.clear', "
+            "'output_audio_buffer.clear', 'conversation.item.create', 'conversation.item.retrieve', "
+            "'conversation.item.truncate', 'conversation.item.delete', 'response.create', 'response.cancel', and "
+            "'viva.played'.",
+        )
+
+
+async def test_a_refused_tool_leaves_the_rest_of_an_update(client):
+    function = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+    mcp = {"type": "mcp", "server_label": "docs", "server_url": "https://example.org/mcp"}
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        await connection.session.update(
+            session={"type": "realtime", "instructions": "Be kind.", "tools": [mcp, function]}, event_id="mine"
+        )
+        session = (await until(connection, "session.updated")).session
+        assert session.instructions == "Be kind." and [tool.name for tool in session.tools] == ["weather"]
+        error = (await until(connection, "error")).error
+        assert (error.param, error.event_id) == ("session.tools[0].type", "mine")
+
+
+async def test_what_is_not_honoured_is_refused_by_name_and_what_is_honoured_is_told_back(client):
+    async with client.realtime.connect(model="gpt-realtime") as connection:
+        honoured = {"parallel_tool_calls": False, "reasoning": {"effort": "low"}, "tracing": {"workflow_name": "desk"}}
+        ratio = {"type": "retention_ratio", "retention_ratio": 0.5, "token_limits": {"post_instructions": 900}}
+        await connection.session.update(session={"type": "realtime", "truncation": ratio, **honoured})
+        session = (await until(connection, "session.updated")).session
+        assert session.parallel_tool_calls is False and session.reasoning.effort == "low"
+        assert session.truncation.retention_ratio == 0.5 and session.tracing.workflow_name == "desk"
+        for refused, param in (
+            ({"bogus_field": 1}, "session.bogus_field"),
+            ({"prompt": {"id": "pmpt_1"}}, "session.prompt"),
+            ({"include": ["item.input_audio_transcription.logprobs"]}, "session.include"),
+            ({"audio": {"input": {"noise_reduction": {"type": "near_field"}}}}, "session.audio.input.noise_reduction"),
+            ({"audio": {"input": {"turn_detection": {"type": "semantic_vad", "threshold": 0.5}}}}, None),
+        ):
+            await connection.session.update(session={"type": "realtime", **refused})
+            error = (await until(connection, "error")).error
+            assert error.code == "unknown_parameter"
+            assert error.param == (param or "session.audio.input.turn_detection.threshold")
 
 
 async def test_the_models_are_listed(client):

@@ -9,12 +9,15 @@ import pytest
 
 from tests.server.harness import DEADLINE, connected
 from tests.server.openai_types import CLIENT_EVENTS, SERVER_EVENTS, accepted, refused, required
-from tests.server.scripted import tone
+from tests.server.scripted import ScriptedHost, tone
 from vivavoce.dialogue import events as dialogue
 from vivavoce.server.realtime.client_events import CLIENT_EVENTS as OURS
-from vivavoce.server.realtime.client_events import decode_client_event
+from vivavoce.server.realtime.client_events import ResponseCreate, SessionUpdate, decode_client_event
+from vivavoce.server.realtime.items import ResponseParams
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session import Opening
+from vivavoce.server.realtime.session_config import Configuration
+from vivavoce.server.realtime.session_types import SessionObject
 from vivavoce.server.wire import WireError
 
 WE_REFUSE = {  # where in an event, and why, although the type accepts it
@@ -22,6 +25,14 @@ WE_REFUSE = {  # where in an event, and why, although the type accepts it
     r"tool_choice<ToolChoiceMcp>": "MCP tools are not run yet",
     r"(item|input\[\])<RealtimeMcp": "there are no MCP items yet",
     r"content\[\]<Content>\.type=input_image": "no model here sees images",
+    r"content\[\]<Content>\.(audio|transcript|detail|image_url|text)": "a field of another kind of part",
+    r"\.prompt<": "there are no stored prompts",
+    r"\.include": "transcripts have no log probabilities",
+    r"noise_reduction<NoiseReduction>": "audio is not denoised",
+    r"content\[\]<Content>\.type=\w+_audio": "a sample of audio with a text",
+    r"transcription<AudioTranscription>\.(prompt|keywords|delay)": "the recogniser takes no hints",
+    r"\.voice:str": "there is no such voice",
+    r"voice<\w+>": "there is no such voice",
     r"content\[\]<Content>\.(type|text):NoneType": "a part without its type or its text says nothing",
     r"<RealtimeFunctionTool>\.name:NoneType": "a tool without a name cannot be called",
     r"\.conversation:str": "the documented values are auto and none",
@@ -29,7 +40,6 @@ WE_REFUSE = {  # where in an event, and why, although the type accepts it
 WE_ACCEPT = {  # although the type refuses it
     r"^session(<\w+>\.type missing| = \{)": "the beta protocol's session has no type",
     r"turn_detection(<\w+>\.type missing| = \{)": "an update may change one field of the detector in force",
-    r"content\[\]<Content>\.(audio|transcript|detail|image_url) = ": "fields of another kind of part are ignored",
 }
 NEVER_SENT = {
     **dict.fromkeys(
@@ -41,19 +51,33 @@ NEVER_SENT = {
         "MCP tools are not run yet",
     ),
     "conversation.item.created": "the beta protocol's name of conversation.item.added",
-    "conversation.item.input_audio_transcription.segment": "input is not divided by speaker",
     "input_audio_buffer.dtmf_event_received": "there is no telephone",
-    "rate_limits.updated": "there are no limits by tokens",
 }
-CODES = {"invalid_value", "invalid_type", "invalid_base64", "missing_required_parameter", "unknown_event_type"}
-EXTENSIONS = {"viva.played", "transcription_session.update", "viva.session.resumed"}
+CODES = re.compile(
+    r"invalid_value|invalid_type|missing_required_parameter|unknown_parameter|empty_\w+|\w+_(max|min)_\w+"
+)
+EXTENSIONS = {"viva.played", "transcription_session.update", "viva.session.resumed", "viva.warning"}
+
+
+def configuration() -> Configuration:
+    return Configuration(ScriptedHost(), "scripted-1")
+
+
+def taken(event: dict) -> SessionObject | None:
+    """Decode an event and apply its parameters; the session after it."""
+    decoded = decode_client_event(json.dumps(event))
+    if isinstance(decoded, SessionUpdate):
+        return configuration().changed(decoded.session)
+    if isinstance(decoded, ResponseCreate) and isinstance(decoded.response, ResponseParams):
+        return configuration().changed(decoded.response, "response")
+    return None
 
 
 def is_accepted(event: dict) -> bool:
     try:
-        decode_client_event(json.dumps(event))
+        taken(event)
     except WireError as error:
-        if error.code not in CODES:
+        if not CODES.fullmatch(error.code):
             raise
         return False
     return True
@@ -99,6 +123,76 @@ def test_every_reason_is_needed():
     ]
     assert all(any(re.search(place, path) for path in lenient) for place in WE_REFUSE)
     assert all(any(re.search(place, path) for path in strict) for place in WE_ACCEPT)
+
+
+EFFECTLESS = {  # accepted although nothing changes, and why that is what the client asked for
+    r"\.model:str|\.model=": "every name stands for the model that is served",
+    r":NoneType$|=null$": "null is the default",
+    r"format<AudioPCM>": "it is the default",
+    r"=(auto|none|inf)$": "it is the default, or there are no tools to choose from",
+    r"turn_detection<\w+>(\.(create_response|interrupt_response)=True)?$": "it is the default",
+    r"\.(threshold|prefix_padding_ms):\w+$": "it is the default",
+    r"format<AudioPCM[UA]>$": "a format without a type is PCM",
+    r"\.voice=": "stock names stand for the default voice",
+    r"^event_id": "it is repeated in errors",
+    r"(output_modalities\[\]|modalities\[\])=audio": "it is the default",
+    r"(audio|input|output|session|response|tools|reasoning|transcription|tracing)<\w+>$": "an object without fields",
+    r"^response<\w+>\.(conversation|input|metadata)": "not a parameter of the session; tested by itself",
+    r"tracing": "attributes of traces",
+    r"tool_choice=\w+$": "it is passed on with the tools",
+}
+
+
+def effect(session: SessionObject) -> object:
+    """All that the server does otherwise because of the session's parameters."""
+    made = configuration()
+    made.session = session
+    tracing = getattr(session, "tracing", None)
+    return made.settings(), made.input_format, made.output_format, type(session), tracing, session.viva
+
+
+@pytest.mark.parametrize("kind", ["session.update", "response.create"])
+def test_no_parameter_is_swallowed(kind):
+    """Each one of the types is refused, or changes what the server does, or has a reason why there is nothing to do."""
+    plain = effect(configuration().session)
+    swallowed, honoured = [], 0
+    for sample in accepted(CLIENT_EVENTS[kind]):
+        if not is_accepted(sample.value) or sample.path == "":
+            continue
+        changed = taken(sample.value)
+        if changed is not None and effect(changed) != plain:
+            honoured += 1
+        else:
+            swallowed.append(sample.path)
+    assert honoured > 15
+    assert not unexplained(swallowed, EFFECTLESS)
+
+
+@pytest.mark.parametrize("kind", CLIENT_EVENTS)
+def test_a_field_that_does_not_exist_is_refused_by_name(kind):
+    for sample in accepted(CLIENT_EVENTS[kind]):
+        if is_accepted(sample.value):
+            for event, path in with_unknown_fields(sample.value, ""):
+                with pytest.raises(WireError) as refused:
+                    taken(event)
+                assert (refused.value.code, refused.value.param) == ("unknown_parameter", path), event
+
+
+FREE = {"parameters", "metadata"}  # objects of the client's own
+
+
+def with_unknown_fields(value, path: str):
+    """The value with a field more, in each object in it; and the field's path."""
+    if isinstance(value, dict):
+        yield value | {"nonsense": 1}, f"{path}.nonsense".lstrip(".")
+        for name, inner in value.items():
+            if name not in FREE:
+                for changed, place in with_unknown_fields(inner, f"{path}.{name}"):
+                    yield value | {name: changed}, place
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            for changed, place in with_unknown_fields(inner, f"{path}[{index}]"):
+                yield [*value[:index], changed, *value[index + 1 :]], place
 
 
 def session(**fields) -> dict:
@@ -223,9 +317,12 @@ async def over_a_call(server) -> list[dict]:
 async def a_transcription(server) -> list[dict]:
     async with connected(server, "?intent=transcription") as client:
         await client.until("session.created")
-        include = ["item.input_audio_transcription.logprobs"]
-        await client.send("session.update", session={"type": "transcription", "include": include})
-        await client.until("session.updated")
+        transcription = {"model": "gpt-4o-transcribe-diarize", "languages": ["en"]}
+        await client.send(
+            "session.update", session={"type": "transcription", "audio": {"input": {"transcription": transcription}}}
+        )
+        await client.speak(np.concatenate([tone(500, 0.5, 24_000), np.zeros(12_000, np.float32)]))
+        await client.until("conversation.item.input_audio_transcription.completed")
         return client.events
 
 

@@ -111,6 +111,32 @@ async def test_what_comes_late_is_counted_and_does_not_burst():
 
 
 @timeless
+async def test_words_leave_with_the_sound_that_says_them():
+    player, sent = RecordingPlayer(), []
+    output = PacedOutput(player, RATE, lead=lambda now: 0.1, piece_seconds=0.1)
+    task = asyncio.create_task(output.run())
+
+    def word(text: str, at: float) -> None:
+        output.send_with_audio("reply", "item", at, lambda: sent.append((text, player.seconds)))
+
+    word("early", 0.0)
+    output.add(sound(1.0))
+    word("inside", 0.45)
+    word("after", 0.9)
+    output.end_item("reply", "item")
+    output.send_in_order(lambda: sent.append(("done", player.seconds)))
+    await asyncio.sleep(0.6)
+    word("late", 0.2)
+    word("beyond", 1.5)
+    await asyncio.sleep(3)
+    task.cancel()
+    words = [("early", 0.0), ("inside", 0.45), ("late", 0.7), ("after", 0.9), ("beyond", 1.0), ("done", 1.0)]
+    assert [text for text, _ in sent] == [text for text, _ in words]
+    assert [at for _, at in sent] == pytest.approx([at for _, at in words], abs=0.051)
+    assert player.seconds == pytest.approx(1.0)
+
+
+@timeless
 async def test_events_keep_their_place_among_the_sound():
     player, sent = RecordingPlayer(), []
     output = PacedOutput(player, RATE, lead=lambda now: 0.1, piece_seconds=0.1)

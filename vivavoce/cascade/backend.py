@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,12 +29,24 @@ from vivavoce.dialogue.backend import (
     Wrote,
     failed,
 )
-from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples, Tool, ToolCall, Usage
+from vivavoce.dialogue.events import (
+    AudioPart,
+    ConversationSettings,
+    Item,
+    Message,
+    Samples,
+    Tool,
+    ToolCall,
+    ToolOutput,
+    Usage,
+)
 from vivavoce.dialogue.history import new_id, written
 from vivavoce.errors import NothingToSayError
 from vivavoce.log import log_failure
 
 logger = logging.getLogger(__name__)
+
+PENDING_OUTPUT = "(There is no result yet.)"
 
 
 class LiveRecognition(Protocol):
@@ -99,6 +112,8 @@ class ChatEnd:
     reason: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of the prompt that were in the KV cache already."""
 
 
 ChatPiece = ChatText | ChatCall | ChatEnd
@@ -336,8 +351,9 @@ class CascadeReply:
                         await self._pieces.put(CallBegan(call_id or new_id("call"), name or ""))
                     if arguments:
                         await self._pieces.put(CallArguments(arguments))
-                case ChatEnd(ended, prompt, completion):
-                    reason, self._usage = ended, Usage(input_text=prompt, output_text=completion)
+                case ChatEnd(ended, prompt, completion, cached):
+                    reason = ended
+                    self._usage = Usage(input_text=prompt, output_text=completion, cached_text=cached)
         await self._say(splitter.flush())
         return reason
 
@@ -362,23 +378,29 @@ class CascadeReply:
 
 
 def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str]) -> list[dict[str, Any]]:
-    """A history as chat messages; `spoken` has the transcripts of spoken items."""
+    """A history as chat messages; `spoken` has the transcripts of spoken items.
+
+    Endpoints require parallel calls in one message, and the output of each directly after it: an output that came later
+    moves there, and a call without one gets a placeholder.
+    """
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    calls = [each for item in past if (each := _whole_call(item)) is not None]
+    called = {call.call_id for call in calls}
+    outputs: dict[str, list[str]] = {}
     for item in past:
-        content = item.content
-        if isinstance(content, Message):
-            text = spoken.get(item.id) or written(item)
-            if text:
-                messages.append({"role": content.role, "content": text})
-        elif isinstance(content, ToolCall):
-            function = {"name": content.name, "arguments": content.arguments}
-            call = {"id": content.call_id, "type": "function", "function": function}
-            if messages and "tool_calls" in messages[-1]:  # endpoints require parallel calls in one message
-                messages[-1]["tool_calls"].append(call)
-            else:
-                messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        else:
-            messages.append({"role": "tool", "tool_call_id": content.call_id, "content": content.output})
+        if isinstance(item.content, ToolOutput):
+            outputs.setdefault(item.content.call_id, []).append(item.content.output)
+    for kind, group in groupby(past, key=lambda item: type(item.content)):
+        if kind is ToolCall:
+            messages += _call_messages([each for item in group if (each := _whole_call(item)) is not None], outputs)
+            continue
+        for item in group:
+            if isinstance(item.content, Message):
+                text = spoken.get(item.id) or written(item)
+                if text:
+                    messages.append({"role": item.content.role, "content": text})
+            elif isinstance(item.content, ToolOutput) and item.content.call_id not in called:
+                messages.append({"role": "system", "content": f"Output of a function: {item.content.output}"})
     return messages
 
 
@@ -386,6 +408,28 @@ def tool_schema(tool: Tool) -> dict[str, Any]:
     """A function as chat models are told of it."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
+
+
+def _whole_call(item: Item) -> ToolCall | None:
+    """The call of an item; None for another item, and for a call whose arguments were cut."""
+    return item.content if isinstance(item.content, ToolCall) and item.is_complete else None
+
+
+def _call_messages(calls: Sequence[ToolCall], outputs: dict[str, list[str]]) -> list[dict[str, Any]]:
+    """One message with parallel calls, and a message with the output of each, which is taken out of `outputs`."""
+    if not calls:
+        return []
+
+    def output(call: ToolCall) -> str:
+        waiting = outputs.get(call.call_id)
+        return waiting.pop(0) if waiting else PENDING_OUTPUT
+
+    functions = [
+        {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+    answers = [{"role": "tool", "tool_call_id": call.call_id, "content": output(call)} for call in calls]
+    return [{"role": "assistant", "content": None, "tool_calls": functions}, *answers]
 
 
 def _at_rate(part: AudioPart, rate: int) -> Samples:

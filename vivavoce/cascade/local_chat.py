@@ -5,7 +5,7 @@ instructions and earlier turns are prefilled once.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,10 +81,14 @@ class LocalChat:
         tools = [tool_schema(tool) for tool in settings.tools] if self._offers_tools(settings) else []
         rows, start = self._rows(messages, max_tokens, tools), forced_start(settings.tool_choice) if tools else ""
         rows += [(token,) for token in self.tokenizer.encode(start)]
+        cached = max((rows_in_common(known.rows, rows) for known in self._cached), default=0)
         sequence = await self._open(rows)
         text = _ReplyText(self.tokenizer, [tool["function"]["name"] for tool in tools], start)
         try:
-            generation = Generation(settings.sampling or self.options.sampling, max_tokens, penalise_prompt=False)
+            sampling = settings.sampling or self.options.sampling
+            if settings.temperature is not None:
+                sampling = replace(sampling, temperature=settings.temperature)
+            generation = Generation(sampling, max_tokens, penalise_prompt=False)
             async with await self.engine.generate(sequence, generation, MAX_UNREAD_TOKENS) as reply:
                 async for row in reply:
                     if self.core.model.ends(row):
@@ -96,7 +100,7 @@ class LocalChat:
             await self._cache(sequence)
         for piece in text.flush():
             yield piece
-        yield ChatEnd(reason, len(rows), text.tokens)
+        yield ChatEnd(reason, len(rows), text.tokens, cached)
 
     def _offers_tools(self, settings: ConversationSettings) -> bool:
         return bool(settings.tools) and settings.tool_choice != "none" and self.tokenizer.offers_tools

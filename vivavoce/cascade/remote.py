@@ -7,6 +7,7 @@ import asyncio
 import http.client
 import io
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, suppress
@@ -18,7 +19,7 @@ from vivavoce.cascade.backend import ChatCall, ChatEnd, ChatPiece, ChatText, too
 from vivavoce.cascade.sentences import ReasoningFilter
 from vivavoce.dialogue.backend import EndpointRef, Resolver
 from vivavoce.dialogue.events import ConversationSettings, Samples
-from vivavoce.errors import InputError, VivaError, shown
+from vivavoce.errors import EndpointError, InputError, UnreachableEndpointError, shown
 from vivavoce.runtime.event_loop import iterate_on_thread
 
 PCM_RATE = 24_000  # of `response_format` pcm
@@ -26,6 +27,8 @@ ASR_RATE = 16_000
 PIECE_BYTES = 1 << 15
 TIMEOUT_SECONDS = 30.0
 ANY_MODEL = "default"
+MAX_ERROR_BYTES = 4096
+ERROR_CODE = re.compile(r"[a-z][a-z0-9_.-]{1,63}")  # an identifier, which quotes nothing
 
 
 class RemoteRecogniser:
@@ -78,7 +81,9 @@ class RemoteSynthesiser:
         endpoint = await self._resolve()
         try:
             answer = await asyncio.to_thread(get_json, endpoint, "/audio/voices")
-        except VivaError:  # OpenAI's service has no such list
+        except UnreachableEndpointError:
+            raise
+        except EndpointError:  # OpenAI's service has no such list
             return
         self.voices = [str(voice["id"]) for voice in answer.get("data", ())]
 
@@ -113,20 +118,32 @@ def _connect(endpoint: EndpointRef) -> tuple[http.client.HTTPConnection, str, di
 
 
 def _answer(endpoint: EndpointRef, method: str, path: str, kind: str, body: bytes | None) -> Iterator[bytes]:
-    """Stream the bytes of a response; ConnectionError where there is no connection, VivaError for another status."""
+    """Stream the bytes of a response; UnreachableEndpointError without a connection, EndpointError for an error."""
     connection, prefix, headers = _connect(endpoint)
     try:
         connection.request(method, prefix + path, body, headers | {"Content-Type": kind})
         with connection.getresponse() as response:  # it may hold the socket
             if response.status != 200:
-                detail = response.read(500).decode("utf8", "replace").strip()
-                raise VivaError(f"{endpoint.url}{path} answered {response.status}: {detail or response.reason}")
+                raise _refused(response, f"the endpoint of {path}", endpoint.url)
             while piece := response.read1(PIECE_BYTES):
                 yield piece
     except (OSError, http.client.HTTPException) as error:
-        raise ConnectionError(f"{endpoint.url}{path} cannot be reached ({error})") from error
+        raise UnreachableEndpointError(
+            f"the endpoint of {path} cannot be reached", f"{endpoint.url}, {error}"
+        ) from error
     finally:
         connection.close()
+
+
+def _refused(response: http.client.HTTPResponse, what: str, where: str) -> EndpointError:
+    """The error of an answer that is not 200; clients learn its status and its code, and not its text."""
+    body = response.read(MAX_ERROR_BYTES).decode("utf8", "replace").strip()
+    try:
+        code = str(json.loads(body)["error"]["code"])
+    except (ValueError, LookupError, TypeError):  # not in OpenAI's format
+        code = ""
+    reason = f" ({code})" if ERROR_CODE.fullmatch(code) else ""
+    return EndpointError(f"{what} answered {response.status}{reason}", f"{where}: {body or response.reason}")
 
 
 def _transcript(endpoint: EndpointRef, kind: str, form: bytes) -> str:
@@ -192,10 +209,16 @@ class ChatEndpoint:
             named = settings.tool_choice not in ("auto", "none", "required")
             function = {"type": "function", "function": {"name": settings.tool_choice}}
             body["tool_choice"] = function if named else settings.tool_choice
+            if settings.parallel_tool_calls is not None:
+                body["parallel_tool_calls"] = settings.parallel_tool_calls
+        if settings.reasoning_effort is not None:
+            body["reasoning_effort"] = settings.reasoning_effort
         if settings.max_output_tokens:
             body["max_tokens"] = settings.max_output_tokens
         if settings.sampling is not None:
             body |= {"temperature": settings.sampling.temperature, "top_p": settings.sampling.top_p}
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
         return json.dumps(body).encode()
 
 
@@ -212,14 +235,13 @@ class _ChatRequest:
             self._connection.request("POST", self._path, self._body, self._headers)
             with self._connection.getresponse() as response:  # it may hold the socket
                 if response.status != 200:
-                    detail = response.read(500).decode("utf8", "replace").strip()
-                    raise VivaError(f"the chat endpoint answered {response.status}: {detail or response.reason}")
+                    raise _refused(response, "the chat endpoint", self._connection.host)
                 for line in response:
                     yield line.decode("utf8", "replace").strip()
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
             if not self._is_stopped:  # a socket that was shut down fails in several ways
                 where = f"{self._connection.host}:{self._connection.port}"
-                raise VivaError(f"the chat endpoint at {where} cannot be reached ({error})") from error
+                raise UnreachableEndpointError("the chat endpoint cannot be reached", f"{where}, {error}") from error
         finally:
             self._connection.close()
 
@@ -238,7 +260,7 @@ class _AnswerReader:
     def __init__(self) -> None:
         self._first_line = ""
         self._has_events = self._is_complete = False
-        self._reason, self._usage = "stop", dict[str, int]()
+        self._reason, self._usage = "stop", dict[str, Any]()
         self._reasoning = ReasoningFilter()
 
     def pieces(self, line: str) -> list[ChatPiece]:
@@ -253,28 +275,30 @@ class _AnswerReader:
         try:
             return self._pieces(json.loads(data))
         except json.JSONDecodeError as error:
-            raise VivaError(f"the chat endpoint sent invalid JSON: {shown(data)}") from error
+            raise EndpointError("the chat endpoint sent invalid JSON", shown(data)) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise VivaError(f"the chat endpoint sent an unexpected event: {shown(data)}") from error
+            raise EndpointError("the chat endpoint sent an unexpected event", shown(data)) from error
 
     def end(self) -> list[ChatPiece]:
-        """The last pieces; VivaError where the answer is incomplete."""
+        """The last pieces; EndpointError where the answer is incomplete."""
         if not self._has_events:
-            raise VivaError(
-                f"the chat endpoint streamed no events but {shown(self._first_line)}; "
-                "its address is the part before /chat/completions, and it must support streaming"
+            raise EndpointError(
+                "the chat endpoint streamed no events",
+                f"but {shown(self._first_line)}; "
+                "its address is the part before /chat/completions, and it must support streaming",
             )
         if not self._is_complete:
-            raise VivaError("the chat endpoint ended the stream in the middle of its answer")
+            raise EndpointError("the chat endpoint ended the stream in the middle of its answer")
         usage = self._usage
-        end = ChatEnd(self._reason, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        end = ChatEnd(self._reason, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0), cached)
         return [*_text_pieces(self._reasoning.flush()), end]
 
     def _pieces(self, event: dict[str, Any]) -> list[ChatPiece]:
         if "error" in event:
             error = event["error"]
-            raise VivaError(
-                f"the chat endpoint failed: {error.get('message', error) if isinstance(error, dict) else error}"
+            raise EndpointError(
+                "the chat endpoint failed", str(error.get("message", error) if isinstance(error, dict) else error)
             )
         self._usage = event.get("usage") or self._usage
         pieces: list[ChatPiece] = []

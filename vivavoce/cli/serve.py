@@ -101,7 +101,7 @@ Detector = Annotated[
 ]
 SilenceMs = Annotated[
     int | None,
-    typer.Option(rich_help_panel=TURNS, min=0, help="Milliseconds of silence that end a turn. Default: 240."),
+    typer.Option(rich_help_panel=TURNS, min=0, help="Milliseconds of silence that end a turn. Default: 500."),
 ]
 Threshold = Annotated[
     float | None,

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 from vivavoce.dialogue.events import ConversationSettings, Item, Samples, Usage
-from vivavoce.errors import InputError, VivaError
+from vivavoce.errors import InputError, public_message
 
 OnTranscript = Callable[[str, str | Exception, bool], None]
 """Called with the transcript of a user turn: its item, the text so far or the error, and whether it is final."""
@@ -72,9 +72,16 @@ class ReplyPlan:
     includes_turn: bool = True
     """Whether the open turn is part of its input."""
     past: Sequence[Item] | None = None
-    """Items that replace the history as its input; the conversation state then stores nothing of it."""
+    """Items that replace the history as its input."""
+    is_out_of_band: bool = False
+    """Whether it is not part of the history."""
     max_ahead: float | None = None
     """Seconds of sound that may be generated ahead of playback; None: no limit."""
+
+    @property
+    def continues_history(self) -> bool:
+        """Whether it answers the history and becomes part of it; otherwise the state stores nothing of it."""
+        return self.past is None and not self.is_out_of_band
 
 
 class ReplyStream(Protocol):
@@ -167,7 +174,7 @@ class PieceQueue(asyncio.Queue[Piece]):
 
 def failed(error: Exception) -> Ended:
     """The last piece of a reply that failed with this error."""
-    return Ended("failed", str(error) if isinstance(error, VivaError) else f"{type(error).__name__}: {error}")
+    return Ended("failed", public_message(error))
 
 
 class ReplyTranscriber(Protocol):

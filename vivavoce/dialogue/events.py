@@ -28,7 +28,7 @@ class TurnSettings:
     detector: Literal["none", "silence", "semantic"] = "silence"
     threshold: float = 0.5
     prefix_padding_ms: int = 300
-    silence_duration_ms: int = 240
+    silence_duration_ms: int = 500
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
     create_response: bool = True
     interrupt_response: bool = True
@@ -45,6 +45,18 @@ class Tool:
 
 
 @dataclass(frozen=True)
+class Truncation:
+    """How a history that is too long for the model is shortened."""
+
+    is_allowed: bool = True
+    """Otherwise a reply to such a history fails."""
+    retention_ratio: float | None = None
+    """The share that is kept; None: the server's own."""
+    max_tokens: int | None = None
+    """Of the history without the instructions; None: as many as the model takes."""
+
+
+@dataclass(frozen=True)
 class ConversationSettings:
     """Settings that a client may choose. Every field can change between replies."""
 
@@ -57,6 +69,11 @@ class ConversationSettings:
     max_output_tokens: int | None = None
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    temperature: float | None = None
+    """Replaces that of `sampling`."""
+    truncation: Truncation = field(default_factory=Truncation)
     transcribe_input: bool = False
     language: str | None = None
 
@@ -122,6 +139,9 @@ class Usage:
     input_audio: int = 0
     output_text: int = 0
     output_audio: int = 0
+    cached_text: int = 0
+    """Input rows that were in the KV cache already."""
+    cached_audio: int = 0
 
 
 # Events of a conversation, in order. `reply` is the id of the reply an event belongs to.
@@ -216,6 +236,8 @@ class ReplyText:
     reply: str
     item: str
     delta: str
+    at: float | None = None
+    """Seconds into the item's sound where the words begin; None in a reply without sound."""
 
 
 @dataclass(frozen=True)
@@ -262,10 +284,12 @@ class ItemTruncated:
 
 @dataclass(frozen=True)
 class Warned:
-    """A problem the client should know of; the conversation goes on."""
+    """A problem the client may want to know of; the conversation goes on."""
 
     code: str
     message: str
+    reply: str | None = None
+    """The reply that has it."""
 
 
 Event = (
@@ -294,8 +318,9 @@ class ReplyRequest:
 
     settings: ConversationSettings | None = None
     is_out_of_band: bool = False
-    """Not part of the history, and does not see it unless `input` says so."""
+    """Not part of the history."""
     input: Sequence[Content] | None = None
+    """What it answers; None: the history."""
 
 
 class Conversation(Protocol):

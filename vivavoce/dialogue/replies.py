@@ -198,14 +198,16 @@ class Replies:
         settings = request.settings or shared.settings
         reply, item = new_id("resp"), new_id("item")
         past: Sequence[Item] | None = None
-        if request.is_out_of_band or request.input is not None:
-            past = [Item(new_id("item"), content) for content in request.input or ()]
+        if request.input is not None:
+            past = [Item(new_id("item"), content) for content in request.input]
 
         def played() -> float:
             known = self._known.get(reply)
             return 0.0 if known is None else known.playback.position(shared.clock.now())
 
-        plan = ReplyPlan(item, settings, played, includes_turn, past, self._options.max_unplayed)
+        plan = ReplyPlan(
+            item, settings, played, includes_turn, past, request.is_out_of_band, self._options.max_unplayed
+        )
         context = ReplyContext(
             shared.clock,
             shared.output_rate,

@@ -31,7 +31,7 @@ from vivavoce.dialogue.events import (
 )
 from vivavoce.dialogue.history import History, SpokenWords, new_id
 from vivavoce.dialogue.moderation import Moderation
-from vivavoce.errors import VivaError
+from vivavoce.errors import public_message
 from vivavoce.log import log_failure
 
 BLOCK_SECONDS = 0.08
@@ -257,12 +257,9 @@ class ActiveReply:
                 if self.is_over:
                     return
             self.end("failed", "the reply ended unexpectedly")
-        except VivaError as error:
-            log_failure(logger, error, "a reply failed")
-            self.end("failed", str(error))
         except Exception as error:  # an error of the backend ends this reply, not the conversation
             log_failure(logger, error, "a reply failed")
-            self.end("failed", f"{type(error).__name__}: {error}")
+            self.end("failed", public_message(error))
 
     async def _handle_piece(self, piece: Piece) -> None:
         match piece:
@@ -281,7 +278,7 @@ class ActiveReply:
     def _handle_sound(self, samples: Samples) -> None:
         problem, self._guard_state = self._guard.step(self._guard_state, samples)
         if problem is not None:
-            self._context.emit(Warned("reply_guard", problem))
+            self._context.emit(Warned("reply_guard", problem, self.reply))
             self.end("max_output_tokens")
             return
         self._generated_seconds += len(samples) / self._context.rate
@@ -312,13 +309,15 @@ class ActiveReply:
                 return
             if verdict is not None:
                 self._held_back = self._held_back[:0]
-                self._context.emit(Warned("content_filter", f"the reply was stopped: {verdict}"))
+                self._context.emit(Warned("content_filter", f"the reply was stopped: {verdict}", self.reply))
                 self.end("content_filter")
                 return
         self._start_message()
-        self.words = self.words.add(self._generated_seconds if at is None else at, text)
-        self._context.emit(ReplyText(self.reply, self.item, text))
-        if self.settings.modality == "text":
+        at = self._generated_seconds if at is None else at
+        self.words = self.words.add(at, text)
+        is_text = self.settings.modality == "text"
+        self._context.emit(ReplyText(self.reply, self.item, text, None if is_text else at))
+        if is_text:
             self._has_output.set()
 
     def _start_message(self) -> None:

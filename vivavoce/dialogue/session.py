@@ -33,7 +33,7 @@ from vivavoce.dialogue.output_timeline import OutputTimeline, PlayedOutput
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.turns import LIKELY_END_MS, ListeningOptions, OpenTurn, UserTurns
-from vivavoce.errors import InputError
+from vivavoce.errors import InputError, public_message
 from vivavoce.log import log_failure
 
 logger = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ class LiveConversation:
     def _on_transcript(self, item: str, text: str | Exception, is_final: bool) -> None:
         if isinstance(text, Exception):
             if self.settings.transcribe_input:
-                self._emit(InputTranscriptFailed(item, str(text) or type(text).__name__))
+                self._emit(InputTranscriptFailed(item, public_message(text) or type(text).__name__))
             return
         seconds = self._note_transcript(item, text)
         if self.settings.transcribe_input:

@@ -35,6 +35,7 @@ from vivavoce.errors import InputError
 HYSTERESIS = 0.15
 LIKELY_END_MS = 72
 MIN_SPEECH_MS = 64
+FINISHED_SILENCE_MS = 240  # that ends a turn which the model takes for finished
 # Silence that ends a turn which the model takes for unfinished.
 PATIENCE_MS = {"low": 8000, "medium": 4000, "high": 2000, "auto": 4000}
 # Without a model, factor on the silence that ends a turn.
@@ -136,7 +137,7 @@ class TurnTaker:
         if self.settings.detector != "semantic" or finished is None:
             return self.silence
         if finished >= SURE[self.settings.eagerness]:
-            return max(windows(self.likely_ms) + 1, self.silence - 2)
+            return max(windows(self.likely_ms) + 1, min(self.silence, windows(FINISHED_SILENCE_MS)) - 2)
         return max(self.silence, windows(PATIENCE_MS[self.settings.eagerness]))
 
 

@@ -1,7 +1,9 @@
 """Captions of spoken replies, and transcription by the speech-to-speech model itself."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +13,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.dialogue.backend import Piece, ReplyPlan, Spoke, Wrote
 from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.history import speaking_seconds
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.moss_speech.codec import DECODER_RATE
 from vivavoce.models.moss_speech.prompt import Turn
@@ -20,68 +23,142 @@ if TYPE_CHECKING:
 
 
 PAUSE_DBFS = -45.0
+AHEAD_SECONDS = 1.0  # captions that are less far ahead of playback are brought forward
+PARTIAL_SECONDS = 0.8  # of new sound between two captions of an unfinished segment
+WORD = re.compile(r"\s*(?:[\u2e80-\uffff]|[^\s\u2e80-\uffff]+)")  # a word, or a letter of a script without spaces
+
+
+@dataclass
+class Segment:
+    """A part of a reply that is captioned as a whole: its sound and codes so far, and the words already emitted."""
+
+    at: float
+    """Seconds into the reply."""
+    sound: list[Samples] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+    samples: int = 0
+    tried_samples: int = 0
+    """Its length when it was captioned last."""
+    words: list[str] = field(default_factory=list)
+
+    def add(self, samples: Samples, codes: list[int]) -> None:
+        """Add the next sound and its codes."""
+        self.sound.append(samples)
+        self.codes += codes
+        self.samples += len(samples)
+
+    def new_words(self, text: str, seconds: float, is_whole: bool) -> list[tuple[str, float]]:
+        """The words of a transcript of its first seconds that were not emitted yet, and where each begins.
+
+        Before the end of the segment a transcript that differs from the words emitted is not certain, the last word may
+        be cut, and a language model may go on beyond the sound: words take at least the time to speak them.
+        """
+        words = WORD.findall(text)
+        ends = [sum(map(len, words[: index + 1])) for index in range(len(words))]
+        times = [seconds * end / ends[-1] for end in ends]
+        if not is_whole:
+            times = [max(at, speaking_seconds("".join(words[: index + 1]))) for index, at in enumerate(times)]
+            is_certain = words[: len(self.words)] == self.words
+            words = [word for word, end in zip(words[:-1], times, strict=False) if end < seconds] if is_certain else []
+        begins = [0.0, *times]
+        new = list(zip(words, begins, strict=False))[len(self.words) :]
+        self.words += [word for word, _ in new]
+        return [(word, self.at + begin) for word, begin in new]
 
 
 class Captions:
-    """Captions a spoken reply in segments; with `words_first` it also emits each segment's sound, after its text."""
+    """Captions a spoken reply in segments; with `words_first` it also emits each segment's sound, after its text.
+
+    A segment is captioned when it is complete. Where playback comes near its words, those of an unfinished segment are
+    emitted too, so that a reply that is interrupted keeps the words that were heard.
+    """
 
     def __init__(self, backend: "MossSpeechBackend", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]) -> None:
         self._captioner = backend.options.captioner
         self.delays_sound = backend.options.words_first and self._captioner is not None
         self._words, self._language, self._put = backend.words, plan.settings.language, put
         self._min_samples = round(backend.options.caption_seconds * DECODER_RATE)
-        self._sound: list[Samples] = []
-        self._codes: list[int] = []
-        self._captioned = 0  # samples
+        self._played = plan.played
+        self._segment = Segment(0.0)
+        self._captioned = 0.0  # seconds of sound whose words were emitted
         self._last: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, samples: Samples, codes: list[int]) -> None:
         """Add the next sound of the reply and its codes; starts a caption at a pause, or when the segment is long."""
         if self._captioner is None:
             return
-        self._sound.append(samples)
-        self._codes += codes
-        length = sum(map(len, self._sound))
+        segment = self._segment
+        segment.add(samples, codes)
         pauses = rms_dbfs(samples[-DECODER_RATE // 12 :]) < PAUSE_DBFS
-        if length >= 3 * self._min_samples or (length >= self._min_samples and pauses):
-            self._caption_buffered()
+        if segment.samples >= 3 * self._min_samples or (segment.samples >= self._min_samples and pauses):
+            self._caption_whole()
+        elif self._is_urgent and segment.samples - segment.tried_samples >= PARTIAL_SECONDS * DECODER_RATE:
+            self._start(segment, is_whole=False)
+
+    @property
+    def _is_urgent(self) -> bool:
+        """Whether playback comes near words that are not known yet, and no caption is being made."""
+        is_busy = self._last is not None and not self._last.done()
+        return not is_busy and not self.delays_sound and self._captioned - self._played() < AHEAD_SECONDS
 
     async def finish(self) -> None:
         """Caption the rest, and wait until all captions have been emitted."""
-        if self._sound:
-            self._caption_buffered()
+        if self._segment.samples:
+            self._caption_whole()
         if self._last is not None:
             await self._last
 
     def stop(self) -> None:
         """Cancel captions that have not been emitted."""
-        if self._last is not None:
-            self._last.cancel()
+        for task in self._tasks:
+            task.cancel()
 
-    def _caption_buffered(self) -> None:
-        sound, codes = np.concatenate(self._sound), self._codes
-        at, self._captioned = self._captioned / DECODER_RATE, self._captioned + len(sound)
-        self._sound, self._codes = [], []
-        self._last = asyncio.get_running_loop().create_task(self._caption(sound, codes, at, self._last))
+    def _caption_whole(self) -> None:
+        segment = self._segment
+        self._segment = Segment(segment.at + segment.samples / DECODER_RATE)
+        self._start(segment, is_whole=True)
+
+    def _start(self, segment: Segment, is_whole: bool) -> None:
+        sound, segment.tried_samples = np.concatenate(segment.sound), segment.samples
+        caption = self._caption(segment, sound, list(segment.codes), is_whole, self._last)
+        self._last = asyncio.get_running_loop().create_task(caption)
+        self._tasks.add(self._last)
+        self._last.add_done_callback(self._tasks.discard)
 
     async def _caption(
-        self, sound: Samples, codes: list[int], at: float, previous: "asyncio.Task[None] | None"
+        self,
+        segment: Segment,
+        sound: Samples,
+        codes: list[int],
+        is_whole: bool,
+        previous: "asyncio.Task[None] | None",
     ) -> None:
         if self._captioner is None or self._captioner == "model":
-            text = await self._words.of_codes(codes)
+            text = await self._words.of_codes(codes, WORDS_URGENCY if is_whole else PARTIAL_URGENCY)
         else:
             text = await self._captioner.transcribe(sound, DECODER_RATE, self._language)
         if previous is not None:
             await previous
-        if text:
-            await self._put(Wrote(text if at == 0 else f" {text}", at))
-        if self.delays_sound and len(sound):
-            await self._put(Spoke(sound))
+        text = f" {text}" if text and segment.at else text
+        if self.delays_sound:  # the text is checked as a whole before its sound is emitted
+            if text:
+                await self._put(Wrote(text, segment.at))
+            if len(sound):
+                await self._put(Spoke(sound))
+            return
+        seconds = len(sound) / DECODER_RATE
+        for word, at in segment.new_words(text, seconds, is_whole):
+            self._captioned = max(at, self._captioned)
+            await self._put(Wrote(word, self._captioned))
+        if is_whole:
+            self._captioned = segment.at + seconds
 
 
 WRITE_DOWN = "Write down what is said."
 ROWS_PER_CODE = 2  # 80 ms of speech hold at most a few letters
 MIN_ROWS = 16
+PARTIAL_URGENCY = 0.3  # seconds: these words are about to be heard
 WORDS_URGENCY = 1.5  # seconds: captions are less urgent than sound, so their rows join steps that sound needs
 
 
@@ -98,8 +175,8 @@ class MossSpeechTranscriber:
         codes, _ = await self._backend.speech_encoder.do((state, torch.from_numpy(sound), True), urgency=1.0)
         return await self.of_codes(codes)
 
-    async def of_codes(self, codes: Sequence[int]) -> str:
-        """The transcript of some speech codes."""
+    async def of_codes(self, codes: Sequence[int], urgency: float = WORDS_URGENCY) -> str:
+        """The transcript of some speech codes, needed in `urgency` seconds."""
         if not codes:
             return ""
         engine, prompt, model = self._backend.engine, self._backend.prompt, self._backend.model
@@ -108,7 +185,7 @@ class MossSpeechTranscriber:
         try:
             max_rows = MIN_ROWS + ROWS_PER_CODE * len(codes)
             async with await engine.generate(sequence, Generation(GREEDY, max_new_rows=max_rows)) as reply:
-                reply.needed_by(asyncio.get_running_loop().time() + WORDS_URGENCY)
+                reply.needed_by(asyncio.get_running_loop().time() + urgency)
                 rows = [row async for row in reply]
         finally:
             await engine.close(sequence)

@@ -17,7 +17,7 @@ import torch
 from vivavoce.audio.io import Sound
 from vivavoce.dialogue.backend import ReplyPlan, ReplyStream
 from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples
-from vivavoce.dialogue.history import first_retained, written
+from vivavoce.dialogue.history import HistoryWindow, first_retained, written
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.sequence import rows_in_common
 from vivavoce.errors import VivaError
@@ -198,6 +198,9 @@ class MossSpeechConversation:
                 return
             codes = None
             rows = await self._visible_rows(plan.settings)
+            if plan.is_out_of_band and self._adopted is not None:  # a reply is writing to the sequence
+                await reply.start(None, 0, rows + head, None)
+                return
             if plan.includes_turn and self._turn is not None:
                 codes = await self._whole_turn(self._turn)
                 rows = rows + self._turn_rows(codes)
@@ -213,7 +216,7 @@ class MossSpeechConversation:
             self._codes[turn] = reply.turn_codes
         if reply.plan.includes_turn:
             self._turn = None
-        if reply.plan.past is None and reply.sequence is not None and not reply.is_dropped:
+        if reply.plan.continues_history and reply.sequence is not None and not reply.is_dropped:
             await self._drop_sequence()
             self._adopted, self._sequence, self._rows = reply, reply.sequence, reply.rows
             reply.is_adopted = True
@@ -222,7 +225,7 @@ class MossSpeechConversation:
         """Store the codes of a reply that is over by its item's id; the item says how many of them were heard."""
         await reply.closed()
         self._replies.discard(reply)
-        if reply.is_released and reply.plan.past is None:
+        if reply.is_released and reply.plan.continues_history:
             self._codes[reply.plan.item] = reply.codes
             self._paces[reply.plan.item] = (reply.speed, reply.trimmed_seconds)
         if reply is self._adopted:
@@ -262,9 +265,16 @@ class MossSpeechConversation:
         first = ids.index(self._first_visible) if self._first_visible in ids else 0
         system = self._system_rows(settings)
         items = [await self._item_rows(item) for item in self._history]
+        truncation = settings.truncation
+        if not truncation.is_allowed:
+            return system + [row for rows in items for row in rows]
         room = max(1, self._backend.core.capacity - REPLY_ROOM)
+        if truncation.max_tokens is not None:
+            room = min(room, len(system) + truncation.max_tokens)
+        ratio = truncation.retention_ratio
+        window = None if ratio is None else HistoryWindow(high=1.0, low=ratio)
         fixed_rows = len(system) + (0 if self._turn is None else len(self._turn.codes))
-        first = first_retained([len(rows) for rows in items], fixed_rows, room, first)
+        first = first_retained([len(rows) for rows in items], fixed_rows, room, first, window)
         self._first_visible = ids[first] if first else None
         return system + [row for rows in items[first:] for row in rows]
 

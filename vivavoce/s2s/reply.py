@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
@@ -132,6 +132,7 @@ class MossSpeechReply:
         self.sequence: EngineSequence | None = None
         self.is_adopted = False
         self.rows: list[Row] = []
+        self._cached_rows = 0  # of them, those that the sequence of the conversation had
         self.turn_codes: list[int] | None = None
         self.codes: list[int] = []
         self.is_dropped = self.is_released = False
@@ -194,13 +195,15 @@ class MossSpeechReply:
         """Rows used so far."""
         pad = self._backend.prompt.config.modality_pad_token_id
         spoken = sum(row[TEXT] == pad for row in self.rows)
-        return Usage(len(self.rows) - spoken, spoken, len(self._written), len(self.codes))
+        cached = sum(row[TEXT] == pad for row in self.rows[: self._cached_rows])
+        input_text, cached_text = len(self.rows) - spoken, self._cached_rows - cached
+        return Usage(input_text, spoken, len(self._written), len(self.codes), cached_text, cached)
 
     async def start(
         self, past: EngineSequence | None, same: int, rows: list[Row], turn_codes: list[int] | None
     ) -> None:
         """Start generating after these rows, the first `same` of which are those of `past`."""
-        self.rows, self.turn_codes = rows, turn_codes
+        self.rows, self.turn_codes, self._cached_rows = rows, turn_codes, same
         self.first.heard = asyncio.get_running_loop().time()
         is_spoken = self.plan.settings.modality != "text"
         listener = self._listener() if is_spoken else None
@@ -240,8 +243,11 @@ class MossSpeechReply:
         max_tokens = settings.max_output_tokens or options.max_output_tokens
         room = self._backend.core.capacity - len(self.rows)
         seed = options.seed if options.seed is not None else int(np.random.default_rng().integers(2**31))
+        sampling = settings.sampling or options.sampling
+        if settings.temperature is not None:
+            sampling = replace(sampling, temperature=settings.temperature)
         return Generation(
-            settings.sampling or options.sampling,
+            sampling,
             max_new_rows=max(1, min(max_tokens, room)),
             min_new_rows=options.min_output_tokens,
             seed=seed,

@@ -21,6 +21,22 @@ class ModelCard:
     owned_by: str = "vivavoce"
 
 
+@dataclass(frozen=True)
+class ModelAbilities:
+    """Which optional parameters of sessions the served model honours; the others are refused."""
+
+    tools: bool = True
+    reasoning: bool = True
+    retention_ratio: bool = True
+    """Whether the server truncates histories itself; a chat endpoint does it otherwise."""
+
+
+def abilities_of(host: "Host") -> ModelAbilities:
+    """The abilities of a host's model; all of them where the host does not say."""
+    abilities = getattr(host, "abilities", None)
+    return abilities if isinstance(abilities, ModelAbilities) else ModelAbilities()
+
+
 class Host(Protocol):
     """What the server needs of its models. The first model is served when a client names an unknown one."""
 

@@ -251,11 +251,15 @@ class NoSpan:
 class OpenTelemetrySpan:
     """A span of the OpenTelemetry API; without an SDK it is not exported."""
 
-    def __init__(self, tracer: Any, session: str, reply: str, waited_seconds: float) -> None:
+    def __init__(
+        self, tracer: Any, session: str, reply: str, waited_seconds: float, attributes: Mapping[str, str]
+    ) -> None:
         start = time.time_ns() - round(waited_seconds * 1e9)
         self._span = tracer.start_span("viva.reply", start_time=start)
         self._span.set_attribute("viva.session", session)
         self._span.set_attribute("viva.reply", reply)
+        for name, value in attributes.items():
+            self._span.set_attribute(name, value)
 
     def note_first_audio(self) -> None:
         self._span.add_event("first_sound")
@@ -265,8 +269,8 @@ class OpenTelemetrySpan:
         self._span.end()
 
 
-def new_span(session: str, reply: str, waited_seconds: float) -> TraceSpan:
-    """A span for a reply, started `waited_seconds` ago; it never holds content."""
+def new_span(session: str, reply: str, waited_seconds: float, attributes: Mapping[str, str]) -> TraceSpan:
+    """A span for a reply, started `waited_seconds` ago, with the client's attributes; it never holds content."""
     if not IS_TRACING:
         return NoSpan()
-    return OpenTelemetrySpan(trace.get_tracer("vivavoce.server"), session, reply, waited_seconds)
+    return OpenTelemetrySpan(trace.get_tracer("vivavoce.server"), session, reply, waited_seconds, attributes)

@@ -33,7 +33,7 @@ class WireError(VivaError):
     def __init__(
         self,
         message: str,
-        code: str = "invalid_value",
+        code: str | None = "invalid_value",
         param: str | None = None,
         status: int = 400,
         kind: str = "invalid_request_error",

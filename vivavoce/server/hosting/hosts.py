@@ -17,7 +17,7 @@ from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
-from vivavoce.server.host import ModelCard, TranscriptionRequest
+from vivavoce.server.host import ModelAbilities, ModelCard, TranscriptionRequest
 from vivavoce.server.hosting.config import DEFAULT_MODEL, ServingOptions
 from vivavoce.server.rest.transcripts import WireSegment, WireWord
 from vivavoce.server.wire import JsonObject
@@ -207,6 +207,12 @@ class SpeechHost:
         """A new conversation."""
         transcriber = self.recogniser or self.pipeline.words
         return LiveConversation(self.pipeline, settings, replace(self.options, transcriber=transcriber))
+
+    @property
+    def abilities(self) -> ModelAbilities:
+        """A chat endpoint takes tools and reasoning; models in this process take neither."""
+        has_endpoint = isinstance(self.pipeline, LoadedCascade) and not isinstance(self.pipeline.chat, LocalChat)
+        return ModelAbilities(has_endpoint, has_endpoint, isinstance(self.pipeline, MossSpeechBackend))
 
     @property
     def parts(self) -> Sequence[AbstractAsyncContextManager[object]]:

@@ -1,6 +1,7 @@
 """Encodes the events of a conversation as events of the protocol, in its order."""
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,10 +17,19 @@ from vivavoce.server.realtime.items import wire_item
 from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule
 from vivavoce.server.realtime.response import AudioSink, ResponseEncoder
 from vivavoce.server.realtime.server_events import ServerEvent
-from vivavoce.server.realtime.session_types import RealtimeSessionObject, ServerVad, SessionObject
+from vivavoce.server.realtime.session_config import value_or
+from vivavoce.server.realtime.session_types import (
+    RealtimeSessionObject,
+    ServerVad,
+    SessionObject,
+    Tracing,
+    TracingConfiguration,
+    VivaSession,
+)
 
 logger = logging.getLogger(__name__)
 
+DIARIZE = "-diarize"  # ends the names of models whose transcripts come in segments with a speaker
 CLIENT_TRUNCATE_SECONDS = 0.2  # time for a client that stops its playback to send its own truncate event
 
 
@@ -96,12 +106,14 @@ class EventEncoder:
         waiting = [known for known in self._replies.values() if reply in (None, known.id) and not known.is_out_of_band]
         has_cut = False
         for known in waiting:
-            milliseconds = self._output(known.id).played_ms(known.id)
+            output = self._output(known.id)
+            milliseconds = output.played_ms(known.id)
             known.cut = known.cut or "client_cancelled"
-            if self._clear(known.id):
-                has_cut = True
-                if truncates:
-                    self._truncate_unplayed(known, milliseconds)
+            # The history is cut first, as the events of the item, which are sent now, have the words that were heard.
+            is_truncated = truncates and output.has_unplayed(known.id) and self._truncate_unplayed(known, milliseconds)
+            has_cut |= self._clear(known.id)
+            if is_truncated and known.spoken is not None:
+                self.send(events.ConversationItemTruncated(known.spoken, milliseconds))
         return has_cut
 
     @property
@@ -142,7 +154,8 @@ class EventEncoder:
             self.output.send(reply, piece)
         except VivaError as error:
             log_failure(logger, error, "audio of a reply could not be sent")
-            self._warn(dialogue.Warned("sound_lost", f"a chunk of the reply's audio could not be sent: {error}"))
+            message = f"a chunk of the reply's audio could not be sent: {error}"
+            self._warn(dialogue.Warned("sound_lost", message, piece.reply))
 
     def playback_position(self, reply: str, milliseconds: int) -> None:
         """Pass the estimated playback position on, unless the client reports its own."""
@@ -193,6 +206,12 @@ class EventEncoder:
         if event.is_final:
             self._transcripts.pop(event.item, None)
             usage = events.DurationUsage(event.seconds)
+            transcription = self.session.audio.input.transcription
+            if transcription is not None and str(transcription.model).endswith(DIARIZE) and event.text:
+                segment = events.TranscriptionSegment(
+                    event.item, id=f"seg_{event.item}", text=event.text, start=0.0, end=event.seconds
+                )
+                self.send(segment)
             self.send(events.TranscriptionCompleted(event.item, event.text, usage))
 
     def _input_transcript_failed(self, event: dialogue.InputTranscriptFailed) -> None:
@@ -210,7 +229,9 @@ class EventEncoder:
         )
         self._replies[event.reply] = reply
         self.last_reply = event.reply
-        self._spans[event.reply] = new_span(self.conversation_id, event.reply, self.clock.waiting_seconds)
+        self._spans[event.reply] = new_span(
+            self.conversation_id, event.reply, self.clock.waiting_seconds, _trace_attributes(request.session.tracing)
+        )
         if reply.is_out_of_band:
             self._open_side_output(event.reply)
         self._send_in_order(event.reply, reply.created)
@@ -226,8 +247,13 @@ class EventEncoder:
         self._output(event.reply).add(OutputPiece(event.reply, event.item, event.samples), event.gain)
 
     def _reply_text(self, event: dialogue.ReplyText) -> None:
+        """Text at once; the words of audio just before they are spoken."""
         reply = self._replies[event.reply]
-        self._send_in_order(event.reply, lambda: reply.text(event.item, event.delta))
+        if event.at is None:
+            self._send_in_order(event.reply, lambda: reply.text(event.item, event.delta))
+            return
+        send = self._sender(lambda: reply.text(event.item, event.delta))
+        self._output(event.reply).send_with_audio(event.reply, event.item, event.at, send)
 
     def _tool_arguments(self, event: dialogue.ToolArguments) -> None:
         reply = self._replies[event.reply]
@@ -237,7 +263,7 @@ class EventEncoder:
         reply = self._replies[event.reply]
         if isinstance(event.item.content, dialogue.Message) and reply.modality == "audio":
             self._output(event.reply).end_item(event.reply, event.item.id)
-        self._send_in_order(event.reply, lambda: reply.item_done(event.item))
+        self._send_in_order(event.reply, lambda: reply.item_done(self._heard(reply, event.item)))
 
     def _reply_done(self, event: dialogue.ReplyDone) -> None:
         reply, output = self._replies[event.reply], self._output(event.reply)
@@ -247,6 +273,7 @@ class EventEncoder:
                 return
             for sent in reply.done(event.reason, event.usage, event.error):
                 self.send(sent)
+            self.send(events.RateLimitsUpdated())
             reason = reply.final_reason(event.reason)
             self.metrics.count_reply(reason)
             self._spans.pop(event.reply).end(reason)
@@ -279,7 +306,14 @@ class EventEncoder:
             asyncio.get_running_loop().call_later(CLIENT_TRUNCATE_SECONDS, send)
 
     def _warn(self, event: dialogue.Warned) -> None:
-        self.send(events.Error(events.server_error(event.code, event.message)))
+        """Put a problem into the details of its response; clients that ask for warnings get an event too.
+
+        It is no `error` event: stock clients end the session on one.
+        """
+        if event.reply in self._replies:
+            self._replies[event.reply].problem = events.server_error(event.code, event.message)
+        if value_or(value_or(self.session.viva, VivaSession()).warnings, False):
+            self.send(events.VivaWarning(event.code, event.message, event.reply))
 
     def _clear(self, reply: str) -> bool:
         had_sound = self._output(reply).clear(reply)
@@ -288,21 +322,33 @@ class EventEncoder:
             self.send(events.OutputAudioBufferCleared(reply))
         return had_sound
 
-    def _truncate_unplayed(self, reply: ResponseEncoder, milliseconds: int) -> None:
-        """Remove unplayed audio from the history: for the conversation the reply was complete."""
+    def _truncate_unplayed(self, reply: ResponseEncoder, milliseconds: int) -> bool:
+        """Remove unplayed audio from the history, where the reply may be complete; whether there was any."""
         if reply.spoken is None or reply.is_out_of_band:
-            return
+            return False
         with suppress(InputError):  # the item is shorter
             self.conversation.truncate(reply.spoken, milliseconds)
             self.truncated = (reply.spoken, milliseconds)
-            self.send(events.ConversationItemTruncated(reply.spoken, milliseconds))
+            return True
+        return False
+
+    def _heard(self, reply: ResponseEncoder, item: dialogue.Item) -> dialogue.Item:
+        """The item as the history has it: where playback was cut, with the words that were heard."""
+        if reply.cut is None or reply.is_out_of_band or not isinstance(item.content, dialogue.Message):
+            return item
+        with suppress(InputError):  # it was deleted meanwhile
+            return dataclasses.replace(self.conversation.item(item.id), is_complete=False)
+        return item
 
     def _send_in_order(self, reply: str, build: Callable[[], list[ServerEvent]]) -> None:
+        self._output(reply).send_in_order(self._sender(build))
+
+    def _sender(self, build: Callable[[], list[ServerEvent]]) -> Callable[[], None]:
         def send() -> None:
             for event in build():
                 self.send(event)
 
-        self._output(reply).send_in_order(send)
+        return send
 
     def _output(self, reply: str) -> PacedOutput:
         return self._outputs.get(reply, self.main)
@@ -318,6 +364,16 @@ class EventEncoder:
     def _close_side_output(self, reply: str) -> None:
         if self._outputs.pop(reply, None) is not None:
             self._side_tasks.pop(reply).cancel()
+
+
+def _trace_attributes(tracing: Tracing | None) -> dict[str, str]:
+    """What a client wants to find its traces by."""
+    if not isinstance(tracing, TracingConfiguration):
+        return {}
+    fields = {"viva.workflow": value_or(tracing.workflow_name, ""), "viva.group": value_or(tracing.group_id, "")}
+    metadata = tracing.metadata if isinstance(tracing.metadata, dict) else {}
+    fields |= {f"viva.metadata.{name}": str(value) for name, value in metadata.items()}
+    return {name: value for name, value in fields.items() if value}
 
 
 _HANDLERS: dict[type, Callable[[EventEncoder, Any], None]] = {

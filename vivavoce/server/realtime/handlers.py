@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from vivavoce.dialogue.events import Conversation, ReplyRequest, Samples
+from vivavoce.dialogue.events import Conversation, Message, ReplyRequest, Samples
 from vivavoce.errors import InputError, VivaError
 from vivavoce.server.metrics import TurnClock
 from vivavoce.server.realtime import client_events as client
@@ -17,6 +17,11 @@ from vivavoce.server.realtime.items import ResponseParams, audio_ms, content_of,
 from vivavoce.server.realtime.session_config import Configuration, value_or
 from vivavoce.server.wire import WireError
 
+COMMIT_EMPTY = (
+    "Error committing input audio buffer: buffer too small. Expected at least 100ms of audio, but buffer only has "
+    "0.00ms of audio."
+)
+CANCEL_NOT_ACTIVE = "Cancellation failed: no active response found"
 MAX_UNPROCESSED_SECONDS = 1.0  # of a session's audio; a client that sends faster than it is processed waits
 
 
@@ -143,13 +148,17 @@ class ClientEventHandlers:
             await outcome
 
     def session_update(self, event: client.SessionUpdate) -> None:
-        session = self.configuration.changed(event.session)
+        session, refused = self.configuration.changed_but_for_tools(event.session)
         events.check_depth(session)
         settings = self.configuration.settings(session)
         self.conversation.update(lambda _: settings)
         self.configuration.session = self.encoder.session = session
         self.audio.configure_if_changed()
         self.updated()
+        for error in refused[1:]:
+            self.encoder.send(events.error_event(error, event.event_id))
+        if refused:
+            raise refused[0]
 
     async def append(self, event: client.InputAudioBufferAppend) -> None:
         await self.audio.append(event.audio)
@@ -159,7 +168,7 @@ class ClientEventHandlers:
         try:
             item = self.conversation.commit()
         except InputError as error:
-            raise WireError(str(error), "input_audio_buffer_commit_empty") from error
+            raise WireError(COMMIT_EMPTY, "input_audio_buffer_commit_empty") from error
         self.audio.reset_pending()
         self.clock.note_reply_request()
         self.encoder.announced_commits.add(item.id)
@@ -179,19 +188,33 @@ class ClientEventHandlers:
     def item_create(self, event: client.ConversationItemCreate) -> None:
         content = content_of(event.item, self.configuration.input_format, self.conversation.input_rate)
         id = value_or(event.item.id, None)
-        if id is not None and any(item.id == id for item in self.conversation.items):
-            raise WireError(f"the item {id!r} already exists", "item_exists", "item.id")
+        if id is not None and self._has_item(id):
+            message = f"Error adding item: an item with id '{id}' already exists."
+            raise WireError(message, "item_create_duplicate_item_id")
+        after = event.previous_item_id
+        if after is not None and after != "root" and not self._has_item(after):
+            message = f"Error adding item: the previous item with id '{after}' does not exist."
+            raise WireError(message, "item_create_invalid_previous_item_id")
         item, previous = self.conversation.add(content, id, event.previous_item_id)
         added = wire_item(item)
         self.encoder.send(events.ConversationItemAdded(previous, added))
         self.encoder.send(events.ConversationItemDone(previous, added))
 
     def item_retrieve(self, event: client.ConversationItemRetrieve) -> None:
+        self._require_item(event.item_id, "retrieving", "item_retrieve_invalid_item_id")
         formats = (self.configuration.input_format, self.configuration.output_format)
         item = wire_item(self.conversation.item(event.item_id), audio=formats)
         self.encoder.send(events.ConversationItemRetrieved(item))
 
+    def _has_item(self, id: str) -> bool:
+        return any(item.id == id for item in self.conversation.items)
+
+    def _require_item(self, id: str, doing: str, code: str) -> None:
+        if not self._has_item(id):
+            raise WireError(f"Error {doing} item: the item with id '{id}' does not exist.", code)
+
     def item_truncate(self, event: client.ConversationItemTruncate) -> None:
+        self._require_item(event.item_id, "truncating", "item_truncate_invalid_item_id")
         end = self._cut_to(event.item_id, event.audio_end_ms)
         self.encoder.truncated = (event.item_id, end)
         self.encoder.send(events.ConversationItemTruncated(event.item_id, end))
@@ -206,14 +229,19 @@ class ClientEventHandlers:
             self.encoder.cut(reply, truncates=False)
         try:
             self.conversation.truncate(id, end)
-        except VivaError:
-            length = audio_ms(self.conversation.item(id))
-            if length is None or length > end or (reply is None and (cut is None or cut[0] != id)):
-                raise
+        except InputError as error:
+            item = self.conversation.item(id)
+            length = audio_ms(item)
+            is_ours = isinstance(item.content, Message) and item.content.role == "assistant"
+            if length is None or not is_ours:
+                raise WireError("Only model output audio messages can be truncated", None) from error
+            if length > end or (reply is None and (cut is None or cut[0] != id)):
+                raise WireError(f"Audio content of {length}ms is already shorter than {end}ms") from error
             return length  # it was interrupted meanwhile, and truncated to what was played
         return end
 
     def item_delete(self, event: client.ConversationItemDelete) -> None:
+        self._require_item(event.item_id, "deleting", "item_delete_invalid_item_id")
         self.conversation.delete(event.item_id)
         self.encoder.send(events.ConversationItemDeleted(event.item_id))
 
@@ -223,13 +251,13 @@ class ClientEventHandlers:
         requested, request = self._request(value_or(event.response, None))
         active = self.encoder.open_reply
         if active is not None and not requested.is_out_of_band:
-            message = f"the response {active} is in progress; cancel it before creating another"
-            raise WireError(message, "conversation_already_has_active_response")
+            raise _already_active(active)
         try:
             reply = self.conversation.reply(request)
         except InputError as error:
-            code = "rate_limit_exceeded" if requested.is_out_of_band else "conversation_already_has_active_response"
-            raise WireError(str(error), code) from error
+            if requested.is_out_of_band:
+                raise WireError(str(error), "rate_limit_exceeded") from error
+            raise _already_active(active or self.encoder.last_reply) from error
         self.clock.note_reply_request()
         self.encoder.requested[reply] = requested
 
@@ -252,12 +280,20 @@ class ClientEventHandlers:
             self.conversation.cancel(reply)
         except VivaError as error:
             if not self.encoder.cut(reply):  # generated, but still being sent
-                raise WireError(str(error), "response_cancel_not_active") from error
+                raise WireError(CANCEL_NOT_ACTIVE, "response_cancel_not_active") from error
         else:
             self.encoder.cut(reply, truncates=self.encoder.plays_audio)  # other clients send a truncate event
 
     def played(self, event: client.VivaPlayed) -> None:
         self.encoder.client_played(event.response_id, event.audio_ms)
+
+
+def _already_active(reply: str) -> WireError:
+    message = f"Conversation already has an active response in progress: {reply}."
+    return WireError(
+        f"{message} Wait until the response is finished before creating a new one.",
+        "conversation_already_has_active_response",
+    )
 
 
 _HANDLERS: dict[type, Callable[[ClientEventHandlers, Any], Awaitable[None] | None]] = {

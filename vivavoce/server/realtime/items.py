@@ -21,31 +21,31 @@ Metadata = Annotated[
 # Items
 
 
-class InputText(Struct, tag_field="type", tag="input_text"):
+class InputText(Struct, tag_field="type", tag="input_text", forbid_unknown_fields=True):
     text: str
 
 
-class OutputText(Struct, tag_field="type", tag="output_text"):
+class OutputText(Struct, tag_field="type", tag="output_text", forbid_unknown_fields=True):
     text: str
 
 
-class InputAudio(Struct, tag_field="type", tag="input_audio"):
+class InputAudio(Struct, tag_field="type", tag="input_audio", forbid_unknown_fields=True):
     """The transcript is sent even where there is none: stock clients fail without the key."""
 
     transcript: str | None = None
     audio: Maybe[bytes] = UNSET
 
 
-class OutputAudio(Struct, tag_field="type", tag="output_audio"):
+class OutputAudio(Struct, tag_field="type", tag="output_audio", forbid_unknown_fields=True):
     transcript: str | None = None
     audio: Maybe[bytes] = UNSET
 
 
-class BetaText(OutputText, tag_field="type", tag="text"):
+class BetaText(OutputText, tag_field="type", tag="text", forbid_unknown_fields=True):
     """The beta protocol's name of `output_text`."""
 
 
-class BetaAudio(OutputAudio, tag_field="type", tag="audio"):
+class BetaAudio(OutputAudio, tag_field="type", tag="audio", forbid_unknown_fields=True):
     """The beta protocol's name of `output_audio`."""
 
 
@@ -59,7 +59,7 @@ PARTS_OF: dict[Role, tuple[type, ...]] = {
 }
 
 
-class BaseItem(Struct, kw_only=True, tag_field="type"):
+class BaseItem(Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
     """Fields that do not apply are omitted: stock clients do not accept null there."""
 
     id: Maybe[ItemId] = UNSET
@@ -88,7 +88,7 @@ class FunctionCallOutputItem(BaseItem, kw_only=True, tag="function_call_output")
     output: str
 
 
-class ItemReference(Struct, tag_field="type", tag="item_reference"):
+class ItemReference(Struct, tag_field="type", tag="item_reference", forbid_unknown_fields=True):
     """An item of the history, in the input of a response."""
 
     id: ItemId

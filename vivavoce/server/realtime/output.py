@@ -120,6 +120,7 @@ class PlayingReply:
     schedule: Schedule
     volume: Volume
     reported_ms: int = 0
+    sent_samples: int = 0
     is_complete: bool = False
     """All audio of the reply was added."""
     is_cleared: bool = False
@@ -172,6 +173,27 @@ class PacedOutput:
         else:
             send()
 
+    def send_with_audio(self, reply: str, item: str, seconds: float, send: SendEvent) -> None:
+        """Send events before the audio of an item from `seconds` on; now, where that audio was sent already."""
+        playing = self._playing.get(reply)
+        at = round(seconds * self._rate) - (0 if playing is None else playing.sent_samples)
+        index = len(self._queue)
+        for position, entry in enumerate(self._queue):
+            if not isinstance(entry, OutputPiece) or (entry.reply, entry.item) != (reply, item):
+                continue
+            if at <= 0 or entry.is_end:
+                index = position
+                break
+            if at < len(entry.samples):
+                first, rest = entry.samples[:at], entry.samples[at:]
+                self._queue[position] = entry._replace(samples=first, is_end=False)
+                self._queue.insert(position + 1, entry._replace(samples=rest))
+                index = position + 1
+                break
+            at -= len(entry.samples)
+        self._queue.insert(index, send)
+        self._send_events_before_sound()
+
     def add(self, piece: OutputPiece, gain: float = 1.0) -> None:
         """Queue audio; the gain also applies to the audio of the reply that is already queued."""
         if piece.reply not in self._playing:
@@ -193,17 +215,23 @@ class PacedOutput:
         playing = self._playing.get(reply)
         if playing is None:
             return False
-        was_playing = not playing.schedule.is_over(self._now())
+        had_sound = self.has_unplayed(reply)
         playing.schedule.cut(self._now())
         playing.is_cleared = True
-        held_seconds = self.held_seconds
         self._queue = deque(
             entry for entry in self._queue if not (isinstance(entry, OutputPiece) and entry.reply == reply)
         )
-        had_sound = was_playing or self.held_seconds < held_seconds
         self._send_events_before_sound()
         self._wake()
         return had_sound
+
+    def has_unplayed(self, reply: str) -> bool:
+        """Whether audio of a reply is queued or being played."""
+        playing = self._playing.get(reply)
+        if playing is None:
+            return False
+        pieces = (entry for entry in self._queue if isinstance(entry, OutputPiece) and entry.reply == reply)
+        return not playing.schedule.is_over(self._now()) or any(len(piece.samples) for piece in pieces)
 
     def end(self, reply: str) -> bool:
         """Mark the end of a reply's audio; whether it had any."""
@@ -288,6 +316,7 @@ class PacedOutput:
             self._queue[0] = OutputPiece(piece.reply, piece.item, rest, piece.is_end)
         else:
             self._queue.popleft()
+        playing.sent_samples += len(samples)
         if len(samples):
             playing.schedule.send(now, len(samples) / self._rate, self._has_waited, self._others_end(playing))
         self._has_waited = False

@@ -70,6 +70,8 @@ class ResponseEncoder:
     """The item whose audio is being sent."""
     cut: EndReason | None = None
     """Why playback ended early; the conversation may have completed the response before."""
+    problem: ErrorDetail | None = None
+    """What went wrong although the response did not fail."""
     is_done: bool = False
 
     @property
@@ -110,7 +112,8 @@ class ResponseEncoder:
     def item_done(self, item: Item) -> list[ServerEvent]:
         """Events of the end of an item, complete or not."""
         opened = self.open[item.id]
-        if self.cut is not None and self.modality == "audio" and isinstance(item.content, dialogue.Message):
+        is_cut = self.cut is not None and self.modality == "audio" and isinstance(item.content, dialogue.Message)
+        if is_cut and self.is_out_of_band:  # the history does not say what was heard
             item = self._item_until_sent(opened)
         wire = wire_item(item)
         sent = [*self._content_done(item, opened), events.OutputItemDone(self.id, opened.output_index, wire)]
@@ -127,7 +130,15 @@ class ResponseEncoder:
         for opened in list(self.open.values()):
             sent += self.item_done(self._item_until_sent(opened))
         reason = self.final_reason(reason)
-        return [*sent, events.ResponseDone(self._response(STATUS[reason], _details(reason, error), usage))]
+        return [*sent, events.ResponseDone(self._response(STATUS[reason], self._details(reason, error), usage))]
+
+    def _details(self, reason: EndReason, error: str | None) -> StatusDetails:
+        problem = self.problem or UNSET
+        if reason == "failed":
+            problem = events.server_error("reply_failed", error or "the reply could not be generated")
+        if reason in ("completed", "failed"):
+            return StatusDetails(type=STATUS[reason], error=problem)
+        return StatusDetails(type=STATUS[reason], reason=reason, error=problem)
 
     def final_reason(self, reason: EndReason) -> EndReason:
         """Why the response ended, taking into account that its playback may have been cut."""
@@ -202,21 +213,11 @@ def response_usage(usage: dialogue.Usage) -> ResponseUsage:
         input_token_details=InputTokenDetails(
             text_tokens=usage.input_text,
             audio_tokens=usage.input_audio,
-            cached_tokens_details=CachedTokenDetails(),
+            cached_tokens=usage.cached_text + usage.cached_audio,
+            cached_tokens_details=CachedTokenDetails(text_tokens=usage.cached_text, audio_tokens=usage.cached_audio),
         ),
         output_token_details=TokenDetails(text_tokens=usage.output_text, audio_tokens=usage.output_audio),
     )
-
-
-def _details(reason: EndReason, error: str | None) -> StatusDetails:
-    if reason == "completed":
-        return StatusDetails(type="completed")
-    if reason == "failed":
-        message = error or "the reply could not be generated"
-        return StatusDetails(
-            type="failed", error=ErrorDetail(type="server_error", code="reply_failed", message=message)
-        )
-    return StatusDetails(type=STATUS[reason], reason=reason)
 
 
 def _text_of(item: Item) -> str:

@@ -35,6 +35,14 @@ class SessionResumed(ServerEvent, tag="viva.session.resumed"):
     last_client_event_id: str | None
 
 
+class VivaWarning(ServerEvent, tag="viva.warning"):
+    """Our extension: a problem that ends nothing, for clients that set `session.viva.warnings`."""
+
+    code: str
+    message: str
+    response_id: str | None
+
+
 class ConversationObject(Struct):
     id: str
     object: Literal["realtime.conversation"] = "realtime.conversation"
@@ -113,6 +121,18 @@ class TranscriptionCompleted(ServerEvent, tag="conversation.item.input_audio_tra
     content_index: int = 0
 
 
+class TranscriptionSegment(ServerEvent, tag="conversation.item.input_audio_transcription.segment"):
+    """A turn as a segment of its only speaker; seconds into the item."""
+
+    item_id: str
+    id: str
+    text: str
+    start: float
+    end: float
+    speaker: str = "A"
+    content_index: int = 0
+
+
 class TranscriptionFailed(ServerEvent, tag="conversation.item.input_audio_transcription.failed"):
     item_id: str
     error: ErrorDetail
@@ -143,6 +163,19 @@ class ResponseCreated(ServerEvent, tag="response.created"):
 
 class ResponseDone(ServerEvent, tag="response.done"):
     response: Response
+
+
+class RateLimit(Struct):
+    name: Literal["requests", "tokens"]
+    limit: int
+    remaining: int
+    reset_seconds: float
+
+
+class RateLimitsUpdated(ServerEvent, tag="rate_limits.updated"):
+    """Sent after each response. Neither requests nor tokens are limited."""
+
+    rate_limits: list[RateLimit] = []
 
 
 class OutputItemEvent(ServerEvent):

@@ -183,7 +183,7 @@ class RealtimeSession:
             self._finish(1013, "the events are not read")
 
     def send_error(self, error: WireError, event_id: str | None = None) -> None:
-        self.metrics.errors.labels(error.code).inc()
+        self.metrics.errors.labels(error.code or "none").inc()
         self.send(events.error_event(error, event_id))
 
     def session_object(self, with_token: bool = False) -> SessionObject:

@@ -7,9 +7,10 @@ from typing import Literal, TypeVar
 from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
-from vivavoce.dialogue.events import ConversationSettings, Tool, TurnSettings
-from vivavoce.server.host import STOCK_VOICES, Host
+from vivavoce.dialogue.events import ConversationSettings, Tool, Truncation, TurnSettings
+from vivavoce.server.host import STOCK_VOICES, Host, ModelAbilities, abilities_of
 from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
+from vivavoce.server.realtime.session_checks import refuse_unsupported, supported_tools
 from vivavoce.server.realtime.session_types import (
     AudioInput,
     AudioInputParams,
@@ -17,9 +18,11 @@ from vivavoce.server.realtime.session_types import (
     AudioOutputParams,
     AudioParams,
     Binary,
+    FunctionTool,
     Maybe,
     Modality,
     RealtimeSessionObject,
+    Reasoning,
     ResponseOptions,
     SemanticVad,
     ServerVad,
@@ -27,6 +30,7 @@ from vivavoce.server.realtime.session_types import (
     SessionObject,
     SessionParams,
     SessionType,
+    TokenLimits,
     ToolChoice,
     Transcription,
     TranscriptionSessionAudio,
@@ -36,6 +40,7 @@ from vivavoce.server.realtime.session_types import (
     VivaSession,
     Voice,
 )
+from vivavoce.server.realtime.session_types import Truncation as TruncationParams
 from vivavoce.server.wire import WireError
 
 T = TypeVar("T")
@@ -51,7 +56,7 @@ WHEN_NULL = {
     "truncation": "auto",
 }
 """What null means for a field of the session that cannot be null."""
-TOP_LEVEL = (*WHEN_NULL, "parallel_tool_calls", "prompt", "reasoning", "include", "tracing")
+TOP_LEVEL = (*WHEN_NULL, "parallel_tool_calls", "prompt", "reasoning", "include", "tracing", "temperature")
 BETA_RENAMED = {"modalities": "output_modalities", "max_response_output_tokens": "max_output_tokens"}
 BETA_MOVED = {  # names of the beta protocol, and where they are under `audio`
     "input_audio_format": ("input", "format"),
@@ -70,14 +75,30 @@ class Configuration:
     def __init__(
         self, host: Host, model: str, kind: SessionType = "realtime", change: SessionParams | None = None
     ) -> None:
-        self._base, self._voices = host.settings, tuple(host.voices)
+        self._base, self._voices, self._abilities = host.settings, tuple(host.voices), abilities_of(host)
+        self._models = [model, *(card.id for card in host.models if card.id != model)]
         self.session = default_session(self._base, model, kind)
         if change is not None:
             self.session = self.changed(change)
 
     def changed(self, change: ResponseOptions, param: str = "session") -> SessionObject:
         """The session object after a change; WireError where it cannot be made."""
-        return merged(self.session, change, self._base.turn, self._voices, param)
+        session, refused = self.changed_but_for_tools(change, param)
+        if refused:
+            raise refused[0]
+        return session
+
+    def changed_but_for_tools(
+        self, change: ResponseOptions, param: str = "session"
+    ) -> tuple[SessionObject, list[WireError]]:
+        """The session object after a change, without the tools that are refused, and their errors."""
+        kind = getattr(change, "type", UNSET)
+        is_transcription = kind == "transcription" or (kind is UNSET and self.is_transcription)
+        detection = self.session.audio.input.turn_detection
+        detector = "server_vad" if detection is None else str(detection.__struct_config__.tag)
+        refuse_unsupported(change, is_transcription, detector, self._abilities, self._models, param)
+        tools, refused = supported_tools(value_or(change.tools, []), self._abilities, param)
+        return merged(self.session, change, self._base.turn, self._voices, param, tools), refused
 
     def settings(self, session: SessionObject | None = None) -> ConversationSettings:
         """The conversation settings of this session object, or of another."""
@@ -146,16 +167,29 @@ def default_session(settings: ConversationSettings, model: str, kind: SessionTyp
 
 
 def merged(
-    session: SessionObject, change: ResponseOptions, turn: TurnSettings, voices: Sequence[str], param: str = "session"
+    session: SessionObject,
+    change: ResponseOptions,
+    turn: TurnSettings,
+    voices: Sequence[str],
+    param: str = "session",
+    tools: Sequence[FunctionTool] | None = None,
 ) -> SessionObject:
-    """The session after a change; fields that are absent stay. `turn` holds the defaults of turn detection."""
+    """The session after a change; fields that are absent stay. `turn` holds the defaults of turn detection, `tools` the
+    tools of the change where they were checked before."""
     change = without_beta_names(change)
+    if tools is None:
+        tools, refused = supported_tools(value_or(change.tools, []), ModelAbilities(), param)
+        if refused:
+            raise refused[0]
     if isinstance(change, SessionParams):
         session = _of_type(session, change.type, f"{param}.type")
-        if (viva := value_or(change.viva, None)) is not None and viva.binary is not UNSET:
-            session = replace(session, viva=replace(value_or(session.viva, VivaSession()), binary=viva.binary))
+        if (viva := value_or(change.viva, None)) is not None:
+            changes = {name: value for name, value in asdict(viva).items() if value is not UNSET}
+            session = replace(session, viva=replace(value_or(session.viva, VivaSession()), **changes))
     names = {name for name in TOP_LEVEL if hasattr(session, name)}
     fields = {name: value for name in names if (value := getattr(change, name, UNSET)) is not UNSET}
+    if fields.get("tools"):
+        fields["tools"] = list(tools)
     session = replace(
         session, **{name: WHEN_NULL.get(name) if value is None else value for name, value in fields.items()}
     )
@@ -174,7 +208,7 @@ def merged(
 def without_beta_names(change: Options) -> Options:
     """The change with the fields of the beta protocol renamed; where both names are set, the present one wins."""
     fields = {new: getattr(change, old) for old, new in BETA_RENAMED.items() if getattr(change, new) is UNSET}
-    moved = {old: getattr(change, old) for old in BETA_MOVED if getattr(change, old) is not UNSET}
+    moved = {old: value for old in BETA_MOVED if (value := getattr(change, old, UNSET)) is not UNSET}
     if moved:
         audio = value_or(change.audio, AudioParams())
         sides = {
@@ -274,7 +308,7 @@ def conversation_settings(
         base,
         turn=turn_settings(session.audio.input.turn_detection, base.turn),
         transcribe_input=transcription is not None,
-        language=None if transcription is None else transcription.language or None,
+        language=None if transcription is None else _language(transcription),
     )
     if isinstance(session, TranscriptionSessionObject):
         return replaced(settings, turn=replaced(settings.turn, create_response=False, interrupt_response=False))
@@ -289,7 +323,22 @@ def conversation_settings(
         max_output_tokens=None if limit == "inf" else limit,
         tools=tuple(Tool(tool.name, tool.description or "", tool.parameters or {}) for tool in session.tools),
         tool_choice=choice if isinstance(choice, str) else choice.name,
+        parallel_tool_calls=value_or(session.parallel_tool_calls, None),
+        reasoning_effort=value_or(value_or(session.reasoning, Reasoning()).effort, None),
+        temperature=value_or(session.temperature, None),
+        truncation=_truncation(session.truncation),
     )
+
+
+def _language(transcription: Transcription) -> str | None:
+    return value_or(transcription.language, None) or next(iter(value_or(transcription.languages, [])), None)
+
+
+def _truncation(value: TruncationParams) -> Truncation:
+    if isinstance(value, str):
+        return Truncation(is_allowed=value == "auto")
+    limits = value_or(value.token_limits, TokenLimits())
+    return Truncation(True, value.retention_ratio, value_or(limits.post_instructions, None))
 
 
 def turn_settings(detection: TurnDetection | None, base: TurnSettings) -> TurnSettings:

@@ -28,7 +28,7 @@ FormatName = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
 SampleRate = Literal[8_000, 16_000, 24_000, 48_000]
 
 
-class AudioFormat(Struct, frozen=True):
+class AudioFormat(Struct, frozen=True, forbid_unknown_fields=True):
     """PCM rates other than 24 kHz are an extension."""
 
     type: FormatName | None = "audio/pcm"
@@ -38,20 +38,21 @@ class AudioFormat(Struct, frozen=True):
 BetaFormat = Literal["pcm16", "g711_ulaw", "g711_alaw"]
 
 
-class VoiceId(Struct, frozen=True):
+class VoiceId(Struct, frozen=True, forbid_unknown_fields=True):
     id: str
 
 
 Voice = str | VoiceId
 Speed = Annotated[float, Meta(ge=0.25, le=1.5)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
 
 
-class NoiseReduction(Struct, frozen=True):
+class NoiseReduction(Struct, frozen=True, forbid_unknown_fields=True):
     type: Maybe[Literal["near_field", "far_field"]] = UNSET
     strength: Maybe[float] = UNSET
 
 
-class Transcription(Struct, frozen=True):
+class Transcription(Struct, frozen=True, forbid_unknown_fields=True):
     model: Maybe[str] = UNSET
     language: Maybe[str] = UNSET
     languages: Maybe[list[str]] = UNSET
@@ -87,8 +88,8 @@ class SemanticVad(Struct, frozen=True, tag_field="type", tag="semantic_vad"):
 TurnDetection = ServerVad | SemanticVad
 
 
-class TurnDetectionParams(Struct):
-    """Fields of both detectors; those of the other detector are ignored. Without a type the current one is changed."""
+class TurnDetectionParams(Struct, forbid_unknown_fields=True):
+    """Fields of both detectors; those of the other detector are refused. Without a type the current one is changed."""
 
     type: Literal["server_vad", "semantic_vad"] | UnsetType = UNSET
     threshold: Maybe[Threshold] = UNSET
@@ -107,7 +108,7 @@ class AudioInput(Struct, frozen=True):
     turn_detection: TurnDetection | None
 
 
-class AudioInputParams(Struct):
+class AudioInputParams(Struct, forbid_unknown_fields=True):
     format: Maybe[AudioFormat | BetaFormat] = UNSET
     transcription: Maybe[Transcription] = UNSET
     noise_reduction: Maybe[NoiseReduction] = UNSET
@@ -120,13 +121,13 @@ class AudioOutput(Struct, frozen=True):
     speed: float
 
 
-class AudioOutputParams(Struct):
+class AudioOutputParams(Struct, forbid_unknown_fields=True):
     format: Maybe[AudioFormat | BetaFormat] = UNSET
     voice: Maybe[Voice] = UNSET
     speed: Maybe[Speed] = UNSET
 
 
-class AudioParams(Struct):
+class AudioParams(Struct, forbid_unknown_fields=True):
     input: Maybe[AudioInputParams] = UNSET
     output: Maybe[AudioOutputParams] = UNSET
 
@@ -134,7 +135,7 @@ class AudioParams(Struct):
 # Options of sessions and of single responses
 
 
-class FunctionTool(Struct, frozen=True):
+class FunctionTool(Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1)]
     type: Literal["function"] | None = "function"
     description: Maybe[str] = UNSET
@@ -142,7 +143,7 @@ class FunctionTool(Struct, frozen=True):
     """A JSON schema."""
 
 
-class ToolChoiceFunction(Struct, frozen=True):
+class ToolChoiceFunction(Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["function"]
     name: str
 
@@ -150,28 +151,28 @@ class ToolChoiceFunction(Struct, frozen=True):
 ToolChoice = Literal["none", "auto", "required"] | ToolChoiceFunction
 
 
-class Reasoning(Struct, frozen=True):
+class Reasoning(Struct, frozen=True, forbid_unknown_fields=True):
     effort: Maybe[Literal["minimal", "low", "medium", "high", "xhigh"]] = UNSET
 
 
-class CacheBreakpoint(Struct, frozen=True):
+class CacheBreakpoint(Struct, frozen=True, forbid_unknown_fields=True):
     mode: Literal["explicit"]
     ttl: Maybe[Literal["30m", "12h"]] = UNSET
 
 
-class PromptText(Struct, frozen=True, tag_field="type", tag="input_text"):
+class PromptText(Struct, frozen=True, tag_field="type", tag="input_text", forbid_unknown_fields=True):
     text: str
     prompt_cache_breakpoint: Maybe[CacheBreakpoint] = UNSET
 
 
-class PromptImage(Struct, frozen=True, tag_field="type", tag="input_image"):
+class PromptImage(Struct, frozen=True, tag_field="type", tag="input_image", forbid_unknown_fields=True):
     detail: Literal["low", "high", "auto", "original"]
     file_id: Maybe[str] = UNSET
     image_url: Maybe[str] = UNSET
     prompt_cache_breakpoint: Maybe[CacheBreakpoint] = UNSET
 
 
-class PromptFile(Struct, frozen=True, tag_field="type", tag="input_file"):
+class PromptFile(Struct, frozen=True, tag_field="type", tag="input_file", forbid_unknown_fields=True):
     detail: Maybe[Literal["auto", "low", "high"]] = UNSET
     file_data: Maybe[str] = UNSET
     file_id: Maybe[str] = UNSET
@@ -180,25 +181,25 @@ class PromptFile(Struct, frozen=True, tag_field="type", tag="input_file"):
     prompt_cache_breakpoint: Maybe[CacheBreakpoint] = UNSET
 
 
-class Prompt(Struct, frozen=True):
+class Prompt(Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     variables: Maybe[dict[str, str | PromptText | PromptImage | PromptFile]] = UNSET
     version: Maybe[str] = UNSET
 
 
-class TracingConfiguration(Struct, frozen=True):
+class TracingConfiguration(Struct, frozen=True, forbid_unknown_fields=True):
     group_id: Maybe[str] = UNSET
     metadata: Any = UNSET
     workflow_name: Maybe[str] = UNSET
 
 
-class TokenLimits(Struct, frozen=True):
-    post_instructions: Maybe[int] = UNSET
+class TokenLimits(Struct, frozen=True, forbid_unknown_fields=True):
+    post_instructions: Maybe[Annotated[int, Meta(ge=0)]] = UNSET
 
 
-class RetentionRatio(Struct, frozen=True):
+class RetentionRatio(Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["retention_ratio"]
-    retention_ratio: float
+    retention_ratio: Annotated[float, Meta(ge=0, le=1)]
     token_limits: Maybe[TokenLimits] = UNSET
 
 
@@ -206,12 +207,13 @@ Tracing = Literal["auto"] | TracingConfiguration
 Truncation = Literal["auto", "disabled"] | RetentionRatio
 
 
-class ResponseOptions(Struct, kw_only=True):
+class ResponseOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of responses, in a session or for one response; below, the names of the beta protocol."""
 
     instructions: Maybe[str] = UNSET
     output_modalities: Maybe[Modalities] = UNSET
-    tools: Maybe[list[FunctionTool]] = UNSET
+    tools: Maybe[list[JsonObject]] = UNSET
+    """`FunctionTool`s: each is checked by itself, so that one that is refused leaves the others."""
     tool_choice: Maybe[ToolChoice] = UNSET
     parallel_tool_calls: Maybe[bool] = UNSET
     max_output_tokens: Maybe[TokenLimit] = UNSET
@@ -221,23 +223,22 @@ class ResponseOptions(Struct, kw_only=True):
 
     modalities: Maybe[Modalities] = UNSET
     max_response_output_tokens: Maybe[TokenLimit] = UNSET
-    input_audio_format: Maybe[AudioFormat | BetaFormat] = UNSET
-    input_audio_transcription: Maybe[Transcription] = UNSET
-    input_audio_noise_reduction: Maybe[NoiseReduction] = UNSET
-    turn_detection: Maybe[TurnDetectionParams] = UNSET
     output_audio_format: Maybe[AudioFormat | BetaFormat] = UNSET
     voice: Maybe[Voice] = UNSET
     speed: Maybe[Speed] = UNSET
+    temperature: Maybe[Temperature] = UNSET
 
 
 # Sessions
 
 
-class VivaParams(Struct):
+class VivaParams(Struct, forbid_unknown_fields=True):
     """Our extension of the session object."""
 
     binary: Maybe[Binary] = UNSET
     """Audio in binary frames: in the format of the session (raw), or as Opus packets."""
+    warnings: Maybe[bool] = UNSET
+    """Whether problems that end nothing are sent as `viva.warning` events."""
 
 
 class SessionParams(ResponseOptions, kw_only=True):
@@ -248,9 +249,15 @@ class SessionParams(ResponseOptions, kw_only=True):
     truncation: Maybe[Truncation] = UNSET
     viva: Maybe[VivaParams] = UNSET
 
+    input_audio_format: Maybe[AudioFormat | BetaFormat] = UNSET
+    input_audio_transcription: Maybe[Transcription] = UNSET
+    input_audio_noise_reduction: Maybe[NoiseReduction] = UNSET
+    turn_detection: Maybe[TurnDetectionParams] = UNSET
+
 
 class VivaSession(Struct, frozen=True):
     binary: Maybe[Binary] = UNSET
+    warnings: Maybe[bool] = UNSET
     resume_token: str | UnsetType = UNSET
 
 
@@ -279,6 +286,7 @@ class RealtimeSessionObject(Struct, frozen=True, kw_only=True, tag_field="type",
     reasoning: Maybe[Reasoning] = UNSET
     include: Include | None
     audio: SessionAudio
+    temperature: Maybe[float] = UNSET
     expires_at: int | UnsetType = UNSET
     viva: VivaSession | UnsetType = UNSET
 

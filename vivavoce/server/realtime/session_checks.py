@@ -1,0 +1,138 @@
+"""Parameters of sessions and responses that are valid in the protocol and that this server does not honour.
+
+They are refused by name: a client must not believe that a setting is in force when it is not.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from vivavoce.server.host import ModelAbilities
+from vivavoce.server.realtime.refusals import refusal
+from vivavoce.server.realtime.session_types import (
+    AudioInputParams,
+    AudioParams,
+    FunctionTool,
+    Maybe,
+    NoiseReduction,
+    Prompt,
+    Reasoning,
+    ResponseOptions,
+    RetentionRatio,
+    SemanticVad,
+    ServerVad,
+    SessionParams,
+    Transcription,
+    TurnDetectionParams,
+)
+from vivavoce.server.wire import WireError
+
+REALTIME_ONLY = (
+    *("instructions", "output_modalities", "modalities", "tools", "tool_choice", "parallel_tool_calls"),
+    *("max_output_tokens", "max_response_output_tokens", "output_audio_format", "voice", "speed", "temperature"),
+    *("tracing", "truncation", "prompt", "reasoning"),
+)
+DETECTOR_FIELDS = {
+    "server_vad": {"type", *ServerVad.__struct_fields__},
+    "semantic_vad": {"type", *SemanticVad.__struct_fields__},
+}
+
+
+def unsupported(param: str, why: str = "") -> WireError:
+    """The error of a parameter that exists in the protocol, and not here."""
+    return WireError(f"Unknown parameter: '{param}'.{why and f' {why}'}", "unknown_parameter", param)
+
+
+def refuse_unsupported(
+    change: ResponseOptions,
+    is_transcription: bool,
+    detector: str,
+    abilities: ModelAbilities,
+    models: Sequence[str],
+    param: str,
+) -> None:
+    """WireError for the first parameter that would have no effect.
+
+    `detector` is the type of turn detection in force, `models` the model of the session and the others.
+    """
+    if is_transcription:
+        for name in REALTIME_ONLY:
+            if _is_set(getattr(change, name, UNSET)):
+                raise unsupported(f"{param}.{name}", "This is a transcription session.")
+    if isinstance(change.prompt, Prompt):
+        raise unsupported(f"{param}.prompt", "There are no stored prompts; send instructions.")
+    if isinstance(change.reasoning, Reasoning) and _is_set(change.reasoning.effort) and not abilities.reasoning:
+        raise unsupported(f"{param}.reasoning", "The model does not reason.")
+    if change.tool_choice not in (UNSET, None, "auto", "none") and not abilities.tools:
+        raise unsupported(f"{param}.tool_choice", "The model calls no tools.")
+    if isinstance(change, SessionParams):
+        _refuse_in_session(change, detector, abilities, models, param)
+    elif isinstance(change.audio, AudioParams) and _is_set(change.audio.input):
+        raise unsupported(f"{param}.audio.input", "It is a parameter of the session.")
+
+
+def _refuse_in_session(
+    change: SessionParams, detector: str, abilities: ModelAbilities, models: Sequence[str], param: str
+) -> None:
+    if change.include:
+        raise unsupported(f"{param}.include", "There are no log probabilities of transcripts.")
+    if isinstance(change.truncation, RetentionRatio) and not abilities.retention_ratio:
+        raise unsupported(f"{param}.truncation", "The chat model truncates its history itself.")
+    if isinstance(change.model, str) and change.model in models[1:]:
+        raise WireError("The model of a session cannot be changed.", param=f"{param}.model")
+    audio_input = change.audio.input if isinstance(change.audio, AudioParams) else UNSET
+    if isinstance(audio_input, AudioInputParams):
+        prefix = f"{param}.audio.input"
+        _refuse_noise_reduction(audio_input.noise_reduction, f"{prefix}.noise_reduction")
+        _refuse_transcription(audio_input.transcription, f"{prefix}.transcription")
+        _refuse_detection(audio_input.turn_detection, detector, f"{prefix}.turn_detection")
+    _refuse_noise_reduction(change.input_audio_noise_reduction, f"{param}.input_audio_noise_reduction")
+    _refuse_transcription(change.input_audio_transcription, f"{param}.input_audio_transcription")
+    _refuse_detection(change.turn_detection, detector, f"{param}.turn_detection")
+
+
+def _refuse_noise_reduction(value: Maybe[NoiseReduction], param: str) -> None:
+    if _is_set(value):
+        raise unsupported(param, "Audio is not denoised.")
+
+
+def _refuse_transcription(value: Maybe[Transcription], param: str) -> None:
+    if isinstance(value, Transcription):
+        for name in ("prompt", "keywords", "delay"):
+            if getattr(value, name):
+                raise unsupported(f"{param}.{name}")
+        if value.languages and (len(value.languages) > 1 or value.language):
+            raise unsupported(f"{param}.languages", "Name one language, or none.")
+
+
+def _refuse_detection(value: Maybe[TurnDetectionParams], detector: str, param: str) -> None:
+    if isinstance(value, TurnDetectionParams):
+        kind = detector if value.type is UNSET else value.type
+        for name in value.__struct_fields__:
+            if _is_set(getattr(value, name)) and name not in DETECTOR_FIELDS[kind]:
+                raise unsupported(f"{param}.{name}", f"It is not a parameter of {kind}.")
+
+
+def _is_set(value: object) -> bool:
+    return value is not None and value is not UNSET
+
+
+def supported_tools(
+    tools: Sequence[object], abilities: ModelAbilities, param: str
+) -> tuple[list[FunctionTool], list[WireError]]:
+    """The tools that the model can call, and the errors of the others."""
+    supported: list[FunctionTool] = []
+    errors: list[WireError] = []
+    for index, tool in enumerate(tools):
+        at = f"{param}.tools[{index}]"
+        try:
+            function = msgspec.convert(tool, FunctionTool)
+        except msgspec.ValidationError as error:
+            errors.append(refusal(error, FunctionTool, at))
+            continue
+        if abilities.tools:
+            supported.append(function)
+        else:
+            errors.append(unsupported(at, "The model calls no tools; a cascade with a chat endpoint does."))
+    return supported, errors
