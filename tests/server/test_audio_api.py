@@ -192,3 +192,27 @@ async def test_their_models_are_listed(client):
     expected = {"scripted-1": "realtime", "scripted-2": "realtime", "tone-tts": "speech", "tone-asr": "transcription"}
     assert listed == expected
     assert (await client.models.retrieve("tone-asr")).id == "tone-asr"
+
+
+async def test_a_browser_key_opens_sessions_and_nothing_else(official):
+    key = "sk-test-1234567890"
+    async with AudioServer(ScriptedHost(), ServerOptions(api_keys=(key,))) as server:
+        owner = official(f"{server.http}/v1", key)
+        browser = official(f"{server.http}/v1", (await owner.realtime.client_secrets.create()).value)
+        refused = (
+            browser.models.list,
+            lambda: browser.audio.speech.create(model="tts-1", voice="alloy", input="hello"),
+            lambda: browser.audio.transcriptions.create(model="whisper-1", file=recording()),
+            lambda: browser.audio.translations.create(model="whisper-1", file=recording()),
+            lambda: browser.get("/audio/voices", cast_to=object),
+            lambda: browser.delete("/audio/voices/ada", cast_to=object),
+            lambda: browser.get(f"{server.http}/metrics", cast_to=object),
+            browser.realtime.client_secrets.create,
+        )
+        for request in refused:
+            with pytest.raises(openai.PermissionDeniedError, match="only opens sessions"):
+                await request()
+        async with browser.realtime.connect(model="any") as connection:
+            assert (await connection.recv()).type == "session.created"
+        about = await browser.get(f"{server.http}/about", cast_to=object)  # for the page
+        assert about["models"][0]["id"] == "scripted-1"

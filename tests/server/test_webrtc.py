@@ -160,6 +160,20 @@ async def test_hanging_up_ends_the_session(server, client, peer):
         await client.realtime.calls.hangup(call_id)
 
 
+async def test_a_browser_key_hangs_up_its_own_calls_only(running, official, peer):
+    server = await running(api_keys=("sk-test-1234567890",))
+    url = f"{server.http}/v1"
+    owner = official(url, "sk-test-1234567890")
+    own, other = [official(url, (await owner.realtime.client_secrets.create()).value) for _ in range(2)]
+    call = await own.realtime.calls.create(sdp=await peer.offer())
+    call_id = call.response.headers["location"].rpartition("/")[2]
+    with pytest.raises(openai.NotFoundError):
+        await other.realtime.calls.hangup(call_id)
+    assert len(server.sessions) == 1
+    await own.realtime.calls.hangup(call_id)
+    await eventually(lambda: not server.sessions, "the session is over")
+
+
 async def test_a_caller_that_vanishes_ends_the_session(server, client, peer):
     response = await client.realtime.calls.create(sdp=await peer.offer())
     await peer.accept(response.text)

@@ -20,6 +20,7 @@ from vivavoce.server.host import FileTranscriber, Host, ModelCard, SpeechMaker
 from vivavoce.server.metrics import Metrics
 from vivavoce.server.realtime.sessions import Sessions
 from vivavoce.server.realtime.websocket import serve_socket
+from vivavoce.server.rest.about import AboutApi
 from vivavoce.server.rest.audio import SpeechApi, TranscriptionApi, VoicesApi
 from vivavoce.server.rest.calls import CallsApi
 from vivavoce.server.rest.http import (
@@ -124,10 +125,12 @@ class RealtimeServer:
         """The routes of all APIs and of the page."""
         calls = CallsApi(self.sessions, self.keys)
         voices = VoicesApi(self.host, self.speech, self.options)
-        posts: dict[str, Handler] = {
+        openings: dict[str, Handler] = {
             "/v1/realtime": calls.create,  # the path of the beta protocol
             "/v1/realtime/calls": calls.create,
             "/v1/realtime/calls/{call_id}/hangup": calls.hang_up,
+        }
+        posts: dict[str, Handler] = {
             "/v1/realtime/client_secrets": calls.client_secret,
             "/v1/realtime/sessions": calls.legacy_session,
             "/v1/realtime/transcription_sessions": calls.legacy_session,
@@ -141,8 +144,10 @@ class RealtimeServer:
             posts["/v1/audio/translations"] = transcriptions.translate
         return [
             WebSocketRoute("/v1/realtime", self.realtime),
+            *(Route(path, self._endpoint(handler, True), methods=["POST"]) for path, handler in openings.items()),
+            Route("/v1/realtime/calls/{call_id}", self._endpoint(calls.hang_up, True), methods=["DELETE"]),
+            Route("/about", self._endpoint(AboutApi(self.host).read, True)),
             *(Route(path, self._endpoint(handler), methods=["POST"]) for path, handler in posts.items()),
-            Route("/v1/realtime/calls/{call_id}", self._endpoint(calls.hang_up), methods=["DELETE"]),
             Route("/v1/models", self._endpoint(self.models)),
             Route("/v1/models/{id:path}", self._endpoint(self.models)),
             Route("/v1/audio/voices", self._endpoint(voices.list)),
@@ -186,8 +191,8 @@ class RealtimeServer:
         page, content_type = self.metrics.page()
         return Response(page, media_type=content_type)
 
-    def _endpoint(self, handler: Handler) -> Endpoint:
-        return authenticated(handler, self._admit)
+    def _endpoint(self, handler: Handler, takes_browser_keys: bool = False) -> Endpoint:
+        return authenticated(handler, self._admit, takes_browser_keys)
 
     async def _admit(self, request: Request) -> Identity:
         check_origin(request.headers, self.options)

@@ -14,11 +14,17 @@ STOCK_VOICES = ("alloy", "ash", "ballad", "coral", "echo", "sage", "shimmer", "v
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model in `/v1/models`."""
+    """A model in `/v1/models` and, with what a visitor wants to know of it, in `/about`."""
 
     id: str
     created: int = 0
     owned_by: str = "vivavoce"
+    parameters: int | None = None
+    """How many it has; None: not known, as of a chat model at an address."""
+    languages: tuple[str, ...] = ()
+    """Codes such as `en`; empty: not known."""
+    examples: tuple[str, ...] = ()
+    """What it may be asked."""
 
 
 class Host(Protocol):

@@ -53,12 +53,11 @@ requestAnimationFrame(draw);
 
 // What this server has to offer; it may want a key first.
 async function lookAround() {
-  const [models, voices] = await Promise.all([keys.fetch("v1/models"), keys.fetch("v1/audio/voices")]).catch(() => [{}, {}]);
-  part("key").hidden = Boolean(models && voices);
-  if (!models || !voices) return false;
-  const converses = ({ viva }) => (viva?.kind ?? "realtime") === "realtime";
-  settings.offer("model", (models.data ?? []).filter(converses).map(({ id }) => id));
-  settings.offer("voice", voices.voices ?? []);
+  const about = await keys.fetch("about").catch(() => ({}));
+  part("key").hidden = Boolean(about);
+  if (!about) return false;
+  settings.offer("model", (about.models ?? []).map(({ id }) => id));
+  settings.offer("voice", about.voices ?? []);
   return true;
 }
 

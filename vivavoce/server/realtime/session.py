@@ -47,6 +47,8 @@ class Opening:
     session: SessionParams | None = None
     """The session parameters of a browser key or a call."""
     binary: Binary | None = None
+    opened_with: bytes | None = None
+    """The hash of the browser key."""
 
 
 class RealtimeSession:
@@ -63,6 +65,7 @@ class RealtimeSession:
         self.id = f"sess_{secrets.token_hex(12)}"
         self.resume_token = secrets.token_urlsafe(24)
         self.options, self.metrics = options, metrics
+        self.opened_with = opening.opened_with
         self.configuration = Configuration(host, opening.model, opening.kind, opening.session)
         if opening.binary is not None:
             viva = VivaSession(binary=opening.binary)
