@@ -249,6 +249,8 @@ class LoadedCascade(CascadeBackend):
         await self._open_parts.enter_async_context(self.asr)
         if isinstance(self.chat, LocalChat):
             await self._open_parts.enter_async_context(self.chat)
+        elif isinstance(self.chat, ChatEndpoint):
+            self._open_parts.callback(self.chat.close)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

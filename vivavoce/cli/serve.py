@@ -20,7 +20,8 @@ SERVING_FLAGS = (  # flags with the names of `ServingOptions`
     *("asr_backend", "asr_gate", "audio_only", "smart_turn"),
 )
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
-    *("host", "port", "doors", "max_sessions", "idle_seconds", "resume_seconds"),
+    *("host", "port", "doors", "tls_cert", "tls_key", "max_sessions", "idle_seconds", "resume_seconds"),
+    "drain_seconds",
     *("log_level", "log_format", "log_content"),
 )
 
@@ -167,6 +168,13 @@ ApiKeys = Annotated[
     list[str] | None,
     typer.Option(rich_help_panel=SERVER, envvar="VIVA_API_KEY", help="An API key that clients must send."),
 ]
+TlsCertificate = Annotated[
+    str | None, typer.Option("--tls-cert", rich_help_panel=SERVER, help="PEM certificate chain, for HTTPS and WSS.")
+]
+TlsKey = Annotated[
+    str | None,
+    typer.Option("--tls-key", rich_help_panel=SERVER, help="PEM private key, if it is not in the certificate's file."),
+]
 Origins = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="An allowed browser origin.")]
 Hosts = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="An allowed Host header.")]
 MaxSessions = Annotated[
@@ -185,6 +193,12 @@ IdleSeconds = Annotated[
 ResumeSeconds = Annotated[
     float | None,
     typer.Option(rich_help_panel=SERVER, min=0.0, help="Time within which a client may reconnect. Default: 30."),
+]
+DrainSeconds = Annotated[
+    float | None,
+    typer.Option(
+        rich_help_panel=SERVER, min=0.0, help="Time for replies in progress when the server is stopped. Default: 20."
+    ),
 ]
 IceServers = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="URL of a STUN or TURN server.")]
 LogLevel = Annotated[
@@ -237,12 +251,15 @@ def serve(
     host: Address = None,
     port: Port = None,
     doors: DoorCount = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
     api_key: ApiKeys = None,
     allow_origin: Origins = None,
     allow_host: Hosts = None,
     max_sessions: MaxSessions = None,
     idle_seconds: IdleSeconds = None,
     resume_seconds: ResumeSeconds = None,
+    drain_seconds: DrainSeconds = None,
     ice_server: IceServers = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -270,15 +287,19 @@ def _run(options: "ServingOptions", replicas: int | None, ray_address: str | Non
     from vivavoce.runtime import event_loop
     from vivavoce.server.hosting import load, serve, serve_fleet
 
-    address = f"http://{options.server.host}:{options.server.port}"
+    console = Console(highlight=False)
     if replicas is not None:
-        Console(highlight=False).print(f"serving with Ray on {address}; stop with Ctrl-C")
+        console.print(f"serving with Ray on {options.server.address(options.server.port)}; stop with Ctrl-C")
         serve_fleet(options, replicas, ray_address)
         return
     options.server.check_address()
     hosted = load(options)
-    Console(highlight=False).print(f"{hosted.name} on {address} — open it in a browser and speak")
-    event_loop.run(serve(hosted, options.server))
+
+    def announce(address: str) -> None:
+        what = "its audio endpoints" if options.audio_only else "open it in a browser and speak"
+        console.print(f"{hosted.name} on {address} — {what}")
+
+    event_loop.run(serve(hosted, options.server, announce))
 
 
 def _option_table(flags: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket
 from vivavoce.server.admission import AdmissionController, LoopMonitor
 from vivavoce.server.auth import Identity, Keys, check_origin, request_key
 from vivavoce.server.config import ServerOptions, is_loopback
+from vivavoce.server.drain import ActiveRequests, Drain, RequestTracking
 from vivavoce.server.host import FileTranscriber, Host, ModelCard, SpeechMaker
 from vivavoce.server.metrics import Metrics
 from vivavoce.server.realtime.sessions import Sessions
@@ -56,7 +57,7 @@ def build_app(
     app = Starlette(
         routes=server.routes(),
         lifespan=server.lifespan,
-        middleware=middleware(options),
+        middleware=[Middleware(RequestTracking, active=server.requests), *middleware(options)],
         exception_handlers={HTTPException: http_exception_response},
     )
     app.state.server = server
@@ -107,6 +108,8 @@ class RealtimeServer:
         self.loop_monitor = LoopMonitor(self.metrics.lag.observe)
         self.admission = AdmissionController(self.loop_monitor, options)
         self.sessions = Sessions(host, options, self.metrics, self.admission)
+        self.requests: ActiveRequests = set()
+        self.drain = Drain(self.sessions, self.requests, options.drain_seconds)
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -128,6 +131,7 @@ class RealtimeServer:
         openings: dict[str, Handler] = {
             "/v1/realtime": calls.create,  # the path of the beta protocol
             "/v1/realtime/calls": calls.create,
+            "/v1/realtime/calls/{call_id}": calls.renegotiate,
             "/v1/realtime/calls/{call_id}/hangup": calls.hang_up,
         }
         posts: dict[str, Handler] = {

@@ -73,7 +73,8 @@ class Ingress:
         """The routes of one server, and of the page."""
         requests, endpoint = self._requests, self._gate.endpoint
         posts: dict[str, Handler] = {
-            "/v1/realtime/calls/{call_id}/hangup": requests.hang_up,
+            "/v1/realtime/calls/{call_id}": requests.forward_to_call,
+            "/v1/realtime/calls/{call_id}/hangup": requests.forward_to_call,
             "/v1/realtime/client_secrets": requests.create_browser_key,
             "/v1/realtime/sessions": requests.create_browser_key,
             "/v1/realtime/transcription_sessions": requests.create_browser_key,
@@ -88,7 +89,7 @@ class Ingress:
             ),
             *(Route(path, endpoint(handler), methods=["POST"]) for path, handler in posts.items()),
             Route("/about", endpoint(requests.forward_to_one, takes_browser_keys=True)),
-            Route("/v1/realtime/calls/{call_id}", endpoint(requests.hang_up), methods=["DELETE"]),
+            Route("/v1/realtime/calls/{call_id}", endpoint(requests.forward_to_call), methods=["DELETE"]),
             Route("/v1/audio/voices/{id}", endpoint(requests.forward_to_all), methods=["DELETE"]),
             Route("/v1/models", endpoint(requests.models)),
             Route("/v1/models/{id:path}", endpoint(requests.models)),

@@ -112,8 +112,8 @@ class RequestForwarder:
             await self._registry.place(Placement(call, "", replica.replica, call, ""))
         return response
 
-    async def hang_up(self, request: Request, caller: Identity) -> Response:
-        """End a call at its replica."""
+    async def forward_to_call(self, request: Request, caller: Identity) -> Response:
+        """Forward to the replica of a call: a later offer, or its end."""
         call = request.path_params["call_id"]
         found = await self._registry.locate(call)
         if found is None:

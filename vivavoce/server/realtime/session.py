@@ -29,6 +29,8 @@ from vivavoce.server.wire import WireError
 
 logger = logging.getLogger(__name__)
 
+AWAITED_SECONDS = 5.0  # after the end of a turn, for which its reply is expected
+
 
 class Connection(Protocol):
     """A transport that reads the event log."""
@@ -158,6 +160,11 @@ class RealtimeSession:
         """Seconds without activity."""
         is_speaking = self.encoder.is_speaking and bool(self.connections)
         return 0.0 if is_speaking else self._now() - self._active_at
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a reply is awaited, generated or played."""
+        return self.encoder.is_speaking or 0 < self.clock.waiting_seconds < AWAITED_SECONDS
 
     @property
     def is_unanswered(self) -> bool:

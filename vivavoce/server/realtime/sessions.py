@@ -25,6 +25,7 @@ RETRY_AFTER_SECONDS = 5
 UNANSWERED_SECONDS = 15.0  # age from which on a session without an answer counts as idle
 CLEANUP_DELAY_SECONDS = 5.0  # between two looks whether there is garbage to collect
 MANY_OBJECTS = 50_000  # allocated since the last collection, for which a collection pays
+STOPPING = (1012, "the server is stopping")  # a code that lets clients reconnect after a restart
 MAX_OBJECTS = 1_000_000  # for which it is done though replies are played
 
 
@@ -85,7 +86,8 @@ class Sessions:
         if not self._rate.admits(address):
             raise self._refusal(f"{address} opened too many sessions", "rate_limit_exceeded", 429)
         if self.is_stopping or not self.host.is_ready:
-            raise self._refusal("the server is not ready", "server_not_ready", 503)
+            state = "stopping" if self.is_stopping else "not ready"
+            raise self._refusal(f"the server is {state}", "server_not_ready", 503)
         if len(self) >= self.options.max_sessions and not self._evict_detached():
             raise self._refusal(f"{len(self)} sessions are open, which is the limit", "session_limit_reached", 503)
         overload = self._admission.refusal(self._count())
@@ -134,12 +136,18 @@ class Sessions:
             self._end_if_expired(session)
         self.metrics.detached.set(sum(not session.connections for session in self))
 
+    def end_idle(self) -> bool:
+        """End the sessions without a reply in progress, and those without a client; whether there are others."""
+        busy = [session for session in self if session.is_busy and (session.connections or session.is_call)]
+        for session in self:
+            if session not in busy:
+                self.end(session, *STOPPING)
+        return bool(busy)
+
     async def close(self) -> None:
-        """End all sessions; close code 1012 lets clients reconnect after a restart."""
+        """End all sessions."""
         self.is_stopping = True
-        await asyncio.gather(
-            *(session.close(1012, "the server is stopping") for session in self), return_exceptions=True
-        )
+        await asyncio.gather(*(session.close(*STOPPING) for session in self), return_exceptions=True)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def end(self, session: RealtimeSession, code: int, reason: str) -> None:
