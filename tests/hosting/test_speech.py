@@ -1,6 +1,7 @@
 """`viva serve` as a process of its own, spoken to by an unmodified client, and killed."""
 
 import base64
+import io
 import json
 import subprocess
 import sys
@@ -9,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from tests.hosting.processes import viva_serve
-from vivavoce.audio.io import float_to_pcm16, read
+from vivavoce.audio.io import float_to_pcm16, read, write
 from vivavoce.bench.answer import QUESTIONS
 
 
@@ -60,6 +61,37 @@ async def test_a_spoken_question_is_answered_in_speech(address):
     assert "seven until ten" in words, words
     assert 1.0 < len(reply) / 48_000 < 8.0
     assert np.abs(np.frombuffer(bytes(reply), np.int16)).max() > 1000
+
+
+async def test_the_audio_endpoints_are_there_without_further_models(address):
+    breakfast = io.BytesIO()
+    write(breakfast, read(next(QUESTIONS.glob("*-breakfast.opus"))), "wav")
+    async with AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1", timeout=60) as client:
+        kinds = {model.id: model.viva["kind"] async for model in client.models.list()}
+        assert kinds == {"mini-speech": "realtime", "mini-tts": "speech", "mini-asr": "transcription"}
+        upload = ("breakfast.wav", breakfast.getvalue())
+        heard = await client.audio.transcriptions.create(
+            model="whisper-1", file=upload, response_format="verbose_json", temperature=0
+        )
+        assert "breakfast" in heard.text and (heard.task, heard.language) == ("transcribe", "english")
+        (segment,) = heard.segments
+        assert segment.tokens and segment.avg_logprob < 0 and 0 < segment.no_speech_prob < 1
+        assert segment.compression_ratio > 0
+        translated = await client.audio.translations.create(
+            model="whisper-1", file=upload, response_format="verbose_json"
+        )
+        assert translated.text == heard.text and translated.language == "english"
+        lengths = set()
+        for voice in ("alloy", "ash", "ballad"):
+            spoken = await client.audio.speech.create(
+                model="tts-1", voice=voice, input="Good evening.", response_format="flac", instructions="Like a pirate."
+            )
+            sound = read(spoken.content)
+            assert sound.rate == 24_000 and 0.3 < sound.seconds < 6
+            lengths.add(spoken.content)
+        assert len(lengths) == 2  # the first and the third name stand for one voice
+        with pytest.raises(BadRequestError, match="chinese; mini-tts speaks english"):
+            await client.audio.speech.create(model="tts-1", voice="alloy", input="早安，今天好嗎？")
 
 
 def test_the_page_the_models_and_the_metrics_are_there(address):

@@ -1,12 +1,16 @@
 """The hosts of models: `SpeechHost` for conversations, `AudioHost` for `/v1/audio/*` only, and their loading."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Generic, Self, TypeVar
 
+from vivavoce.asr import RATE
 from vivavoce.audio.io import Sound
 from vivavoce.cascade.backend import CascadeBackend, ChatPiece, WholeTurns
 from vivavoce.cascade.local_chat import LocalChat
@@ -15,15 +19,18 @@ from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.transcriber import TranscriptionOptions
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
 from vivavoce.server.host import ModelCard, TranscriptionRequest
 from vivavoce.server.hosting.config import DEFAULT_MODEL, ServingOptions
-from vivavoce.server.rest.transcripts import WireSegment, WireWord
+from vivavoce.server.rest.transcripts import WireSegment, wire_segment
 from vivavoce.server.wire import JsonObject
 from vivavoce.tts.interface import open_speech_model
 
+logger = logging.getLogger(__name__)
+
 Item = TypeVar("Item")
+Part = TypeVar("Part")
 
 
 class RequestCounter:
@@ -42,21 +49,78 @@ class RequestCounter:
             self.active -= 1
 
 
-class TTSEndpoint:
-    """A `SpeechMaker` and a `VoiceRegistry`."""
+class OnDemand(Generic[Part]):
+    """A part that is given, or made on a thread when it is first needed."""
 
-    def __init__(self, model: str, voice: TTSSynthesiser) -> None:
-        self.model, self.voice, self.requests = model, voice, RequestCounter()
-        self.rate = voice.rate
+    def __init__(self, part: Part | None, make: Callable[[], Part] | None = None) -> None:
+        self.loaded, self._make = part, make
+        self._lock = asyncio.Lock()
+
+    @property
+    def value(self) -> Part:
+        """The part, once it is loaded."""
+        assert self.loaded is not None
+        return self.loaded
+
+    async def load(self) -> bool:
+        """Return when the part is there; whether it was made by this call."""
+        async with self._lock:
+            if self.loaded is not None or self._make is None:
+                return False
+            self.loaded = await asyncio.to_thread(self._make)
+            return True
+
+
+class TTSEndpoint:
+    """A `SpeechMaker` and a `VoiceRegistry`. Its model is given, or loaded when it is first needed."""
+
+    def __init__(
+        self, model: str, voice: TTSSynthesiser | None, make: Callable[[], TTSSynthesiser] | None = None
+    ) -> None:
+        self.model, self.requests = model, RequestCounter()
+        self._part = OnDemand(voice, make)
+
+    async def load(self) -> None:
+        """Return when the model is loaded."""
+        await self._part.load()
+
+    async def warm_up(self) -> None:
+        """Speak a sentence, unless the model is not loaded yet."""
+        if self._part.loaded is not None:
+            await self._part.loaded.warm_up()
+
+    @property
+    def voice(self) -> TTSSynthesiser:
+        """The loaded model."""
+        return self._part.value
+
+    @property
+    def rate(self) -> int:
+        """Sample rate of its audio."""
+        return self.voice.rate
 
     @property
     def voices(self) -> Sequence[str]:
         """Names of its voices, the default first."""
         return self.voice.voices
 
+    @property
+    def languages(self) -> Sequence[str]:
+        """Codes of the languages it speaks."""
+        return self.voice.languages
+
     def speak(self, text: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
-        """The audio as it is generated; InputError where the model takes no such instructions."""
-        return self.requests.counted(self.voice.with_instructions(instructions).speak(text, voice, speed))
+        """The audio as it is generated; instructions that the model cannot follow change nothing."""
+        try:
+            directed = self.voice.with_instructions(instructions)
+        except InputError:
+            logger.info("%s cannot follow the instructions of a request", self.model)
+            directed = self.voice
+        return self.requests.counted(directed.speak(text, voice, speed))
+
+    def count_tokens(self, text: str, seconds: float) -> tuple[int, int]:
+        """The tokens of a text, and the frames of its audio."""
+        return self.voice.count_tokens(text, seconds)
 
     def add_voice(self, name: str, sound: Sound, consent: str, text: str) -> None:
         """Store a voice on this machine."""
@@ -68,11 +132,27 @@ class TTSEndpoint:
 
 
 class ASREndpoint:
-    """A `FileTranscriber`."""
+    """A `FileTranscriber`. Its model is given, or loaded when it is first needed. Use as `async with`."""
 
-    def __init__(self, model: str, recogniser: LocalRecogniser) -> None:
-        self.model, self.recogniser, self.requests = model, recogniser, RequestCounter()
-        self.rate = recogniser.rate
+    rate = RATE
+
+    def __init__(
+        self, model: str, recogniser: LocalRecogniser | None, make: Callable[[], LocalRecogniser] | None = None
+    ) -> None:
+        self.model, self.requests = model, RequestCounter()
+        self._part = OnDemand(recogniser, make)
+        self._entered = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._entered.aclose()
+
+    async def load(self) -> None:
+        """Return when the model is loaded."""
+        if await self._part.load():
+            await self._entered.enter_async_context(self._part.value)
 
     def transcribe(self, samples: Samples, request: TranscriptionRequest) -> AsyncIterator[WireSegment]:
         """The transcript, segment by segment."""
@@ -87,8 +167,8 @@ class ASREndpoint:
             word_times=request.with_words,
             temperatures=(request.temperature,) if request.temperature else None,
         )
-        async for segment in self.recogniser.segments(samples, options):
-            yield _wire_segment(segment)
+        async for segment in self._part.value.segments(samples, options):
+            yield wire_segment(segment)
 
 
 def request_gauges(*endpoints: TTSEndpoint | ASREndpoint | None) -> dict[str, float]:
@@ -96,11 +176,6 @@ def request_gauges(*endpoints: TTSEndpoint | ASREndpoint | None) -> dict[str, fl
     counters = [endpoint.requests for endpoint in endpoints if endpoint is not None]
     active, started = sum(each.active for each in counters), sum(each.started for each in counters)
     return {"audio_requests": float(active), "audio_requests_begun": float(started)}
-
-
-def _wire_segment(segment: TranscriptSegment) -> WireSegment:
-    words = tuple(WireWord(word.text.strip(), word.start, word.end) for word in segment.words)
-    return WireSegment(segment.text, segment.start, segment.end, words, segment.language)
 
 
 @dataclass
@@ -152,7 +227,7 @@ class AudioHost:
         if self.recogniser is not None:
             await self.recogniser.warm_up()
         if self.speech is not None:
-            await self.speech.voice.warm_up()
+            await self.speech.warm_up()
         self.is_ready = True
 
 
@@ -176,6 +251,7 @@ NO_CONVERSATION = NoConversationBackend()
 # Conversations
 
 CASCADE = "cascade"
+BUNDLED_ASR, BUNDLED_TTS = "mini-asr", "mini-tts"  # behind `/v1/audio/*` where no others are named; loaded when used
 RECENT_REPLIES = 64
 
 
@@ -211,7 +287,8 @@ class SpeechHost:
     @property
     def parts(self) -> Sequence[AbstractAsyncContextManager[object]]:
         """What must be entered while the host is served."""
-        return [part for part in (self.pipeline, self.options.front_end, self.recogniser) if part is not None]
+        parts = (self.pipeline, self.options.front_end, self.recogniser, self.transcriber)
+        return [part for part in parts if part is not None]
 
     def gauges(self) -> Mapping[str, float]:
         """Queue depth and requests; KV cache use and deadline slack where the engine is in this process."""
@@ -244,7 +321,7 @@ class SpeechHost:
             if self.recogniser is not None:
                 await self.recogniser.warm_up()
             if self.speech is not None:
-                await self.speech.voice.warm_up()
+                await self.speech.warm_up()
         self.is_ready = True
 
 
@@ -267,7 +344,12 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     replies = MossSpeechOptions(captioner=recogniser or "model", words_first=dialogue.speaking.moderation is not None)
     pipeline = load_speech(model, options.device, options.codec, options.voice, replies, options.dtype, options.engine)
     host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser)
-    host.transcriber, host.speech = transcriber, _load_speech_endpoint(options)
+    host.transcriber = transcriber or ASREndpoint(
+        BUNDLED_ASR, None, partial(LocalRecogniser.load, BUNDLED_ASR, "auto", options.device, options.asr_gate)
+    )
+    host.speech = _load_speech_endpoint(options) or TTSEndpoint(
+        BUNDLED_TTS, None, partial(_synthesiser, BUNDLED_TTS, options.device)
+    )
     return host
 
 
@@ -290,8 +372,11 @@ def _load_recogniser(options: ServingOptions) -> LocalRecogniser | None:
 def _load_speech_endpoint(options: ServingOptions) -> TTSEndpoint | None:
     if options.tts is None:
         return None
-    synthesiser = TTSSynthesiser(open_speech_model(_local(options.tts), options.device))
-    return TTSEndpoint(_short_name(options.tts), synthesiser)
+    return TTSEndpoint(_short_name(options.tts), _synthesiser(_local(options.tts), options.device))
+
+
+def _synthesiser(name: str, device: str) -> TTSSynthesiser:
+    return TTSSynthesiser(open_speech_model(name, device))
 
 
 def _local(model: str | Resolver) -> str:

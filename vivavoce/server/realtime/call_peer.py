@@ -150,7 +150,7 @@ class CallPeer:
 
         if "m=audio" not in offer:
             raise WireError("the SDP offer has no audio track (a line m=audio …)", "invalid_sdp", "sdp")
-        previous = self._connection.remoteDescription
+        previous: RTCSessionDescription | None = self._connection.remoteDescription
         if previous is not None and ice_credentials(previous.sdp) != ice_credentials(offer):
             raise WireError("ICE cannot be restarted on a call; open a new one", "invalid_sdp", "sdp")
         try:
@@ -270,7 +270,7 @@ def use_addresses(connection: "RTCPeerConnection", addresses: Sequence[str]) -> 
         async def gather_bound(*, gather: Any = gather, **options: Any) -> Any:
             return await gather(**options | {"addresses": list(addresses)})
 
-        ice.get_component_candidates = gather_bound
+        setattr(ice, gather.__name__, gather_bound)
 
 
 def _new_connection(ice_servers: Sequence[str]) -> "RTCPeerConnection":

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
 from vivavoce.dialogue.events import ConversationSettings, Tool, TurnSettings
-from vivavoce.server.host import STOCK_VOICES, Host
+from vivavoce.server.host import STOCK_VOICES, Host, stand_in
 from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
 from vivavoce.server.realtime.session_types import (
     AudioInput,
@@ -284,7 +284,7 @@ def conversation_settings(
         settings,
         instructions=session.instructions,
         modality=session.output_modalities[0],
-        voice=voice if voice in voices else base.voice,
+        voice=voice if voice in voices else stand_in(voice, voices) or base.voice,
         speed=output.speed,
         max_output_tokens=None if limit == "inf" else limit,
         tools=tuple(Tool(tool.name, tool.description or "", tool.parameters or {}) for tool in session.tools),
