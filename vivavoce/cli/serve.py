@@ -21,7 +21,7 @@ SERVING_FLAGS = (  # flags with the names of `ServingOptions`
 )
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
     *("host", "port", "doors", "tls_cert", "tls_key", "max_sessions", "idle_seconds", "resume_seconds"),
-    "drain_seconds",
+    *("drain_seconds", "greeting", "greeting_instructions", "webhook_url", "webhook_secret", "record"),
     *("log_level", "log_format", "log_content"),
 )
 
@@ -200,6 +200,31 @@ DrainSeconds = Annotated[
         rich_help_panel=SERVER, min=0.0, help="Time for replies in progress when the server is stopped. Default: 20."
     ),
 ]
+Greeting = Annotated[
+    str | None, typer.Option(rich_help_panel=SERVER, help="What sessions are greeted with, in these words.")
+]
+GreetingInstructions = Annotated[
+    str | None, typer.Option(rich_help_panel=SERVER, help="How the model is to greet, in words of its own.")
+]
+GreetingInterruptible = Annotated[
+    bool | None,
+    typer.Option(
+        "--greeting-interruptible/--no-greeting-interruptible",
+        rich_help_panel=SERVER,
+        help="Whether speech interrupts the greeting. Default: yes.",
+    ),
+]
+WebhookUrl = Annotated[
+    str | None, typer.Option(rich_help_panel=SERVER, help="URL that is sent session.started and session.ended.")
+]
+WebhookSecret = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=SERVER, envvar="VIVA_WEBHOOK_SECRET", help="The secret that signs them (whsec_…)."),
+]
+Record = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=SERVER, help="Folder for recordings and transcripts of all sessions. Default: none."),
+]
 IceServers = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="URL of a STUN or TURN server.")]
 LogLevel = Annotated[
     str | None, typer.Option(rich_help_panel=SERVER, help="debug, info, warning or error. Default: info.")
@@ -260,6 +285,12 @@ def serve(
     idle_seconds: IdleSeconds = None,
     resume_seconds: ResumeSeconds = None,
     drain_seconds: DrainSeconds = None,
+    greeting: Greeting = None,
+    greeting_instructions: GreetingInstructions = None,
+    greeting_interruptible: GreetingInterruptible = None,
+    webhook_url: WebhookUrl = None,
+    webhook_secret: WebhookSecret = None,
+    record: Record = None,
     ice_server: IceServers = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -325,6 +356,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
             "allowed_origins": flags["allow_origin"] or None,
             "allowed_hosts": flags["allow_host"] or None,
             "ice_servers": flags["ice_server"] or None,
+            "greeting_may_be_interrupted": flags["greeting_interruptible"],
         },
     }
 
@@ -332,5 +364,6 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
 def _without_secrets(options: dict[str, Any]) -> dict[str, Any]:
     options["chat_key"] = options["chat_key"] and HIDDEN
     options["moderation"]["key"] = options["moderation"]["key"] and HIDDEN
+    options["server"]["webhook_secret"] = options["server"]["webhook_secret"] and HIDDEN
     options["server"]["api_keys"] = [HIDDEN for _ in options["server"]["api_keys"]]
     return options

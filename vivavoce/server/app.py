@@ -13,11 +13,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from vivavoce.errors import InputError
 from vivavoce.server.admission import AdmissionController, LoopMonitor
 from vivavoce.server.auth import Identity, Keys, check_origin, request_key
 from vivavoce.server.config import ServerOptions, is_loopback
 from vivavoce.server.drain import ActiveRequests, Drain, RequestTracking
-from vivavoce.server.host import FileTranscriber, Host, ModelCard, SpeechMaker
+from vivavoce.server.host import Announcer, FileTranscriber, Host, ModelCard, SpeechMaker
 from vivavoce.server.metrics import Metrics
 from vivavoce.server.realtime.sessions import Sessions
 from vivavoce.server.realtime.websocket import serve_socket
@@ -41,6 +42,7 @@ from vivavoce.server.rest.http import (
 )
 from vivavoce.server.wire import WireError
 
+WEBHOOK_SECONDS = 5.0  # for the last ones when the server ends
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
@@ -53,6 +55,8 @@ def build_app(
     """The ASGI application of a host; raises InputError for options that must not be served."""
     options = options or ServerOptions()
     options.check()
+    if options.greeting is not None and not isinstance(host, Announcer):
+        raise InputError("this server cannot speak a greeting; use --greeting-instructions")
     server = RealtimeServer(host, options, speech, transcriber)
     app = Starlette(
         routes=server.routes(),
@@ -114,11 +118,14 @@ class RealtimeServer:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Run the background tasks of the sessions and the metrics while the server runs."""
-        background = (self.sessions.sweep(), self.sessions.cleanup.run(), self.loop_monitor.run())
-        tasks = [asyncio.create_task(each) for each in background]
+        webhooks = self.sessions.webhooks
+        background = [self.sessions.sweep(), self.sessions.cleanup.run(), self.loop_monitor.run()]
+        tasks = [asyncio.create_task(each) for each in (*background, *([webhooks.run()] if webhooks else []))]
         with self.metrics.exceptions.counting():
             yield
             await self.sessions.close()
+            if webhooks is not None:
+                await webhooks.finish(WEBHOOK_SECONDS)
             for task in tasks:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
@@ -150,7 +157,7 @@ class RealtimeServer:
             WebSocketRoute("/v1/realtime", self.realtime),
             *(Route(path, self._endpoint(handler, True), methods=["POST"]) for path, handler in openings.items()),
             Route("/v1/realtime/calls/{call_id}", self._endpoint(calls.hang_up, True), methods=["DELETE"]),
-            Route("/about", self._endpoint(AboutApi(self.host).read, True)),
+            Route("/about", self._endpoint(AboutApi(self.host, self.options).read, True)),
             *(Route(path, self._endpoint(handler), methods=["POST"]) for path, handler in posts.items()),
             Route("/v1/models", self._endpoint(self.models)),
             Route("/v1/models/{id:path}", self._endpoint(self.models)),

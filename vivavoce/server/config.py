@@ -146,6 +146,17 @@ class ServerOptions:
     """Lead of WebRTC calls, whose own clock paces the packets."""
     call_piece_ms: int = 20
     ice_servers: tuple[str, ...] = ()
+    greeting: str | None = None
+    """What a session is greeted with before the user has spoken."""
+    greeting_instructions: str | None = None
+    """How the model is to greet, in words of its own."""
+    greeting_may_be_interrupted: bool = True
+    webhook_url: str | None = None
+    """Is sent `session.started` and `session.ended`."""
+    webhook_secret: str | None = None
+    """Signs them: base64, usually after `whsec_`."""
+    record: str | None = None
+    """A folder for recordings and transcripts of all sessions; None: nothing is stored."""
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     log_content: bool = False
@@ -168,6 +179,12 @@ class ServerOptions:
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
             raise InputError("an API key needs at least 8 printable ASCII characters without spaces")
         self._check_certificate()
+        if self.greeting is not None and self.greeting_instructions is not None:
+            raise InputError("give --greeting or --greeting-instructions, not both")
+        if (self.webhook_url is None) != (self.webhook_secret is None):
+            raise InputError("webhooks need --webhook-url and --webhook-secret: they are signed")
+        if self.webhook_url is not None and not self.webhook_url.startswith(("http://", "https://")):
+            raise InputError("the address of --webhook-url begins with http:// or https://")
 
     def _check_certificate(self) -> None:
         if self.tls_cert is None:

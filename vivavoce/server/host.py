@@ -1,6 +1,6 @@
 """The interfaces between the server and the models it serves."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -65,6 +65,15 @@ class Host(Protocol):
 
     def gauges(self) -> Mapping[str, float]:
         """Current values for /metrics, such as queue_depth and kv_used_ratio."""
+        ...
+
+
+@runtime_checkable
+class Announcer(Protocol):
+    """A host that can speak given words in its conversations."""
+
+    def announce(self, text: str, voice: str | None, speed: float) -> AsyncGenerator[Samples, None]:
+        """The sound of a text, at the output rate of its conversations."""
         ...
 
 

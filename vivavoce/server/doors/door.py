@@ -296,7 +296,7 @@ def load_opus() -> None:
 
 def door_options(options: ServerOptions, port: int) -> bytes:
     """What `main` reads; the keys stay in the engine process."""
-    return json.dumps(asdict(options) | {"api_keys": [], "port": port}).encode()
+    return json.dumps(asdict(options) | {"api_keys": [], "webhook_secret": None, "port": port}).encode()
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Generic, Self, TypeVar
 
 from vivavoce.asr import RATE
 from vivavoce.audio.io import Sound
+from vivavoce.audio.resample import LiveResampler
 from vivavoce.cascade.backend import CascadeBackend, ChatPiece, WholeTurns
 from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
@@ -283,6 +284,21 @@ class SpeechHost:
         """A new conversation."""
         transcriber = self.recogniser or self.pipeline.words
         return LiveConversation(self.pipeline, settings, replace(self.options, transcriber=transcriber))
+
+    async def announce(self, text: str, voice: str | None, speed: float) -> AsyncGenerator[Samples, None]:
+        """The sound of a text: by the cascade's synthesizer, or by the TTS model beside a speech-to-speech model."""
+        if isinstance(self.pipeline, LoadedCascade):
+            async for samples in self.pipeline.voice.speak(text, voice, speed):
+                yield samples
+            return
+        assert self.speech is not None
+        await self.speech.load()
+        filters = LiveResampler(self.speech.rate, self.pipeline.output_rate)
+        state = filters.initial_state()
+        async for samples in self.speech.speak(text, voice, speed, ""):
+            output, state = filters.step(state, samples[None])
+            yield output[0]
+        yield filters.flush(state)[0]
 
     @property
     def parts(self) -> Sequence[AbstractAsyncContextManager[object]]:
