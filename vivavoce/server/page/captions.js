@@ -24,6 +24,24 @@ export class Captions {
     this.#list.scrollTop = this.#list.scrollHeight;
   }
 
+  get isEmpty() {
+    return this.#list.children.length === 0;
+  }
+
+  clear() {
+    this.#list.replaceChildren();
+    this.#announcer.replaceChildren();
+    this.#entries.clear();
+  }
+
+  // What was said, one line for each entry.
+  get transcript() {
+    return [...this.#list.children].map((entry) => {
+      const [who, words, notes] = [".who", ".words", ".notes"].map((part) => entry.querySelector(part)?.textContent ?? "");
+      return who ? `${who}: ${words}${notes ? ` (${notes})` : ""}` : entry.textContent;
+    }).join("\n");
+  }
+
   cut(item) {
     const entry = this.#entries.get(item);
     if (!entry || entry.element.classList.contains("cut")) return;
