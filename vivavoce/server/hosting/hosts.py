@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Generic, Self, TypeVar
 
+from safetensors import safe_open
+
+from vivavoce import hub
 from vivavoce.asr import RATE
 from vivavoce.audio.io import Sound
 from vivavoce.audio.resample import LiveResampler
@@ -252,6 +256,7 @@ NO_CONVERSATION = NoConversationBackend()
 # Conversations
 
 CASCADE = "cascade"
+MINI_EXAMPLES = ("What time is breakfast?", "Please wake us at eight thirty.", "What do I pay for the vegetable curry?")
 BUNDLED_ASR, BUNDLED_TTS = "mini-asr", "mini-tts"  # behind `/v1/audio/*` where no others are named; loaded when used
 RECENT_REPLIES = 64
 
@@ -266,6 +271,8 @@ class SpeechHost:
     settings: ConversationSettings = field(default_factory=ConversationSettings)
     recogniser: LocalRecogniser | None = None
     """Transcribes the user's turns instead of the model itself."""
+    card: ModelCard | None = None
+    """What is known of the model; None: its name."""
     speech: TTSEndpoint | None = None
     transcriber: ASREndpoint | None = None
     is_ready: bool = False
@@ -273,7 +280,7 @@ class SpeechHost:
     @property
     def models(self) -> Sequence[ModelCard]:
         """The conversation model."""
-        return [ModelCard(self.name)]
+        return [self.card or ModelCard(self.name)]
 
     @property
     def voices(self) -> Sequence[str]:
@@ -359,7 +366,7 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     model = options.model or DEFAULT_MODEL
     replies = MossSpeechOptions(captioner=recogniser or "model", words_first=dialogue.speaking.moderation is not None)
     pipeline = load_speech(model, options.device, options.codec, options.voice, replies, options.dtype, options.engine)
-    host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser)
+    host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser, card=_speech_card(model))
     host.transcriber = transcriber or ASREndpoint(
         BUNDLED_ASR, None, partial(LocalRecogniser.load, BUNDLED_ASR, "auto", options.device, options.asr_gate)
     )
@@ -367,6 +374,26 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
         BUNDLED_TTS, None, partial(_synthesiser, BUNDLED_TTS, options.device)
     )
     return host
+
+
+def _speech_card(model: str) -> ModelCard:
+    """What a visitor is told of a speech-to-speech model."""
+    is_mini = model == DEFAULT_MODEL
+    languages, examples = (("en",), MINI_EXAMPLES) if is_mini else (("zh", "en"), ())
+    size = count_parameters(hub.resolve(model))
+    return ModelCard(_short_name(model), parameters=size, languages=languages, examples=examples)
+
+
+def count_parameters(folder: Path) -> int | None:
+    """The parameters in the weights of a model's folder; None where they are packed, or there are none."""
+    count = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "np") as weights:
+            slices = [weights.get_slice(name) for name in weights.keys()]  # noqa: SIM118 - it is no mapping
+            if not all(each.get_dtype().startswith(("F", "BF")) for each in slices):
+                return None
+            count += sum(math.prod(each.get_shape()) for each in slices)
+    return count or None
 
 
 def _cascade_host(options: ServingOptions, dialogue: DialogueOptions, settings: ConversationSettings) -> SpeechHost:

@@ -51,7 +51,10 @@ export class Captions {
 
   latency(item, ms) {
     const entry = this.#entry(item, "assistant");
-    this.#note(entry, this.#strings.say("answeredAfter", { ms }));
+    const line = document.createElement("p");
+    line.className = "notes latency"; // shown with the details
+    line.textContent = this.#strings.say("answeredAfter", { ms });
+    entry.element.append(line);
   }
 
   separate(text) {
