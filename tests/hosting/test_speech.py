@@ -97,6 +97,10 @@ async def test_the_audio_endpoints_are_there_without_further_models(address):
 def test_the_page_the_models_and_the_metrics_are_there(address):
     with urllib.request.urlopen(f"http://{address}/v1/models") as answer:
         assert json.load(answer)["data"][0]["id"] == "mini-speech"
+    with urllib.request.urlopen(f"http://{address}/about") as answer:
+        (told,) = json.load(answer)["models"]
+    assert (told["id"], told["languages"], len(told["examples"])) == ("mini-speech", ["en"], 3)
+    assert 24e6 < told["parameters"] < 26e6  # as its card says
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         assert b"viva_" in answer.read()
     with urllib.request.urlopen(f"http://{address}/") as answer:

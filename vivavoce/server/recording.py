@@ -24,7 +24,7 @@ WRITE_SECONDS = 5.0
 MAX_LAG_SECONDS = 0.5  # by which audio may arrive late and still follow the audio before it
 
 
-class Channel:
+class RecordedSide:
     """One side of a recording: samples at positions of the common clock."""
 
     def __init__(self, rate: int) -> None:
@@ -60,7 +60,7 @@ class SessionRecording:
     def __init__(self, folder: Path, session: str, rates: tuple[int, int], now: Callable[[], float]) -> None:
         input_rate, self._rate = rates
         self._now, self._began = now, now()
-        self._user, self._reply = Channel(self._rate), Channel(self._rate)
+        self._user, self._reply = RecordedSide(self._rate), RecordedSide(self._rate)
         self._resampler = None if input_rate == self._rate else resampler(input_rate, self._rate)
         self._state: Any = None if self._resampler is None else self._resampler.initial_state()
         self._words = folder / f"{session}.json"

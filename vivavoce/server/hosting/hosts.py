@@ -385,12 +385,14 @@ def _speech_card(model: str) -> ModelCard:
 
 
 def count_parameters(folder: Path) -> int | None:
-    """The parameters in the weights of a model's folder; None where they are packed, or there are none."""
+    """The parameters in the weights of a model's folder and its codec; None where several are packed in one number."""
     count = 0
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(folder.rglob("*.safetensors")):
+        if file.parent.name == "voices":
+            continue
         with safe_open(file, "np") as weights:
             slices = [weights.get_slice(name) for name in weights.keys()]  # noqa: SIM118 - it is no mapping
-            if not all(each.get_dtype().startswith(("F", "BF")) for each in slices):
+            if not all(each.get_dtype().startswith(("F", "BF", "I8")) for each in slices):
                 return None
             count += sum(math.prod(each.get_shape()) for each in slices)
     return count or None
