@@ -18,8 +18,8 @@ CONTROLS = {
     "log",
     "status",
 }
-REACHABLE = ["talk", "mute", "stop", "captions", "message", "send", "settings", "model", "voice", "answers", "turn-end"]
-REACHABLE += ["silence", "announce"]
+REACHABLE = ["talk", "mute", "stop", "captions", "message", "send", "new-conversation", "download", "settings", "model"]
+REACHABLE += ["voice", "answers", "turn-end", "silence", "announce"]
 
 FOCUSED = """() => {
   const { id, tagName, innerText } = document.activeElement;

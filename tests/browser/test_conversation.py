@@ -23,7 +23,7 @@ async def test_a_spoken_question_is_answered(server, tmp_path):
         await visit.page.click("#talk")
         await visit.shows(".user .words", "tone 440")
         await visit.shows(".assistant .words", "You said: tone 440")
-        await visit.shows(".assistant .notes", "answered after")
+        await visit.shows(".assistant .latency", "answered after")
         await visit.shows("#timing", "median")
         await visit.is_in("listening")
         sound, rate = await visit.heard()

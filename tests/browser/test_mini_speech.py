@@ -35,7 +35,7 @@ async def test_a_question_to_mini_speech_is_heard_answered_and_played(tmp_path):
         says += 1e-3 * np.random.default_rng(0).standard_normal(len(says))  # a room: in none, browsers suppress speech
         async with RunningServer(host, ServerOptions()) as server, visiting(server, tmp_path, says=says) as visit:
             await visit.page.click("#talk")
-            await visit.shows(".assistant .notes", "answered after")
+            await visit.shows(".assistant .latency", "answered after")
             await visit.is_in("listening")
             # On a busy machine the microphone stutters, and a question may arrive as two turns.
             heard = " ".join(await visit.page.locator(".user .words").all_inner_texts()).lower()

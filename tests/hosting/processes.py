@@ -2,13 +2,12 @@
 
 import contextlib
 import os
+import re
+import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,23 +18,19 @@ READY_WITHIN = 90.0
 
 @contextlib.contextmanager
 def viva_serve(*arguments: str, log: Path | None = None, **environment: str) -> Iterator[str]:
-    """Its address, once it is ready; it must end by itself when interrupted. `log` gets what it writes to stderr."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [Path(sys.executable).with_name("viva"), "serve", "--port", str(port), "--device", "cpu", *arguments]
+    """Its address, once it says that it is ready; it must end by itself when interrupted. `log` gets its stderr."""
+    command = [Path(sys.executable).with_name("viva"), "serve", "--port", "0", "--device", "cpu", *arguments]
+    settings = os.environ | {"VIVA_OFFLINE": "1", "COLUMNS": "200"} | environment
     with tempfile.TemporaryFile() if log is None else log.open("w+b") as stderr:  # a pipe could fill up
-        process = subprocess.Popen(
-            command, env=os.environ | {"VIVA_OFFLINE": "1"} | environment, stderr=stderr, stdout=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(command, env=settings, stderr=stderr, stdout=subprocess.PIPE, text=True)
         try:
-            _wait_until_ready(process, f"http://127.0.0.1:{port}/readyz", stderr)
-            yield f"127.0.0.1:{port}"
+            yield _announced_address(process, stderr)
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=30) in (0, 130), _read(stderr)
         finally:
             process.kill()
             process.wait()
+            process.stdout.close()
 
 
 @contextlib.contextmanager
@@ -56,15 +51,12 @@ def _read(file: IO[bytes]) -> str:
     return file.read().decode()
 
 
-def _wait_until_ready(process: subprocess.Popen, url: str, stderr: IO[bytes]) -> None:
-    deadline = time.monotonic() + READY_WITHIN
-    while time.monotonic() < deadline:
-        assert process.poll() is None, _read(stderr)
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, ConnectionError):
-            pass
-        time.sleep(0.2)
-    raise AssertionError("the server did not become ready")
+def _announced_address(process: subprocess.Popen, stderr: IO[bytes]) -> str:
+    """The address in the first line that a server prints, where it is ready from that moment on."""
+    is_there, _, _ = select.select([process.stdout], [], [], READY_WITHIN)
+    assert is_there, f"the server did not become ready: {_read(stderr)}"
+    found = re.search(r"http://(127\.0\.0\.1:\d+)", process.stdout.readline())
+    assert found, _read(stderr)
+    with urllib.request.urlopen(f"{found[0]}/readyz", timeout=5) as answer:
+        assert answer.status == 200
+    return found[1]

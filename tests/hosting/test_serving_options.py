@@ -189,7 +189,8 @@ async def test_all_checkers_are_applied(folder):
 
 
 def test_the_command_shows_what_it_would_serve_and_no_secrets(folder):
-    flags = ["--chat-key", "the chat secret", "--api-key", "the-server-secret", "--moderate-key", "a third secret"]
+    flags = ["--chat-key", "the chat xyzzy", "--api-key", "the-server-xyzzy", "--moderate-key", "a third xyzzy"]
+    flags += ["--webhook-url", "http://127.0.0.1", "--webhook-secret", "whsec_xyzzyxyzzyxyzzyxyzzyxyzzyxyzzy"]
     flags += ["--config", str(folder / "c.toml"), "--port", "8123", "--smart-turn", "installed", "--show"]
     shown = CliRunner().invoke(app, ["serve", *flags])
     assert shown.exit_code == 0, shown.output
@@ -197,7 +198,8 @@ def test_the_command_shows_what_it_would_serve_and_no_secrets(folder):
     assert (
         options["server"]["port"] == 8123 and options["chat_model"] == "qwen3" and options["smart_turn"] == "installed"
     )
-    assert "secret" not in shown.output
+    assert options["server"]["webhook_secret"] == "…"
+    assert "xyzzy" not in shown.output
 
 
 def test_what_the_docs_say_may_be_chosen_may_be_chosen(tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import io
 import json
 import subprocess
 import sys
@@ -10,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from tests.hosting.processes import viva_serve
-from vivavoce.audio.io import float_to_pcm16, read
+from vivavoce.audio.io import float_to_pcm16, read, write
 from vivavoce.bench.answer import QUESTIONS
 
 
@@ -100,9 +101,44 @@ async def test_an_interrupted_reply_keeps_the_words_that_were_heard(address):
     assert done.startswith("Breakfast") and deltas.startswith(done) and "morning" not in done, done
 
 
+async def test_the_audio_endpoints_are_there_without_further_models(address):
+    breakfast = io.BytesIO()
+    write(breakfast, read(next(QUESTIONS.glob("*-breakfast.opus"))), "wav")
+    async with AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1", timeout=60) as client:
+        kinds = {model.id: model.viva["kind"] async for model in client.models.list()}
+        assert kinds == {"mini-speech": "realtime", "mini-tts": "speech", "mini-asr": "transcription"}
+        upload = ("breakfast.wav", breakfast.getvalue())
+        heard = await client.audio.transcriptions.create(
+            model="whisper-1", file=upload, response_format="verbose_json", temperature=0
+        )
+        assert "breakfast" in heard.text and (heard.task, heard.language) == ("transcribe", "english")
+        (segment,) = heard.segments
+        assert segment.tokens and segment.avg_logprob < 0 and 0 < segment.no_speech_prob < 1
+        assert segment.compression_ratio > 0
+        translated = await client.audio.translations.create(
+            model="whisper-1", file=upload, response_format="verbose_json"
+        )
+        assert translated.text == heard.text and translated.language == "english"
+        lengths = set()
+        for voice in ("alloy", "ash", "ballad"):
+            spoken = await client.audio.speech.create(
+                model="tts-1", voice=voice, input="Good evening.", response_format="flac", instructions="Like a pirate."
+            )
+            sound = read(spoken.content)
+            assert sound.rate == 24_000 and 0.3 < sound.seconds < 6
+            lengths.add(spoken.content)
+        assert len(lengths) == 2  # the first and the third name stand for one voice
+        with pytest.raises(BadRequestError, match="chinese; mini-tts speaks english"):
+            await client.audio.speech.create(model="tts-1", voice="alloy", input="早安，今天好嗎？")
+
+
 def test_the_page_the_models_and_the_metrics_are_there(address):
     with urllib.request.urlopen(f"http://{address}/v1/models") as answer:
         assert json.load(answer)["data"][0]["id"] == "mini-speech"
+    with urllib.request.urlopen(f"http://{address}/about") as answer:
+        (told,) = json.load(answer)["models"]
+    assert (told["id"], told["languages"], len(told["examples"])) == ("mini-speech", ["en"], 3)
+    assert 24e6 < told["parameters"] < 26e6  # as its card says
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         assert b"viva_" in answer.read()
     with urllib.request.urlopen(f"http://{address}/") as answer:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import uvicorn.server
 import websockets
+from uvicorn import Server
 from websockets.exceptions import ConnectionClosed
 
 from tests.server.scripted import ScriptedHost
@@ -16,6 +17,7 @@ from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.doors.supervisor import Doors, EngineServer, new_server
 from vivavoce.server.realtime.audio_formats import WireFormat, encode
+from vivavoce.server.uvicorn_settings import uvicorn_config
 
 DEADLINE = 20.0  # far beyond what anything here takes, also on a busy machine
 LOOK_SECONDS = 0.005
@@ -39,14 +41,18 @@ class RunningServer:
     """A server in this event loop; with `doors`, behind that number of processes."""
 
     def __init__(self, host: ScriptedHost, options: ServerOptions) -> None:
-        self.host, self.options = host, replace(options, port=0, doors=options.doors or 0)
+        """`drain_seconds` are those of the options only where they are not the default: many replies here hang."""
+        drain_seconds = 0.0 if options.drain_seconds == ServerOptions.drain_seconds else options.drain_seconds
+        self.host = host
+        self.options = replace(options, port=0, doors=options.doors or 0, drain_seconds=drain_seconds)
         self.port = 0
         self.use(build_app(host, self.options))
 
     def use(self, app) -> None:
         """Serve this application."""
         self.app = app
-        self._server = new_server(app, self.options)
+        has_sessions = hasattr(app.state, "server")
+        self._server = new_server(app, self.options) if has_sessions else Server(uvicorn_config(app, self.options))
 
     @property
     def sessions(self):
@@ -59,11 +65,11 @@ class RunningServer:
 
     @property
     def http(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return self.options.address(self.port)
 
     @property
     def ws(self) -> str:
-        return f"ws://127.0.0.1:{self.port}"
+        return self.http.replace("http", "ws", 1)
 
     async def __aenter__(self) -> "RunningServer":
         self._task = asyncio.create_task(self._server._serve())  # without its signal handlers

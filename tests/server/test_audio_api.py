@@ -23,10 +23,16 @@ RATE = 16_000
 class ToneMaker:
     """Says a text as a tone of its pitch, half a second long, in five pieces."""
 
-    model, rate, voices = "tone-tts", RATE, ("ada", "ben")
+    model, rate, voices, languages = "tone-tts", RATE, ("ada", "ben"), ("en",)
 
     def __init__(self) -> None:
         self.asked: list[tuple] = []
+
+    async def load(self) -> None:
+        """It is there."""
+
+    def count_tokens(self, text: str, seconds: float) -> tuple[int, int]:
+        return len(text.split()), round(10 * seconds)
 
     async def speak(self, words, voice, speed, instructions):
         self.asked.append((words, voice, speed, instructions))
@@ -43,6 +49,9 @@ class ToneListener:
 
     def __init__(self) -> None:
         self.asked = []
+
+    async def load(self) -> None:
+        """It is there."""
 
     async def transcribe(self, samples, listening):
         self.asked.append(listening)
@@ -84,6 +93,7 @@ async def test_speech_in_every_format(client, format):
     speech = await client.audio.speech.create(model="tts-1", voice="ada", input="hello", response_format=format)
     data = speech.content
     sound = Sound(np.frombuffer(data, "<i2") / np.float32(32768), 24_000) if format == "pcm" else read(data)
+    assert sound.rate == (48_000 if format == "opus" else 24_000)  # Opus files are always decoded to 48 kHz
     assert sound.seconds == pytest.approx(0.5, abs=0.08)  # encoders pad
     assert abs(pitch(sound.samples[0], sound.rate) - watermark("hello")) < 10
 
@@ -93,12 +103,45 @@ async def test_speech_as_it_is_made(audio, client):
     async with client.audio.speech.with_streaming_response.create(**kind, speed=1.5, instructions="Gently.") as speech:
         data = b"".join([piece async for piece in speech.iter_bytes()])
     assert len(data) == 24_000
-    assert audio.maker.asked == [("hi", None, 1.5, "Gently.")]
+    assert audio.maker.asked == [("hi", "ada", 1.5, "Gently.")]
     async with httpx.AsyncClient() as http:
         answer = await http.post(f"{audio.http}/v1/audio/speech", json=kind | {"stream_format": "sse"})
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert [event["type"] for event in events] == ["speech.audio.delta"] * (len(events) - 1) + ["speech.audio.done"]
-    assert len(events) > 4 and events[-1]["usage"]["input_tokens"] == 2
+    assert len(events) > 4
+    assert events[-1]["usage"] == {"input_tokens": 1, "output_tokens": 5, "total_tokens": 6}
+
+
+async def test_openais_voice_names_are_spread_over_ours(audio, client):
+    names = ("alloy", "ash", "ballad", "coral", "echo", "fable", "onyx", "nova", "sage", "shimmer", "verse", "marin")
+    for name in (*names, "cedar"):
+        await client.audio.speech.create(model="tts-1", voice=name, input="hello", response_format="pcm")
+    voices = [voice for _, voice, *_ in audio.maker.asked]
+    assert voices == ["ada", "ben"] * 6 + ["ada"]
+
+
+@pytest.mark.parametrize(("text", "language"), [("今天天氣很好。", "chinese"), ("Доброе утро", "russian")])
+async def test_a_language_that_is_not_spoken_is_refused_by_name(client, text, language):
+    with pytest.raises(openai.BadRequestError, match=f"{language}; tone-tts speaks english") as refused:
+        await client.audio.speech.create(model="tts-1", voice="ada", input=text)
+    assert (refused.value.code, refused.value.param) == ("unsupported_language", "input")
+    await client.audio.speech.create(model="tts-1", voice="ada", input="Order the 粥, please: π is 3.14.")
+
+
+async def test_fields_are_honoured_or_refused_by_name(client):
+    transcribe = client.audio.transcriptions.create
+    refused = {
+        "include": {"include": ["logprobs"]},
+        "known_speaker_names": {"known_speaker_names": ["ann"]},
+        "chunking_strategy": {"chunking_strategy": {"type": "server_vad"}},
+        "beam": {"extra_body": {"beam": 5}},
+    }
+    for name, field in refused.items():
+        with pytest.raises(openai.BadRequestError, match=name):
+            await transcribe(model="x", file=recording(), **field)
+    assert (await transcribe(model="x", file=recording(), chunking_strategy="auto")).text == "400 800"
+    with pytest.raises(openai.BadRequestError, match="pitch"):
+        await client.audio.speech.create(model="x", voice="ada", input="hello", extra_body={"pitch": 2})
 
 
 @pytest.mark.parametrize(
@@ -131,9 +174,15 @@ async def test_transcripts_in_every_form(client):
     verbose = await transcript(
         response_format="verbose_json", timestamp_granularities=["word", "segment"], language="fr"
     )
-    assert verbose.language == "fr" and verbose.duration == pytest.approx(1.0)
+    assert (verbose.task, verbose.language) == ("transcribe", "french")
+    assert verbose.duration == pytest.approx(1.0)
     assert [(word.word, word.start) for word in verbose.words] == [("400", 0.0), ("800", 0.5)]
     assert [segment.text for segment in verbose.segments] == [" 400", " 800"]
+    measures = {"tokens", "avg_logprob", "no_speech_prob", "compression_ratio", "temperature", "seek"}
+    assert not measures & set(verbose.segments[0].to_dict())  # this recogniser has none
+    only_words = await transcript(response_format="verbose_json", timestamp_granularities=["word"])
+    assert only_words.words and only_words.segments is None
+    assert (await transcript(response_format="verbose_json", language="French")).language == "french"
     diarized = await transcript(response_format="diarized_json")
     assert [segment.speaker for segment in diarized.segments] == ["S0", "S1"]
 
@@ -146,7 +195,7 @@ async def test_what_is_asked_of_a_recording_reaches_the_listener(audio, client):
     async with httpx.AsyncClient() as http:
         await http.post(f"{audio.http}/v1/audio/translations", files={"file": recording()})
     assert audio.listener.asked == [
-        TranscriptionRequest("fr", "Tones.", ("A", "B"), 0.4, True),
+        TranscriptionRequest("fr", "Tones.", ("A", "B"), 0.4, True, with_segments=False),
         TranscriptionRequest(translates=True),
     ]
     with pytest.raises(openai.BadRequestError, match="temperature"):
@@ -192,3 +241,27 @@ async def test_their_models_are_listed(client):
     expected = {"scripted-1": "realtime", "scripted-2": "realtime", "tone-tts": "speech", "tone-asr": "transcription"}
     assert listed == expected
     assert (await client.models.retrieve("tone-asr")).id == "tone-asr"
+
+
+async def test_a_browser_key_opens_sessions_and_nothing_else(official):
+    key = "sk-test-1234567890"
+    async with AudioServer(ScriptedHost(), ServerOptions(api_keys=(key,))) as server:
+        owner = official(f"{server.http}/v1", key)
+        browser = official(f"{server.http}/v1", (await owner.realtime.client_secrets.create()).value)
+        refused = (
+            browser.models.list,
+            lambda: browser.audio.speech.create(model="tts-1", voice="alloy", input="hello"),
+            lambda: browser.audio.transcriptions.create(model="whisper-1", file=recording()),
+            lambda: browser.audio.translations.create(model="whisper-1", file=recording()),
+            lambda: browser.get("/audio/voices", cast_to=object),
+            lambda: browser.delete("/audio/voices/ada", cast_to=object),
+            lambda: browser.get(f"{server.http}/metrics", cast_to=object),
+            browser.realtime.client_secrets.create,
+        )
+        for request in refused:
+            with pytest.raises(openai.PermissionDeniedError, match="only opens sessions"):
+                await request()
+        async with browser.realtime.connect(model="any") as connection:
+            assert (await connection.recv()).type == "session.created"
+        about = await browser.get(f"{server.http}/about", cast_to=object)  # for the page
+        assert about["models"][0]["id"] == "scripted-1"

@@ -8,10 +8,11 @@ import numpy as np
 import openai
 import pytest
 import pytest_asyncio
+from aiortc import RTCSessionDescription
 
 from tests.server.harness import RunningServer, connected, eventually
 from tests.server.scripted import ScriptedHost, pitch, tone, watermark
-from tests.server.test_webrtc import RATE, Peer
+from tests.server.test_webrtc import RATE, Peer, candidates
 from vivavoce.server.config import ServerOptions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -57,6 +58,19 @@ async def test_an_audio_turn(server, client, peer):
     await eventually(lambda: not server.sessions and not server.host.alive, "the session is over")
     assert not server.doors.links[0].calls
     await eventually(lambda: peer.connection.connectionState == "closed", "the peer is closed")
+
+
+async def test_a_call_is_negotiated_again(server, client, peer):
+    call = await client.realtime.calls.create(sdp=await peer.offer())
+    await peer.accept(call.text)
+    assert candidates(call.text) == {"127.0.0.1"}
+    peer.connection.getTransceivers()[0].direction = "recvonly"
+    async with httpx.AsyncClient(headers={"Content-Type": "application/sdp"}) as http:
+        address = f"{server.http}{call.response.headers['location']}"
+        answer = await http.post(address, content=await peer.offer())
+        assert answer.status_code == 200 and "a=sendonly" in answer.text
+        await peer.connection.setRemoteDescription(RTCSessionDescription(answer.text, "answer"))
+    assert (await peer.say("again"))["status"] == "completed"
 
 
 async def test_what_was_not_played_is_dropped(client, peer):

@@ -20,18 +20,22 @@ RATE = 24_000
 pytestmark = pytest.mark.npm("node", "npm")
 
 
-@pytest.fixture(scope="module")
-def script() -> Path:
-    """The client beside its locked packages, installed once, outside the repository."""
+def installed(script: str) -> Path:
+    """A client beside its locked packages, installed once, outside the repository."""
     lock = (NODE / "package-lock.json").read_bytes()
     folder = Path.home() / ".cache" / "vivavoce-tests" / f"node-{hashlib.sha256(lock).hexdigest()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "package-lock.json", "agents_turns.mjs"):
+    for name in ("package.json", "package-lock.json", script):
         shutil.copy(NODE / name, folder / name)
     if not (folder / "node_modules" / ".package-lock.json").is_file():
         npm = [shutil.which("npm"), "ci", "--no-audit", "--no-fund"]
         subprocess.run(npm, cwd=folder, check=True, capture_output=True, timeout=300)
-    return folder / "agents_turns.mjs"
+    return folder / script
+
+
+@pytest.fixture(scope="module")
+def script() -> Path:
+    return installed("agents_turns.mjs")
 
 
 @pytest.fixture

@@ -81,12 +81,18 @@ class Fleet(RunningServer):
 class Typist:
     model, rate = "typist", 16_000
 
+    async def load(self) -> None:
+        """It is there."""
+
     async def transcribe(self, samples, *asked):
         yield WireSegment(f"{len(samples)} samples", 0.0, 1.0)
 
 
 class Reader:
-    model, rate, voices = "reader", 16_000, ("plain",)
+    model, rate, voices, languages = "reader", 16_000, ("plain",), ()
+
+    async def load(self) -> None:
+        """It is there."""
 
     async def speak(self, words, voice, speed, instructions):
         yield tone(watermark(words), 0.3)

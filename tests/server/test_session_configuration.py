@@ -76,8 +76,9 @@ def test_what_the_session_asks_reaches_the_conversation():
     assert asked.transcribe_input and asked.language == "fr"
 
 
-def test_voices_of_stock_clients_stand_for_the_default():
-    assert settings({"audio": {"output": {"voice": "marin"}}}).voice == "ada"
+def test_voices_of_stock_clients_stand_for_ours():
+    assert settings({"audio": {"output": {"voice": "alloy"}}}).voice == "ada"
+    assert settings({"audio": {"output": {"voice": "marin"}}}).voice == "ben"
     assert changed({"audio": {"output": {"voice": "marin"}}}).audio.output.voice == "marin"
     assert settings({"audio": {"output": {"voice": {"id": "ben"}}}}).voice == "ben"
 

@@ -36,10 +36,14 @@ class SteppingModels:
     model: str = "stepping"
     rate: int = RATE
     voices: tuple[str, ...] = ("ada",)
+    languages: tuple[str, ...] = ()
     started: int = 0
     stopped: int = 0
     steps: int = 0
     may_step: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def load(self) -> None:
+        """It is there."""
 
     async def transcribe(self, samples, request):
         async for _ in self._run():

@@ -12,8 +12,9 @@ import pytest
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamTrack
 
-from tests.server.harness import DEADLINE, Client, connected, eventually
-from tests.server.scripted import pitch, tone, watermark
+from tests.server.harness import DEADLINE, Client, RunningServer, connected, eventually
+from tests.server.scripted import ScriptedHost, pitch, tone, watermark
+from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime.audio_formats import to_mono
 
 RATE = 48_000
@@ -150,6 +151,48 @@ async def test_interruption_on_a_call_truncates_by_itself(client, peer):
     assert not peer.of_type("output_audio_buffer.stopped")
 
 
+def candidates(sdp: str) -> set[str]:
+    """The addresses of the candidates of a description."""
+    return {line.split()[4] for line in sdp.splitlines() if line.startswith("a=candidate:")}
+
+
+async def test_candidates_are_at_the_address_that_is_bound(running, official, peer):
+    server = await running()
+    answer = await official(f"{server.http}/v1", "unused").realtime.calls.create(sdp=await peer.offer())
+    assert candidates(answer.text) == {"127.0.0.1"}
+    await peer.accept(answer.text)
+    key, other = "sk-test-1234567890", Peer()
+    async with RunningServer(ScriptedHost(), ServerOptions(host="0.0.0.0", api_keys=(key,))) as everywhere:
+        client = official(f"{everywhere.http}/v1", key)
+        answer = await client.realtime.calls.create(sdp=await other.offer())
+        of_machine = {each for each in candidates(await other.offer()) if ":" not in each}
+        assert candidates(answer.text) == {"127.0.0.1"} | of_machine
+    await other.close()
+
+
+async def test_a_call_is_negotiated_again_and_goes_on(server, client, peer):
+    call = await client.realtime.calls.create(sdp=await peer.offer())
+    await peer.accept(call.text)
+    assert (await peer.say("one"))["status"] == "completed"
+    peer.connection.getTransceivers()[0].direction = "recvonly"  # its microphone is switched off
+    address = f"{server.http}{call.response.headers['location']}"
+    headers = {"Content-Type": "application/sdp"}
+    async with httpx.AsyncClient(headers=headers) as http:
+        answer = await http.post(address, content=await peer.offer())
+        assert answer.status_code == 200 and "a=sendonly" in answer.text
+        await peer.connection.setRemoteDescription(RTCSessionDescription(answer.text, "answer"))
+        heard = peer.loud_seconds()
+        assert (await peer.say("two"))["status"] == "completed"
+        await eventually(lambda: peer.loud_seconds() > heard, "the next reply is heard")
+        stranger = Peer()  # other ICE credentials: it would be a restart
+        refused = await http.post(address, content=await stranger.offer())
+        assert refused.status_code == 400 and refused.json()["error"]["code"] == "invalid_sdp"
+        await stranger.close()
+        gone = await http.post(f"{server.http}/v1/realtime/calls/rtc_unknown", content=answer.text)
+        assert gone.status_code == 404
+    assert (await peer.say("three"))["status"] == "completed"
+
+
 async def test_hanging_up_ends_the_session(server, client, peer):
     response = await client.realtime.calls.create(sdp=await peer.offer())
     await peer.accept(response.text)
@@ -158,6 +201,20 @@ async def test_hanging_up_ends_the_session(server, client, peer):
     await eventually(lambda: not server.sessions and not server.host.alive, "the session is over")
     with pytest.raises(openai.NotFoundError):
         await client.realtime.calls.hangup(call_id)
+
+
+async def test_a_browser_key_hangs_up_its_own_calls_only(running, official, peer):
+    server = await running(api_keys=("sk-test-1234567890",))
+    url = f"{server.http}/v1"
+    owner = official(url, "sk-test-1234567890")
+    own, other = [official(url, (await owner.realtime.client_secrets.create()).value) for _ in range(2)]
+    call = await own.realtime.calls.create(sdp=await peer.offer())
+    call_id = call.response.headers["location"].rpartition("/")[2]
+    with pytest.raises(openai.NotFoundError):
+        await other.realtime.calls.hangup(call_id)
+    assert len(server.sessions) == 1
+    await own.realtime.calls.hangup(call_id)
+    await eventually(lambda: not server.sessions, "the session is over")
 
 
 async def test_a_caller_that_vanishes_ends_the_session(server, client, peer):

@@ -78,7 +78,11 @@ class LocalChat:
     ) -> AsyncIterator[ChatPiece]:
         """Stream the reply; closing the iterator stops it."""
         max_tokens = settings.max_output_tokens or self.options.max_output_tokens
-        tools = [tool_schema(tool) for tool in settings.tools] if self._offers_tools(settings) else []
+        tools = (
+            [tool_schema(tool) for tool in settings.tools]
+            if self.offers_tools and settings.tool_choice != "none"
+            else []
+        )
         rows, start = self._rows(messages, max_tokens, tools), forced_start(settings.tool_choice) if tools else ""
         rows += [(token,) for token in self.tokenizer.encode(start)]
         cached = max((rows_in_common(known.rows, rows) for known in self._cached), default=0)
@@ -102,8 +106,10 @@ class LocalChat:
             yield piece
         yield ChatEnd(reason, len(rows), text.tokens, cached)
 
-    def _offers_tools(self, settings: ConversationSettings) -> bool:
-        return bool(settings.tools) and settings.tool_choice != "none" and self.tokenizer.offers_tools
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the model's template can render tools."""
+        return self.tokenizer.offers_tools
 
     async def read(self, messages: Sequence[dict[str, Any]]) -> None:
         """Prefill messages that conversations start with."""

@@ -1,6 +1,7 @@
 """The parts of a cascade: the local recogniser and synthesiser, and the loading of a whole cascade by names."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from vivavoce.runtime.event_loop import iterate_on_thread
 from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 from vivavoce.tts import style as direction
 from vivavoce.tts.cosyvoice import CosyVoiceTTS
-from vivavoce.tts.interface import SpeakingStyle, SpeechModel, open_speech_model
+from vivavoce.tts.interface import DescribedSpeech, SpeakingStyle, SpeechModel, open_speech_model
 from vivavoce.tts.nano import NanoTTS
 
 MAX_TURN_BATCH = 16
@@ -168,6 +169,17 @@ class TTSSynthesiser:
         own = self.speaker.settings.own_voice if isinstance(self.speaker, NanoTTS) else None
         return [*([own] if own else []), *(name for name in self.speaker.voices.names() if name != own)]
 
+    @property
+    def languages(self) -> Sequence[str]:
+        """Codes of the languages it speaks; empty: not known."""
+        return self.speaker.languages if isinstance(self.speaker, DescribedSpeech) else ()
+
+    def count_tokens(self, text: str, seconds: float) -> tuple[int, int]:
+        """The tokens of a text, and the frames of so much audio; a model that does not count has characters only."""
+        if isinstance(self.speaker, DescribedSpeech):
+            return self.speaker.count_tokens(text), math.ceil(seconds * self.speaker.frame_rate)
+        return len(text), 0
+
     def with_instructions(self, instructions: str) -> "TTSSynthesiser":
         """A synthesiser with these style instructions; InputError names those that the model does not support."""
         return TTSSynthesiser(self.speaker, direction.with_instructions(self.speaker, instructions, self.style))
@@ -250,6 +262,8 @@ class LoadedCascade(CascadeBackend):
         await self._open_parts.enter_async_context(self.asr)
         if isinstance(self.chat, LocalChat):
             await self._open_parts.enter_async_context(self.chat)
+        elif isinstance(self.chat, ChatEndpoint):
+            self._open_parts.callback(self.chat.close)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

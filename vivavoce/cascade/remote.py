@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from vivavoce.audio.io import Sound, pcm16_to_float, write
 from vivavoce.cascade.backend import ChatCall, ChatEnd, ChatPiece, ChatText, tool_schema
+from vivavoce.cascade.http_pool import ConnectionPool
 from vivavoce.cascade.sentences import ReasoningFilter
 from vivavoce.dialogue.backend import EndpointRef, Resolver
 from vivavoce.dialogue.events import ConversationSettings, Samples
@@ -173,7 +174,7 @@ class ChatEndpoint:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(f"a chat endpoint's address begins with http:// or https://, not {base_url!r}")
         self.base_url, self.model, self.timeout = base_url.rstrip("/"), model, timeout
-        self._parts = parts
+        self._parts, self._pool = parts, ConnectionPool(parts, timeout)
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -182,7 +183,7 @@ class ChatEndpoint:
         self, messages: Sequence[dict[str, Any]], settings: ConversationSettings
     ) -> AsyncIterator[ChatPiece]:
         """Stream the reply; closing the iterator stops it."""
-        request = _ChatRequest(self._connect(), self._path(), self._body(messages, settings), self._headers)
+        request = _ChatRequest(self._pool, self._path(), self._body(messages, settings), self._headers)
         try:
             reader = _AnswerReader()
             async with aclosing(iterate_on_thread(request.lines)) as lines:
@@ -194,9 +195,9 @@ class ChatEndpoint:
         finally:
             request.stop()
 
-    def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        return kind(self._parts.hostname or "", self._parts.port, timeout=self.timeout)
+    def close(self) -> None:
+        """Close the connections that are kept for the next requests."""
+        self._pool.close()
 
     def _path(self) -> str:
         return f"{self._parts.path.rstrip('/')}/chat/completions"
@@ -225,28 +226,47 @@ class ChatEndpoint:
 class _ChatRequest:
     """One streamed request: `lines` blocks on a thread, `stop` may be called from another."""
 
-    def __init__(self, connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]) -> None:
-        self._connection, self._path, self._body, self._headers = connection, path, body, headers
-        self._is_stopped = False
+    def __init__(self, pool: ConnectionPool, path: str, body: bytes, headers: dict[str, str]) -> None:
+        self._pool, self._path, self._body, self._headers = pool, path, body, headers
+        self._connection, self._is_reused = pool.take()
+        self._is_stopped = self._is_complete = False
 
     def lines(self) -> Iterator[str]:
         """The lines of the response."""
         try:
-            self._connection.request("POST", self._path, self._body, self._headers)
-            with self._connection.getresponse() as response:  # it may hold the socket
+            with self._response() as response:  # it may hold the socket
                 if response.status != 200:
                     raise _refused(response, "the chat endpoint", self._connection.host)
                 for line in response:
                     yield line.decode("utf8", "replace").strip()
+                self._is_complete = True
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
             if not self._is_stopped:  # a socket that was shut down fails in several ways
                 where = f"{self._connection.host}:{self._connection.port}"
                 raise UnreachableEndpointError("the chat endpoint cannot be reached", f"{where}, {error}") from error
         finally:
+            if self._is_complete and not self._is_stopped:
+                self._pool.give_back(self._connection)
+            else:
+                self._connection.close()
+
+    def _response(self) -> http.client.HTTPResponse:
+        """The response; where the endpoint has closed a kept connection, over a new one."""
+        try:
+            self._connection.request("POST", self._path, self._body, self._headers)
+            return self._connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
             self._connection.close()
+            if not self._is_reused or self._is_stopped or isinstance(error, TimeoutError):
+                raise
+        self._connection = self._pool.new()
+        self._connection.request("POST", self._path, self._body, self._headers)
+        return self._connection.getresponse()
 
     def stop(self) -> None:
         """Shut the socket down, so that the endpoint stops generating and `lines` ends."""
+        if self._is_complete:
+            return
         self._is_stopped = True
         socket = self._connection.sock
         if socket is not None:

@@ -20,7 +20,8 @@ SERVING_FLAGS = (  # flags with the names of `ServingOptions`
     *("asr_backend", "asr_gate", "audio_only", "smart_turn"),
 )
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
-    *("host", "port", "doors", "max_sessions", "idle_seconds", "resume_seconds"),
+    *("host", "port", "doors", "tls_cert", "tls_key", "max_sessions", "idle_seconds", "resume_seconds"),
+    *("drain_seconds", "greeting", "greeting_instructions", "webhook_url", "webhook_secret", "record"),
     *("log_level", "log_format", "log_content"),
 )
 
@@ -167,6 +168,13 @@ ApiKeys = Annotated[
     list[str] | None,
     typer.Option(rich_help_panel=SERVER, envvar="VIVA_API_KEY", help="An API key that clients must send."),
 ]
+TlsCertificate = Annotated[
+    str | None, typer.Option("--tls-cert", rich_help_panel=SERVER, help="PEM certificate chain, for HTTPS and WSS.")
+]
+TlsKey = Annotated[
+    str | None,
+    typer.Option("--tls-key", rich_help_panel=SERVER, help="PEM private key, if it is not in the certificate's file."),
+]
 Origins = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="An allowed browser origin.")]
 Hosts = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="An allowed Host header.")]
 MaxSessions = Annotated[
@@ -185,6 +193,37 @@ IdleSeconds = Annotated[
 ResumeSeconds = Annotated[
     float | None,
     typer.Option(rich_help_panel=SERVER, min=0.0, help="Time within which a client may reconnect. Default: 30."),
+]
+DrainSeconds = Annotated[
+    float | None,
+    typer.Option(
+        rich_help_panel=SERVER, min=0.0, help="Time for replies in progress when the server is stopped. Default: 20."
+    ),
+]
+Greeting = Annotated[
+    str | None, typer.Option(rich_help_panel=SERVER, help="What sessions are greeted with, in these words.")
+]
+GreetingInstructions = Annotated[
+    str | None, typer.Option(rich_help_panel=SERVER, help="How the model is to greet, in words of its own.")
+]
+GreetingInterruptible = Annotated[
+    bool | None,
+    typer.Option(
+        "--greeting-interruptible/--no-greeting-interruptible",
+        rich_help_panel=SERVER,
+        help="Whether speech interrupts the greeting. Default: yes.",
+    ),
+]
+WebhookUrl = Annotated[
+    str | None, typer.Option(rich_help_panel=SERVER, help="URL that is sent session.started and session.ended.")
+]
+WebhookSecret = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=SERVER, envvar="VIVA_WEBHOOK_SECRET", help="The secret that signs them (whsec_…)."),
+]
+Record = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=SERVER, help="Folder for recordings and transcripts of all sessions. Default: none."),
 ]
 IceServers = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="URL of a STUN or TURN server.")]
 LogLevel = Annotated[
@@ -237,12 +276,21 @@ def serve(
     host: Address = None,
     port: Port = None,
     doors: DoorCount = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
     api_key: ApiKeys = None,
     allow_origin: Origins = None,
     allow_host: Hosts = None,
     max_sessions: MaxSessions = None,
     idle_seconds: IdleSeconds = None,
     resume_seconds: ResumeSeconds = None,
+    drain_seconds: DrainSeconds = None,
+    greeting: Greeting = None,
+    greeting_instructions: GreetingInstructions = None,
+    greeting_interruptible: GreetingInterruptible = None,
+    webhook_url: WebhookUrl = None,
+    webhook_secret: WebhookSecret = None,
+    record: Record = None,
     ice_server: IceServers = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -270,15 +318,19 @@ def _run(options: "ServingOptions", replicas: int | None, ray_address: str | Non
     from vivavoce.runtime import event_loop
     from vivavoce.server.hosting import load, serve, serve_fleet
 
-    address = f"http://{options.server.host}:{options.server.port}"
+    console = Console(highlight=False)
     if replicas is not None:
-        Console(highlight=False).print(f"serving with Ray on {address}; stop with Ctrl-C")
+        console.print(f"serving with Ray on {options.server.address(options.server.port)}; stop with Ctrl-C")
         serve_fleet(options, replicas, ray_address)
         return
     options.server.check_address()
     hosted = load(options)
-    Console(highlight=False).print(f"{hosted.name} on {address} — open it in a browser and speak")
-    event_loop.run(serve(hosted, options.server))
+
+    def announce(address: str) -> None:
+        what = "its audio endpoints" if options.audio_only else "open it in a browser and speak"
+        console.print(f"{hosted.name} on {address} — {what}")
+
+    event_loop.run(serve(hosted, options.server, announce))
 
 
 def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
@@ -304,6 +356,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
             "allowed_origins": flags["allow_origin"] or None,
             "allowed_hosts": flags["allow_host"] or None,
             "ice_servers": flags["ice_server"] or None,
+            "greeting_may_be_interrupted": flags["greeting_interruptible"],
         },
     }
 
@@ -311,5 +364,6 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
 def _without_secrets(options: dict[str, Any]) -> dict[str, Any]:
     options["chat_key"] = options["chat_key"] and HIDDEN
     options["moderation"]["key"] = options["moderation"]["key"] and HIDDEN
+    options["server"]["webhook_secret"] = options["server"]["webhook_secret"] and HIDDEN
     options["server"]["api_keys"] = [HIDDEN for _ in options["server"]["api_keys"]]
     return options

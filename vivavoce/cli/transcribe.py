@@ -216,18 +216,10 @@ def _deliver(name: str, rendered: str, format: Format, out: Path | None, has_sev
 def render_as(transcript: "Transcript", format: Format, word_times: bool = False) -> str:
     """A transcript in one of the formats."""
     import json
+    from dataclasses import replace
 
-    from vivavoce.server.rest.transcripts import WireSegment, WireWord, render
+    from vivavoce.server.rest.transcripts import render, wire_segment
 
-    segments = [
-        WireSegment(
-            segment.text,
-            segment.start,
-            segment.end,
-            tuple(WireWord(word.text, word.start, word.end) for word in segment.words),
-            transcript.language,
-        )
-        for segment in transcript.segments
-    ]
+    segments = [replace(wire_segment(segment), language=transcript.language) for segment in transcript.segments]
     result = render(segments, format.value, transcript.seconds, word_times)
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, indent=2) + "\n"

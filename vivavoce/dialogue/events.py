@@ -4,7 +4,7 @@ A `Conversation` takes audio and commands and emits events in order. It knows no
 that an hour of conversation can be simulated in a minute, deterministically.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -313,6 +313,15 @@ Event = (
 
 
 @dataclass(frozen=True)
+class Announcement:
+    """Given words for a reply, such as a greeting."""
+
+    text: str
+    speak: Callable[[str], AsyncGenerator[Samples, None]]
+    """Makes their sound, at the conversation's output rate."""
+
+
+@dataclass(frozen=True)
 class ReplyRequest:
     """A reply requested by the client, with the settings it overrides."""
 
@@ -321,6 +330,10 @@ class ReplyRequest:
     """Not part of the history."""
     input: Sequence[Content] | None = None
     """What it answers; None: the history."""
+    announcement: Announcement | None = None
+    """The words of the reply, where the model is not asked for them."""
+    is_protected: bool = False
+    """Whether speech over it does not interrupt it."""
 
 
 class Conversation(Protocol):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vivavoce.audio.player import Clock
-from vivavoce.dialogue.backend import ConversationState, ReplyPlan
+from vivavoce.dialogue.announcement import AnnouncementStream
+from vivavoce.dialogue.backend import ConversationState, ReplyPlan, ReplyStream
 from vivavoce.dialogue.events import (
     ConversationSettings,
     Event,
@@ -60,6 +61,7 @@ class Replies:
         self._held: ActiveReply | None = None
         self._out_of_band: dict[str, ActiveReply] = {}
         self._known: dict[str, ActiveReply] = {}
+        self._protected = ""  # the reply that speech does not interrupt
         self._is_pending = False
         self._is_closed = False
 
@@ -85,6 +87,12 @@ class Replies:
         """Whether a reply may be playing now."""
         now = self._context.clock.now()
         return any(each.playback.is_playing(now) for each in self._known.values())
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether a reply is generated or played that must not be interrupted."""
+        known = self._known.get(self._protected)
+        return known is not None and (not known.is_over or known.playback.is_playing(self._context.clock.now()))
 
     @property
     def has_hardly_started(self) -> bool:
@@ -218,7 +226,14 @@ class Replies:
             self._on_sent,
             self._on_end,
         )
-        speaking = ActiveReply(reply, item, settings, shared.conversation_state.reply(plan), context, self._options)
+        stream: ReplyStream
+        if request.announcement is None:
+            stream = shared.conversation_state.reply(plan)
+        else:
+            stream = AnnouncementStream(request.announcement, settings.modality == "audio")
+        speaking = ActiveReply(reply, item, settings, stream, context, self._options)
+        if request.is_protected:
+            self._protected = reply
         self._known[reply] = speaking
         in_progress = (self._generating, self._held, *self._out_of_band.values())
         over = [each for each, known in self._known.items() if known not in in_progress]

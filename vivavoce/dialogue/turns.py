@@ -268,7 +268,7 @@ class UserTurns:
 
     @property
     def _may_interrupt(self) -> bool:
-        return self._context.settings.turn.interrupt_response
+        return self._context.settings.turn.interrupt_response and not self._replies.is_protected
 
     def _in_turn(self, turn: OpenTurn, event: TurnEvent | None, window: AudioWindow) -> None:
         if event is TurnEvent.WENT_ON:

@@ -13,13 +13,16 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from vivavoce.errors import InputError
 from vivavoce.server.admission import AdmissionController, LoopMonitor
 from vivavoce.server.auth import Identity, Keys, check_origin, request_key
 from vivavoce.server.config import ServerOptions, is_loopback
-from vivavoce.server.host import FileTranscriber, Host, ModelCard, SpeechMaker
+from vivavoce.server.drain import ActiveRequests, Drain, RequestTracking
+from vivavoce.server.host import Announcer, FileTranscriber, Host, ModelCard, SpeechMaker
 from vivavoce.server.metrics import Metrics
 from vivavoce.server.realtime.sessions import Sessions
 from vivavoce.server.realtime.websocket import serve_socket
+from vivavoce.server.rest.about import AboutApi
 from vivavoce.server.rest.audio import SpeechApi, TranscriptionApi, VoicesApi
 from vivavoce.server.rest.calls import CallsApi
 from vivavoce.server.rest.http import (
@@ -39,6 +42,7 @@ from vivavoce.server.rest.http import (
 )
 from vivavoce.server.wire import WireError
 
+WEBHOOK_SECONDS = 5.0  # for the last ones when the server ends
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
@@ -51,11 +55,13 @@ def build_app(
     """The ASGI application of a host; raises InputError for options that must not be served."""
     options = options or ServerOptions()
     options.check()
+    if options.greeting is not None and not isinstance(host, Announcer):
+        raise InputError("this server cannot speak a greeting; use --greeting-instructions")
     server = RealtimeServer(host, options, speech, transcriber)
     app = Starlette(
         routes=server.routes(),
         lifespan=server.lifespan,
-        middleware=middleware(options),
+        middleware=[Middleware(RequestTracking, active=server.requests), *middleware(options)],
         exception_handlers={HTTPException: http_exception_response},
     )
     app.state.server = server
@@ -106,15 +112,20 @@ class RealtimeServer:
         self.loop_monitor = LoopMonitor(self.metrics.lag.observe)
         self.admission = AdmissionController(self.loop_monitor, options)
         self.sessions = Sessions(host, options, self.metrics, self.admission)
+        self.requests: ActiveRequests = set()
+        self.drain = Drain(self.sessions, self.requests, options.drain_seconds)
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Run the background tasks of the sessions and the metrics while the server runs."""
-        background = (self.sessions.sweep(), self.sessions.cleanup.run(), self.loop_monitor.run())
-        tasks = [asyncio.create_task(each) for each in background]
+        webhooks = self.sessions.webhooks
+        background = [self.sessions.sweep(), self.sessions.cleanup.run(), self.loop_monitor.run()]
+        tasks = [asyncio.create_task(each) for each in (*background, *([webhooks.run()] if webhooks else []))]
         with self.metrics.exceptions.counting():
             yield
             await self.sessions.close()
+            if webhooks is not None:
+                await webhooks.finish(WEBHOOK_SECONDS)
             for task in tasks:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
@@ -124,10 +135,13 @@ class RealtimeServer:
         """The routes of all APIs and of the page."""
         calls = CallsApi(self.sessions, self.keys)
         voices = VoicesApi(self.host, self.speech, self.options)
-        posts: dict[str, Handler] = {
+        openings: dict[str, Handler] = {
             "/v1/realtime": calls.create,  # the path of the beta protocol
             "/v1/realtime/calls": calls.create,
+            "/v1/realtime/calls/{call_id}": calls.renegotiate,
             "/v1/realtime/calls/{call_id}/hangup": calls.hang_up,
+        }
+        posts: dict[str, Handler] = {
             "/v1/realtime/client_secrets": calls.client_secret,
             "/v1/realtime/sessions": calls.legacy_session,
             "/v1/realtime/transcription_sessions": calls.legacy_session,
@@ -141,8 +155,10 @@ class RealtimeServer:
             posts["/v1/audio/translations"] = transcriptions.translate
         return [
             WebSocketRoute("/v1/realtime", self.realtime),
+            *(Route(path, self._endpoint(handler, True), methods=["POST"]) for path, handler in openings.items()),
+            Route("/v1/realtime/calls/{call_id}", self._endpoint(calls.hang_up, True), methods=["DELETE"]),
+            Route("/about", self._endpoint(AboutApi(self.host, self.options).read, True)),
             *(Route(path, self._endpoint(handler), methods=["POST"]) for path, handler in posts.items()),
-            Route("/v1/realtime/calls/{call_id}", self._endpoint(calls.hang_up), methods=["DELETE"]),
             Route("/v1/models", self._endpoint(self.models)),
             Route("/v1/models/{id:path}", self._endpoint(self.models)),
             Route("/v1/audio/voices", self._endpoint(voices.list)),
@@ -186,8 +202,8 @@ class RealtimeServer:
         page, content_type = self.metrics.page()
         return Response(page, media_type=content_type)
 
-    def _endpoint(self, handler: Handler) -> Endpoint:
-        return authenticated(handler, self._admit)
+    def _endpoint(self, handler: Handler, takes_browser_keys: bool = False) -> Endpoint:
+        return authenticated(handler, self._admit, takes_browser_keys)
 
     async def _admit(self, request: Request) -> Identity:
         check_origin(request.headers, self.options)

@@ -23,7 +23,18 @@ class Identity:
 
     session: SessionParams | None = None
     """The session a browser key is bound to."""
-    is_browser: bool = False
+    browser_key: bytes | None = None
+    """The hash of a browser key; None: an API key, or none is needed."""
+
+    @property
+    def is_browser(self) -> bool:
+        """Whether the caller may only open sessions, and end those it has opened."""
+        return self.browser_key is not None
+
+    def check_may_do_more(self) -> None:
+        """WireError 403 for a caller that may only open sessions."""
+        if self.is_browser:
+            raise WireError("a browser key only opens sessions; use an API key", "invalid_api_key", status=403)
 
 
 @dataclass(frozen=True)
@@ -39,19 +50,20 @@ class Keys:
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
-        self._digests = [_digest(key) for key in options.api_keys]
+        self._digests = [key_digest(key) for key in options.api_keys]
         self._browser_keys: dict[bytes, BrowserKey] = {}
 
     def admit(self, key: str | None) -> Identity:
         """The caller with this key; WireError 401 for an unknown key. Without API keys every caller is admitted."""
         if key is not None and key.startswith(BROWSER_KEY):
-            known = self._browser_keys.get(_digest(key))
+            digest = key_digest(key)
+            known = self._browser_keys.get(digest)
             if known is not None and known.expires_at > time.time():
-                return Identity(known.session, is_browser=True)
+                return Identity(known.session, digest)
             raise WireError("this browser key is unknown or has expired", "invalid_api_key", status=401)
         if not self._digests:
             return Identity()
-        digest = _digest(key or "")
+        digest = key_digest(key or "")
         matches = [hmac.compare_digest(digest, known) for known in self._digests]  # every key, in constant time
         if not any(matches):
             problem = "no API key was given" if key is None else "the API key is not one of this server's"
@@ -66,7 +78,7 @@ class Keys:
             raise WireError("too many browser keys are in use; try again later", "too_many_keys", status=429)
         key = BROWSER_KEY + secrets.token_urlsafe(32)
         expires_at = int(now + (seconds or self._options.browser_key_seconds))
-        self._browser_keys[_digest(key)] = BrowserKey(session, expires_at)
+        self._browser_keys[key_digest(key)] = BrowserKey(session, expires_at)
         return key, expires_at
 
 
@@ -116,5 +128,6 @@ def _is_known_host(host: str, options: ServerOptions) -> bool:
     return is_loopback(name) or name in options.allowed_hosts
 
 
-def _digest(key: str) -> bytes:
+def key_digest(key: str) -> bytes:
+    """The hash by which a key is known."""
     return hashlib.sha256(key.encode("utf8", "surrogatepass")).digest()

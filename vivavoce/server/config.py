@@ -5,8 +5,10 @@ import functools
 import logging
 import os
 import socket
+import ssl
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -101,6 +103,10 @@ class ServerOptions:
     allowed_hosts: tuple[str, ...] = ()
     """Host names of this server besides its address and loopback; "*" admits all."""
     browser_key_seconds: float = 600.0
+    tls_cert: str | None = None
+    """A PEM file with the certificate chain, for HTTPS and WSS."""
+    tls_key: str | None = None
+    """A PEM file with its private key, where the certificate's file does not hold it."""
 
     doors: int | None = None
     """Door processes that serve the sockets; 0: none, None: by the number of cores."""
@@ -118,6 +124,8 @@ class ServerOptions:
     idle_seconds: float = 300.0
     session_seconds: float | None = None
     resume_seconds: float = 30.0
+    drain_seconds: float = 20.0
+    """How long replies and requests in progress may go on when the server is told to stop."""
     stall_seconds: float = 15.0
     """How long a client may leave its socket unread, or a request body unfinished."""
     head_seconds: float = 10.0
@@ -139,6 +147,17 @@ class ServerOptions:
     """Lead of WebRTC calls, whose own clock paces the packets."""
     call_piece_ms: int = 20
     ice_servers: tuple[str, ...] = ()
+    greeting: str | None = None
+    """What a session is greeted with before the user has spoken."""
+    greeting_instructions: str | None = None
+    """How the model is to greet, in words of its own."""
+    greeting_may_be_interrupted: bool = True
+    webhook_url: str | None = None
+    """Is sent `session.started` and `session.ended`."""
+    webhook_secret: str | None = None
+    """Signs them: base64, usually after `whsec_`."""
+    record: str | None = None
+    """A folder for recordings and transcripts of all sessions; None: nothing is stored."""
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     log_content: bool = False
@@ -160,6 +179,33 @@ class ServerOptions:
             raise InputError(f"the number of doors is 0 or more, not {self.doors}")
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
             raise InputError("an API key needs at least 8 printable ASCII characters without spaces")
+        self._check_certificate()
+        if self.greeting is not None and self.greeting_instructions is not None:
+            raise InputError("give --greeting or --greeting-instructions, not both")
+        if (self.webhook_url is None) != (self.webhook_secret is None):
+            raise InputError("webhooks need --webhook-url and --webhook-secret: they are signed")
+        if self.webhook_url is not None and not self.webhook_url.startswith(("http://", "https://")):
+            raise InputError("the address of --webhook-url begins with http:// or https://")
+
+    def _check_certificate(self) -> None:
+        if self.tls_cert is None:
+            if self.tls_key is not None:
+                raise InputError("--tls-key needs --tls-cert, the certificate it belongs to")
+            return
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_cert, self.tls_key, password="")
+        except (OSError, ssl.SSLError) as error:  # the message of OpenSSL does not quote the files
+            where = self.tls_cert if self.tls_key is None else f"{self.tls_cert} and {self.tls_key}"
+            raise InputError(f"no certificate and key in {where}: {error}; both are PEM, without a password") from error
+
+    def address(self, port: int) -> str:
+        """An address of this server that can be opened on this machine; `port` is the one that it listens on."""
+        host = self.host.strip("[]") or "0.0.0.0"
+        with suppress(ValueError):  # the name of a host
+            if ip_address(host).is_unspecified:
+                host = "127.0.0.1" if ip_address(host).version == 4 else "::1"
+        scheme = "http" if self.tls_cert is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     @property
     def door_count(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from vivavoce.server.config import ServerOptions
@@ -177,6 +178,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 b"HTTP/1.1 " + REFUSALS[status] + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
             )
             self.transport.close()
+
+
+class QuietWebSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's protocol of WebSockets; it takes a refused handshake for one that was forgotten, and logs an error."""
+
+    async def send(self, message: Any) -> None:
+        """Send a message of the application."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True
 
 
 def bounded_protocol(options: ServerOptions) -> Any:

@@ -1,6 +1,6 @@
 """The interfaces between the server and the models it serves."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -8,17 +8,32 @@ from vivavoce.audio.io import Sound
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
 from vivavoce.server.rest.transcripts import WireSegment
 
-STOCK_VOICES = ("alloy", "ash", "ballad", "coral", "echo", "sage", "shimmer", "verse", "marin", "cedar")
-"""Voice names that stock clients send; the default voice is used where the model has no voice of that name."""
+STOCK_VOICES = (
+    *("alloy", "ash", "ballad", "coral", "echo", "fable", "onyx", "nova", "sage", "shimmer", "verse", "marin", "cedar"),
+)
+"""OpenAI's voice names, which stock clients send; each stands for one of the voices that there are."""
+
+
+def stand_in(name: str, voices: Sequence[str]) -> str | None:
+    """The voice that one of OpenAI's names stands for; None: the default voice."""
+    if name not in STOCK_VOICES or not voices:
+        return None
+    return voices[STOCK_VOICES.index(name) % len(voices)]
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model in `/v1/models`."""
+    """A model in `/v1/models` and, with what a visitor wants to know of it, in `/about`."""
 
     id: str
     created: int = 0
     owned_by: str = "vivavoce"
+    parameters: int | None = None
+    """How many it has; None: not known, as of a chat model at an address."""
+    languages: tuple[str, ...] = ()
+    """Codes such as `en`; empty: not known."""
+    examples: tuple[str, ...] = ()
+    """What it may be asked."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,15 @@ class Host(Protocol):
         ...
 
 
+@runtime_checkable
+class Announcer(Protocol):
+    """A host that can speak given words in its conversations."""
+
+    def announce(self, text: str, voice: str | None, speed: float) -> AsyncGenerator[Samples, None]:
+        """The sound of a text, at the output rate of its conversations."""
+        ...
+
+
 class SpeechMaker(Protocol):
     """A text-to-speech model behind `/v1/audio/speech`."""
 
@@ -87,8 +111,21 @@ class SpeechMaker(Protocol):
         """Names of its voices, the default first."""
         ...
 
+    @property
+    def languages(self) -> Sequence[str]:
+        """Codes of the languages it speaks; empty: not known."""
+        ...
+
+    async def load(self) -> None:
+        """Return when it can be used; a model may be loaded when it is first needed."""
+        ...
+
     def speak(self, text: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
         """The audio, chunk by chunk as it is generated; closing the iterator cancels the generation."""
+        ...
+
+    def count_tokens(self, text: str, seconds: float) -> tuple[int, int]:
+        """The tokens of a text, and the frames of its audio."""
         ...
 
 
@@ -116,6 +153,8 @@ class TranscriptionRequest:
     temperature: float = 0.0
     with_words: bool = False
     """Whether words get timestamps."""
+    with_segments: bool = True
+    """Whether segments are told beside them."""
     translates: bool = False
     """Into English."""
 
@@ -131,6 +170,10 @@ class FileTranscriber(Protocol):
     @property
     def rate(self) -> int:
         """Sample rate of the audio it takes."""
+        ...
+
+    async def load(self) -> None:
+        """Return when it can be used; a model may be loaded when it is first needed."""
         ...
 
     def transcribe(self, samples: Samples, request: TranscriptionRequest) -> AsyncIterator[WireSegment]:

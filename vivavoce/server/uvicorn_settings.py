@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.connections import bounded_protocol
+from vivavoce.server.connections import QuietWebSocketProtocol, bounded_protocol
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -18,6 +18,9 @@ def uvicorn_config(app: "ASGIApp", options: ServerOptions) -> uvicorn.Config:
         host=options.host,
         port=options.port,
         http=bounded_protocol(options),
+        ws=QuietWebSocketProtocol,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
         ws_max_size=options.max_event_bytes + (1 << 20),
         ws_per_message_deflate=False,
         ws_ping_interval=20,

@@ -55,6 +55,8 @@ from vivavoce.tts.style import STYLES, DirectedStyle, apply_request
 PUBLISHED = Sampling(temperature=1.0, top_k=25, top_p=0.8)
 RATE = CosyVoiceSpeechTokenizer.rates.output
 CODES_A_SECOND = 25
+LANGUAGES = {2: ("zh", "en", "ja", "ko"), 3: ("zh", "en", "ja", "ko", "de", "es", "fr", "it", "ru")}
+"""By version, as published."""
 BATCH_SIZES = (1, 2, 4, 8, 16)  # numbers of texts for which hops are captured in `warm_up`
 
 
@@ -93,6 +95,20 @@ class CosyVoiceTTS:
         chunk = speech.flow.config.chunk
         max_codes = max(chunk, round(self.settings.prompt_seconds * CODES_A_SECOND))
         self.prepared_voices = PreparedVoices(speech.flow, min(self.settings.first_hop, chunk), max_codes)
+
+    @property
+    def languages(self) -> Sequence[str]:
+        """Codes of the languages it was published for."""
+        return LANGUAGES[self.version]
+
+    @property
+    def frame_rate(self) -> float:
+        """Codes a second."""
+        return float(CODES_A_SECOND)
+
+    def count_tokens(self, text: str) -> int:
+        """The tokens of a text."""
+        return len(self.parts.tokenizer.encode(text))
 
     @classmethod
     def load(

@@ -195,6 +195,20 @@ class FrameTTS(ABC):
 
     @property
     @abstractmethod
+    def frame_rate(self) -> float:
+        """Frames of codes a second."""
+
+    @property
+    def languages(self) -> Sequence[str]:
+        """Codes of the languages it was trained on; empty: not known."""
+        return self.settings.languages
+
+    def count_tokens(self, text: str) -> int:
+        """The tokens of a text."""
+        return self.prompt.count_tokens(text)
+
+    @property
+    @abstractmethod
     def codec_id(self) -> str:
         """Identifies the codec; stored with the codes of a voice."""
 

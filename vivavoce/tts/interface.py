@@ -9,10 +9,10 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,6 +193,25 @@ class SpeechModel(Protocol):
         ...
 
 
+@runtime_checkable
+class DescribedSpeech(Protocol):
+    """What some TTS models tell of themselves."""
+
+    @property
+    def languages(self) -> Sequence[str]:
+        """Codes of the languages it speaks; empty: not known."""
+        ...
+
+    @property
+    def frame_rate(self) -> float:
+        """Frames of codes a second."""
+        ...
+
+    def count_tokens(self, text: str) -> int:
+        """The tokens of a text."""
+        ...
+
+
 def open_speech_model(name: str, device: str = "auto", dtype: str = "auto") -> SpeechModel:
     """Load a TTS model by bundled name, folder or hub id, or that of a package."""
     if name in PACKAGED:
@@ -234,6 +253,8 @@ class SpeechSettings:
     """Whether numbers are written as words, for models trained on text without digits."""
     own_voice: str | None = None
     """The name of the voice without a reference."""
+    languages: tuple[str, ...] = ()
+    """Codes of the languages it was trained on; empty: not known."""
     voices: dict[str, StoredVoice] = field(default_factory=dict)
 
     @classmethod
@@ -245,6 +266,7 @@ class SpeechSettings:
         try:
             fields: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
             fields["sampling"] = NanoSampling(**fields.get("sampling", {}))
+            fields["languages"] = tuple(fields.get("languages", ()))
             voices = fields.pop("voices", {})
             return cls(**fields, voices={name: StoredVoice(name, codes) for name, codes in voices.items()})
         except (ValueError, TypeError, AttributeError) as error:

@@ -393,6 +393,11 @@ class NanoTTS(FrameTTS):
         return self.codec.config.channels
 
     @property
+    def frame_rate(self) -> float:
+        """Frames of codes a second."""
+        return self.codec.config.frame_rate
+
+    @property
     def codec_id(self) -> str:
         """Identifies the codec; stored with the codes of a voice."""
         return self.codec.mark
@@ -400,7 +405,7 @@ class NanoTTS(FrameTTS):
     def _start_playback(
         self, player: PlaybackClock, clock: Callable[[], float], is_live: bool
     ) -> ChunkedPlayback[State]:
-        seconds = 1 / self.codec.config.frame_rate
+        seconds = 1 / self.frame_rate
         executor = self._executor if torch.get_num_threads() <= spare_cores() else None  # else no core is left for it
         return ChunkedPlayback(self.decode, self.decode.start(), seconds, player, clock, executor, is_live)
 

@@ -163,6 +163,11 @@ class OnnxTTS(FrameTTS):
         return int(self._meta["channels"])
 
     @property
+    def frame_rate(self) -> float:
+        """Frames of codes a second."""
+        return float(self._meta["sample_rate"] / self._meta["frame_samples"])
+
+    @property
     def codec_id(self) -> str:
         """Identifies the codec; stored with the codes of a voice."""
         return str(self._meta["mark"]) or f"{self.rate} Hz, ONNX"

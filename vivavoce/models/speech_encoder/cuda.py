@@ -211,7 +211,7 @@ class GraphedSpeechStream:
         for step in STEPS:
             self._capture(_GraphKey(streams, capacity, step))
         self._load(streams, capacity, [part.state for part in parts])
-        codes = []
+        codes: list[Tensor] = []
         while done < max_codes:
             key = _GraphKey(streams, capacity, next((step for step in STEPS if step >= max_codes - done), STEPS[-1]))
             windows = np.zeros((streams, key.codes * self.samples_per_code + self._margin), np.float32)

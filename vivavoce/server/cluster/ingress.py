@@ -73,9 +73,8 @@ class Ingress:
         """The routes of one server, and of the page."""
         requests, endpoint = self._requests, self._gate.endpoint
         posts: dict[str, Handler] = {
-            "/v1/realtime": requests.create_call,
-            "/v1/realtime/calls": requests.create_call,
-            "/v1/realtime/calls/{call_id}/hangup": requests.hang_up,
+            "/v1/realtime/calls/{call_id}": requests.forward_to_call,
+            "/v1/realtime/calls/{call_id}/hangup": requests.forward_to_call,
             "/v1/realtime/client_secrets": requests.create_browser_key,
             "/v1/realtime/sessions": requests.create_browser_key,
             "/v1/realtime/transcription_sessions": requests.create_browser_key,
@@ -84,8 +83,13 @@ class Ingress:
         }
         return [
             WebSocketRoute("/v1/realtime", self.realtime),
+            *(
+                Route(path, endpoint(requests.create_call, takes_browser_keys=True), methods=["POST"])
+                for path in ("/v1/realtime", "/v1/realtime/calls")
+            ),
             *(Route(path, endpoint(handler), methods=["POST"]) for path, handler in posts.items()),
-            Route("/v1/realtime/calls/{call_id}", endpoint(requests.hang_up), methods=["DELETE"]),
+            Route("/about", endpoint(requests.forward_to_one, takes_browser_keys=True)),
+            Route("/v1/realtime/calls/{call_id}", endpoint(requests.forward_to_call), methods=["DELETE"]),
             Route("/v1/audio/voices/{id}", endpoint(requests.forward_to_all), methods=["DELETE"]),
             Route("/v1/models", endpoint(requests.models)),
             Route("/v1/models/{id:path}", endpoint(requests.models)),

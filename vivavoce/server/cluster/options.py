@@ -92,6 +92,8 @@ class FleetOptions:
     def check(self) -> None:
         """Raise InputError for what must not be deployed."""
         self.server.check()
+        if self.server.tls_cert is not None:
+            raise InputError("a fleet is served over plain HTTP; terminate TLS in front of its ingresses")
         if not {"speech", "asr", "tts"} & set(self.pools):
             raise InputError("a fleet needs a pool called speech, asr or tts; one called codec may stand beside speech")
         for role, pool in self.pools.items():

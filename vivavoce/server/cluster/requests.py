@@ -1,6 +1,5 @@
 """HTTP of an ingress: admission, and forwarding to the replica that has the call, to one of a pool, or to all."""
 
-import hashlib
 from collections.abc import AsyncIterator, Collection, Mapping
 
 import aiohttp
@@ -11,7 +10,7 @@ from starlette.datastructures import Address
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from vivavoce.server.auth import BROWSER_KEY, Identity, Keys, check_origin, request_key
+from vivavoce.server.auth import BROWSER_KEY, Identity, Keys, check_origin, key_digest, request_key
 from vivavoce.server.cluster.registry import Placement, RemoteRegistry, ReplicaReport
 from vivavoce.server.cluster.router import ReplicaRouter, capacity_error
 from vivavoce.server.config import OpenRate, ServerOptions
@@ -63,10 +62,10 @@ class AdmissionGate:
         key = request_key(headers)
         if key is None or not key.startswith(BROWSER_KEY):
             return self._keys.admit(key)
-        session = await self._registry.session_of_key(digest(key))
+        session = await self._registry.session_of_key(key_digest(key).hex())
         if session is None:
             raise WireError("this browser key is unknown or has expired", "invalid_api_key", status=401)
-        return Identity(session, is_browser=True)
+        return Identity(session, key_digest(key))
 
     def check_rate(self, client: Address | None) -> None:
         """WireError 429 for an address that opens too many sessions."""
@@ -75,17 +74,12 @@ class AdmissionGate:
             message = f"{address} opened too many sessions; try again in {RETRY_AFTER_SECONDS} s"
             raise WireError(message, "rate_limit_exceeded", status=429, kind="server_error")
 
-    def endpoint(self, handler: Handler) -> Endpoint:
+    def endpoint(self, handler: Handler, takes_browser_keys: bool = False) -> Endpoint:
         """A route's endpoint for admitted callers."""
-        return authenticated(handler, self._admit_request)
+        return authenticated(handler, self._admit_request, takes_browser_keys)
 
     async def _admit_request(self, request: Request) -> Identity:
         return await self.admit(request.headers)
-
-
-def digest(key: str) -> str:
-    """The hash by which the registry knows a browser key."""
-    return hashlib.sha256(key.encode("utf8", "surrogatepass")).hexdigest()
 
 
 class RequestForwarder:
@@ -118,8 +112,8 @@ class RequestForwarder:
             await self._registry.place(Placement(call, "", replica.replica, call, ""))
         return response
 
-    async def hang_up(self, request: Request, caller: Identity) -> Response:
-        """End a call at its replica."""
+    async def forward_to_call(self, request: Request, caller: Identity) -> Response:
+        """Forward to the replica of a call: a later offer, or its end."""
         call = request.path_params["call_id"]
         found = await self._registry.locate(call)
         if found is None:
@@ -128,15 +122,13 @@ class RequestForwarder:
 
     async def create_browser_key(self, request: Request, caller: Identity) -> Response:
         """A replica validates the session and mints the key; the registry makes it known to all ingresses."""
-        if caller.is_browser:
-            raise WireError("a browser key cannot create others; use an API key", "invalid_api_key", status=403)
         data = await read_body(request)
         response = await self._forward(request, await self._pick(self._main_pool), data=data)
         if response.status_code == 200:
             is_legacy = not request.url.path.endswith("/client_secrets")
             secret, params, session = _minted_key(data, bytes(response.body), is_legacy)
             bound = msgspec.structs.replace(params, type=session.type, model=session.model)
-            await self._registry.store_key(digest(secret.value), bound, float(secret.expires_at))
+            await self._registry.store_key(key_digest(secret.value).hex(), bound, float(secret.expires_at))
         return response
 
     async def forward_to_one(self, request: Request, caller: Identity) -> Response:
@@ -152,8 +144,6 @@ class RequestForwarder:
 
     async def forward_to_all(self, request: Request, caller: Identity) -> Response:
         """Forward a change, as of voices, to all replicas of a pool; the first failure is the response."""
-        if caller.is_browser:
-            raise WireError("a browser key cannot change this; use an API key", "invalid_api_key", status=403)
         data, role = await read_body(request, self._max_bytes), "tts" if "tts" in self._pools else "speech"
         response = await self._forward(request, await self._pick(role), data=data)
         done = {response.headers.get(REPLICA_HEADER)}

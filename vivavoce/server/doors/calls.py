@@ -27,9 +27,15 @@ class EngineCall(LogChannel):
         super().__init__(link, number)
         self._listener, self._rates, self._forget = listener, rates, forget
         self._answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._negotiating = asyncio.Lock()
 
     async def answer(self, offer: str) -> str:
-        """The SDP answer to an offer; WireError where the offer is not valid."""
+        """The SDP answer to an offer, the first one or a later one; WireError where the offer is not valid."""
+        async with self._negotiating:
+            return await self._answer_to(offer)
+
+    async def _answer_to(self, offer: str) -> str:
+        self._answer = asyncio.get_running_loop().create_future()
         self.link.send((Kind.CALL, self.number, offer, *self._rates))
         try:
             async with asyncio.timeout(2 * OFFER_SECONDS):
@@ -91,8 +97,13 @@ class DoorCall(LinkChannel):
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, offer: str) -> None:
-        """Answer the offer."""
-        self._tasks = [asyncio.create_task(self._answer(offer)), asyncio.create_task(self._send())]
+        """Answer the first offer."""
+        self._tasks = [asyncio.create_task(self._send())]
+        self.negotiate(offer)
+
+    def negotiate(self, offer: str) -> None:
+        """Answer an offer."""
+        self._tasks.append(asyncio.create_task(self._answer(offer)))
 
     async def close(self) -> None:
         """Close the peer connection."""
@@ -105,7 +116,7 @@ class DoorCall(LinkChannel):
     async def _answer(self, offer: str) -> None:
         try:
             await asyncio.to_thread(__import__, "aiortc")  # takes a second, the first time
-            self._peer = CallPeer(self._options.ice_servers, self, *self._rates)
+            self._peer = self._peer or CallPeer(self._options, self, *self._rates)
             self._report("answer", await self._peer.answer(offer))
         except WireError as error:
             self._report("refused", str(error))

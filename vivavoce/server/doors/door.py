@@ -216,6 +216,10 @@ class Relay:
                 channel.acknowledged(size)
 
     def _open_call(self, number: int, offer: str, input_rate: int, output_rate: int) -> None:
+        call = self.channels.get(number)
+        if isinstance(call, DoorCall):
+            call.negotiate(offer)
+            return
         call = self.channels[number] = DoorCall(self.link, number, self.options, (input_rate, output_rate))
         call.start(offer)
 
@@ -292,7 +296,7 @@ def load_opus() -> None:
 
 def door_options(options: ServerOptions, port: int) -> bytes:
     """What `main` reads; the keys stay in the engine process."""
-    return json.dumps(asdict(options) | {"api_keys": [], "port": port}).encode()
+    return json.dumps(asdict(options) | {"api_keys": [], "webhook_secret": None, "port": port}).encode()
 
 
 def main() -> None:

@@ -55,7 +55,8 @@ class Kind(IntEnum):
     DRAIN = 10
     """Engine: stop listening, close the connections and exit."""
     CALL = 11
-    """Engine: channel, SDP offer, rates of the audio to and from the engine. Opens a WebRTC call."""
+    """Engine: channel, SDP offer, rates of the audio to and from the engine. Opens a WebRTC call, or negotiates it
+    again."""
     PLAY = 12
     """Engine: channel of a call, float32 samples, whether they end an item."""
     CLEAR = 13

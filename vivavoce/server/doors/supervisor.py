@@ -20,6 +20,7 @@ from vivavoce.server.config import ServerOptions
 from vivavoce.server.doors.door import door_options
 from vivavoce.server.doors.engine import DoorLink
 from vivavoce.server.doors.sockets import IS_BALANCED, bind
+from vivavoce.server.drain import Drain, DrainingServer
 from vivavoce.server.metrics import DoorStatistics
 from vivavoce.server.uvicorn_settings import uvicorn_config
 
@@ -165,12 +166,17 @@ class Doors:
             del self.processes[number]
 
 
-class EngineServer(uvicorn.Server):
+class EngineServer(DrainingServer):
     """uvicorn's lifespan and signals for an application whose sockets are served by doors."""
 
-    def __init__(self, config: uvicorn.Config, doors: Doors) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, drain: Drain, doors: Doors) -> None:
+        super().__init__(config, drain)
         self.doors = doors
+
+    @property
+    def port(self) -> int:
+        """The port that the doors listen on."""
+        return self.doors.port
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then its doors."""
@@ -187,18 +193,19 @@ class EngineServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain the doors, then end the application."""
+        """Drain the application, then its doors; then end it."""
+        await self.drain()
         await self.doors.drain()
         await self.lifespan.shutdown()
         await self.doors.close()
 
 
-def new_server(app: Starlette, options: ServerOptions) -> uvicorn.Server:
+def new_server(app: Starlette, options: ServerOptions) -> DrainingServer:
     """The server of an application: in this process, or behind doors."""
-    config = uvicorn_config(app, options)
+    config, server = uvicorn_config(app, options), app.state.server
     if not options.door_count:
-        return uvicorn.Server(config)
+        return DrainingServer(config, server.drain)
     doors = Doors(app, options)
-    app.state.server.metrics.watch_doors(doors.statistics)
-    app.state.server.admission.other_loops = doors.loads
-    return EngineServer(config, doors)
+    server.metrics.watch_doors(doors.statistics)
+    server.admission.other_loops = doors.loads
+    return EngineServer(config, server.drain, doors)

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL
@@ -14,6 +16,7 @@ from vivavoce.s2s.remote_codec import RemoteCodec
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.doors.supervisor import new_server
+from vivavoce.server.drain import DrainingServer
 from vivavoce.server.hosting.codec import CodecDescription
 from vivavoce.server.hosting.config import ServingOptions, read_serving_options
 from vivavoce.server.hosting.hosts import AudioHost, SpeechHost, load_models
@@ -100,21 +103,33 @@ def serve_fleet(options: ServingOptions, replicas: int, address: str | None = No
     run(FleetOptions({"speech": pool}, options.server), address)
 
 
-async def serve(host: Served, options: ServerOptions) -> None:
-    """Serve until interrupted; `/readyz` says when the models are warm."""
+async def serve(host: Served, options: ServerOptions, announce: Callable[[str], None] | None = None) -> None:
+    """Serve until interrupted; `/readyz` says when the models are warm, and `announce` gets the address then."""
     app = build_app(host, options, host.speech, host.transcriber)
     server = new_server(app, options)
     async with AsyncExitStack() as stack:
         for part in host.parts:
             await stack.enter_async_context(part)
-        warming = asyncio.create_task(_warm_up(host, stack))
+        warming = asyncio.create_task(_warm_up(host, stack, server))
+        if announce is not None:
+            warming.add_done_callback(partial(_announce, announce, options, server))
         try:
             await server.serve()
         finally:
             warming.cancel()
 
 
-async def _warm_up(host: Served, stack: AsyncExitStack) -> None:
+async def _warm_up(host: Served, stack: AsyncExitStack, server: DrainingServer) -> None:
     """Warm up, then exclude loaded objects from garbage collection: a full collection would stall every session."""
     await host.warm_up()
     stack.enter_context(frozen_heap())
+    while not server.started:
+        await asyncio.sleep(0.02)
+
+
+def _announce(
+    announce: Callable[[str], None], options: ServerOptions, server: DrainingServer, warming: asyncio.Task[None]
+) -> None:
+    """Tell the address of a server that is ready; one that was stopped before is not."""
+    if not warming.cancelled() and warming.exception() is None:
+        announce(options.address(server.port))

@@ -1,13 +1,22 @@
 """The hosts of models: `SpeechHost` for conversations, `AudioHost` for `/v1/audio/*` only, and their loading."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Generic, Self, TypeVar
 
+from safetensors import safe_open
+
+from vivavoce import hub
+from vivavoce.asr import RATE
 from vivavoce.audio.io import Sound
+from vivavoce.audio.resample import LiveResampler
 from vivavoce.cascade.backend import CascadeBackend, ChatPiece, WholeTurns
 from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
@@ -15,15 +24,18 @@ from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.transcriber import TranscriptionOptions
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
 from vivavoce.server.host import ModelAbilities, ModelCard, TranscriptionRequest
 from vivavoce.server.hosting.config import DEFAULT_MODEL, ServingOptions
-from vivavoce.server.rest.transcripts import WireSegment, WireWord
+from vivavoce.server.rest.transcripts import WireSegment, wire_segment
 from vivavoce.server.wire import JsonObject
 from vivavoce.tts.interface import open_speech_model
 
+logger = logging.getLogger(__name__)
+
 Item = TypeVar("Item")
+Part = TypeVar("Part")
 
 
 class RequestCounter:
@@ -42,21 +54,78 @@ class RequestCounter:
             self.active -= 1
 
 
-class TTSEndpoint:
-    """A `SpeechMaker` and a `VoiceRegistry`."""
+class OnDemand(Generic[Part]):
+    """A part that is given, or made on a thread when it is first needed."""
 
-    def __init__(self, model: str, voice: TTSSynthesiser) -> None:
-        self.model, self.voice, self.requests = model, voice, RequestCounter()
-        self.rate = voice.rate
+    def __init__(self, part: Part | None, make: Callable[[], Part] | None = None) -> None:
+        self.loaded, self._make = part, make
+        self._lock = asyncio.Lock()
+
+    @property
+    def value(self) -> Part:
+        """The part, once it is loaded."""
+        assert self.loaded is not None
+        return self.loaded
+
+    async def load(self) -> bool:
+        """Return when the part is there; whether it was made by this call."""
+        async with self._lock:
+            if self.loaded is not None or self._make is None:
+                return False
+            self.loaded = await asyncio.to_thread(self._make)
+            return True
+
+
+class TTSEndpoint:
+    """A `SpeechMaker` and a `VoiceRegistry`. Its model is given, or loaded when it is first needed."""
+
+    def __init__(
+        self, model: str, voice: TTSSynthesiser | None, make: Callable[[], TTSSynthesiser] | None = None
+    ) -> None:
+        self.model, self.requests = model, RequestCounter()
+        self._part = OnDemand(voice, make)
+
+    async def load(self) -> None:
+        """Return when the model is loaded."""
+        await self._part.load()
+
+    async def warm_up(self) -> None:
+        """Speak a sentence, unless the model is not loaded yet."""
+        if self._part.loaded is not None:
+            await self._part.loaded.warm_up()
+
+    @property
+    def voice(self) -> TTSSynthesiser:
+        """The loaded model."""
+        return self._part.value
+
+    @property
+    def rate(self) -> int:
+        """Sample rate of its audio."""
+        return self.voice.rate
 
     @property
     def voices(self) -> Sequence[str]:
         """Names of its voices, the default first."""
         return self.voice.voices
 
+    @property
+    def languages(self) -> Sequence[str]:
+        """Codes of the languages it speaks."""
+        return self.voice.languages
+
     def speak(self, text: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
-        """The audio as it is generated; InputError where the model takes no such instructions."""
-        return self.requests.counted(self.voice.with_instructions(instructions).speak(text, voice, speed))
+        """The audio as it is generated; instructions that the model cannot follow change nothing."""
+        try:
+            directed = self.voice.with_instructions(instructions)
+        except InputError:
+            logger.info("%s cannot follow the instructions of a request", self.model)
+            directed = self.voice
+        return self.requests.counted(directed.speak(text, voice, speed))
+
+    def count_tokens(self, text: str, seconds: float) -> tuple[int, int]:
+        """The tokens of a text, and the frames of its audio."""
+        return self.voice.count_tokens(text, seconds)
 
     def add_voice(self, name: str, sound: Sound, consent: str, text: str) -> None:
         """Store a voice on this machine."""
@@ -68,11 +137,27 @@ class TTSEndpoint:
 
 
 class ASREndpoint:
-    """A `FileTranscriber`."""
+    """A `FileTranscriber`. Its model is given, or loaded when it is first needed. Use as `async with`."""
 
-    def __init__(self, model: str, recogniser: LocalRecogniser) -> None:
-        self.model, self.recogniser, self.requests = model, recogniser, RequestCounter()
-        self.rate = recogniser.rate
+    rate = RATE
+
+    def __init__(
+        self, model: str, recogniser: LocalRecogniser | None, make: Callable[[], LocalRecogniser] | None = None
+    ) -> None:
+        self.model, self.requests = model, RequestCounter()
+        self._part = OnDemand(recogniser, make)
+        self._entered = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._entered.aclose()
+
+    async def load(self) -> None:
+        """Return when the model is loaded."""
+        if await self._part.load():
+            await self._entered.enter_async_context(self._part.value)
 
     def transcribe(self, samples: Samples, request: TranscriptionRequest) -> AsyncIterator[WireSegment]:
         """The transcript, segment by segment."""
@@ -87,8 +172,8 @@ class ASREndpoint:
             word_times=request.with_words,
             temperatures=(request.temperature,) if request.temperature else None,
         )
-        async for segment in self.recogniser.segments(samples, options):
-            yield _wire_segment(segment)
+        async for segment in self._part.value.segments(samples, options):
+            yield wire_segment(segment)
 
 
 def request_gauges(*endpoints: TTSEndpoint | ASREndpoint | None) -> dict[str, float]:
@@ -96,11 +181,6 @@ def request_gauges(*endpoints: TTSEndpoint | ASREndpoint | None) -> dict[str, fl
     counters = [endpoint.requests for endpoint in endpoints if endpoint is not None]
     active, started = sum(each.active for each in counters), sum(each.started for each in counters)
     return {"audio_requests": float(active), "audio_requests_begun": float(started)}
-
-
-def _wire_segment(segment: TranscriptSegment) -> WireSegment:
-    words = tuple(WireWord(word.text.strip(), word.start, word.end) for word in segment.words)
-    return WireSegment(segment.text, segment.start, segment.end, words, segment.language)
 
 
 @dataclass
@@ -152,7 +232,7 @@ class AudioHost:
         if self.recogniser is not None:
             await self.recogniser.warm_up()
         if self.speech is not None:
-            await self.speech.voice.warm_up()
+            await self.speech.warm_up()
         self.is_ready = True
 
 
@@ -176,6 +256,8 @@ NO_CONVERSATION = NoConversationBackend()
 # Conversations
 
 CASCADE = "cascade"
+MINI_EXAMPLES = ("What time is breakfast?", "Please wake us at eight thirty.", "What do I pay for the vegetable curry?")
+BUNDLED_ASR, BUNDLED_TTS = "mini-asr", "mini-tts"  # behind `/v1/audio/*` where no others are named; loaded when used
 RECENT_REPLIES = 64
 
 
@@ -189,6 +271,8 @@ class SpeechHost:
     settings: ConversationSettings = field(default_factory=ConversationSettings)
     recogniser: LocalRecogniser | None = None
     """Transcribes the user's turns instead of the model itself."""
+    card: ModelCard | None = None
+    """What is known of the model; None: its name."""
     speech: TTSEndpoint | None = None
     transcriber: ASREndpoint | None = None
     is_ready: bool = False
@@ -196,7 +280,7 @@ class SpeechHost:
     @property
     def models(self) -> Sequence[ModelCard]:
         """The conversation model."""
-        return [ModelCard(self.name)]
+        return [self.card or ModelCard(self.name)]
 
     @property
     def voices(self) -> Sequence[str]:
@@ -208,16 +292,36 @@ class SpeechHost:
         transcriber = self.recogniser or self.pipeline.words
         return LiveConversation(self.pipeline, settings, replace(self.options, transcriber=transcriber))
 
+    async def announce(self, text: str, voice: str | None, speed: float) -> AsyncGenerator[Samples, None]:
+        """The sound of a text: by the cascade's synthesizer, or by the TTS model beside a speech-to-speech model."""
+        if isinstance(self.pipeline, LoadedCascade):
+            async for samples in self.pipeline.voice.speak(text, voice, speed):
+                yield samples
+            return
+        assert self.speech is not None
+        await self.speech.load()
+        filters = LiveResampler(self.speech.rate, self.pipeline.output_rate)
+        state = filters.initial_state()
+        async for samples in self.speech.speak(text, voice, speed, ""):
+            output, state = filters.step(state, samples[None])
+            yield output[0]
+        yield filters.flush(state)[0]
+
     @property
     def abilities(self) -> ModelAbilities:
-        """A chat endpoint takes tools and reasoning; models in this process take neither."""
-        has_endpoint = isinstance(self.pipeline, LoadedCascade) and not isinstance(self.pipeline.chat, LocalChat)
-        return ModelAbilities(has_endpoint, has_endpoint, isinstance(self.pipeline, MossSpeechBackend))
+        """A chat endpoint takes tools and reasoning, a local chat model tools if its template has them."""
+        if not isinstance(self.pipeline, LoadedCascade):
+            return ModelAbilities(False, False, isinstance(self.pipeline, MossSpeechBackend))
+        chat = self.pipeline.chat
+        if isinstance(chat, LocalChat):
+            return ModelAbilities(chat.offers_tools, False, False)
+        return ModelAbilities(True, True, False)
 
     @property
     def parts(self) -> Sequence[AbstractAsyncContextManager[object]]:
         """What must be entered while the host is served."""
-        return [part for part in (self.pipeline, self.options.front_end, self.recogniser) if part is not None]
+        parts = (self.pipeline, self.options.front_end, self.recogniser, self.transcriber)
+        return [part for part in parts if part is not None]
 
     def gauges(self) -> Mapping[str, float]:
         """Queue depth and requests; KV cache use and deadline slack where the engine is in this process."""
@@ -250,7 +354,7 @@ class SpeechHost:
             if self.recogniser is not None:
                 await self.recogniser.warm_up()
             if self.speech is not None:
-                await self.speech.voice.warm_up()
+                await self.speech.warm_up()
         self.is_ready = True
 
 
@@ -272,9 +376,36 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     model = options.model or DEFAULT_MODEL
     replies = MossSpeechOptions(captioner=recogniser or "model", words_first=dialogue.speaking.moderation is not None)
     pipeline = load_speech(model, options.device, options.codec, options.voice, replies, options.dtype, options.engine)
-    host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser)
-    host.transcriber, host.speech = transcriber, _load_speech_endpoint(options)
+    host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser, card=_speech_card(model))
+    host.transcriber = transcriber or ASREndpoint(
+        BUNDLED_ASR, None, partial(LocalRecogniser.load, BUNDLED_ASR, "auto", options.device, options.asr_gate)
+    )
+    host.speech = _load_speech_endpoint(options) or TTSEndpoint(
+        BUNDLED_TTS, None, partial(_synthesiser, BUNDLED_TTS, options.device)
+    )
     return host
+
+
+def _speech_card(model: str) -> ModelCard:
+    """What a visitor is told of a speech-to-speech model."""
+    is_mini = model == DEFAULT_MODEL
+    languages, examples = (("en",), MINI_EXAMPLES) if is_mini else (("zh", "en"), ())
+    size = count_parameters(hub.resolve(model))
+    return ModelCard(_short_name(model), parameters=size, languages=languages, examples=examples)
+
+
+def count_parameters(folder: Path) -> int | None:
+    """The parameters in the weights of a model's folder and its codec; None where several are packed in one number."""
+    count = 0
+    for file in sorted(folder.rglob("*.safetensors")):
+        if file.parent.name == "voices":
+            continue
+        with safe_open(file, "np") as weights:
+            slices = [weights.get_slice(name) for name in weights.keys()]  # noqa: SIM118 - it is no mapping
+            if not all(each.get_dtype().startswith(("F", "BF", "I8")) for each in slices):
+                return None
+            count += sum(math.prod(each.get_shape()) for each in slices)
+    return count or None
 
 
 def _cascade_host(options: ServingOptions, dialogue: DialogueOptions, settings: ConversationSettings) -> SpeechHost:
@@ -296,8 +427,11 @@ def _load_recogniser(options: ServingOptions) -> LocalRecogniser | None:
 def _load_speech_endpoint(options: ServingOptions) -> TTSEndpoint | None:
     if options.tts is None:
         return None
-    synthesiser = TTSSynthesiser(open_speech_model(_local(options.tts), options.device))
-    return TTSEndpoint(_short_name(options.tts), synthesiser)
+    return TTSEndpoint(_short_name(options.tts), _synthesiser(_local(options.tts), options.device))
+
+
+def _synthesiser(name: str, device: str) -> TTSSynthesiser:
+    return TTSSynthesiser(open_speech_model(name, device))
 
 
 def _local(model: str | Resolver) -> str:

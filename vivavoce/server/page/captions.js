@@ -24,6 +24,24 @@ export class Captions {
     this.#list.scrollTop = this.#list.scrollHeight;
   }
 
+  get isEmpty() {
+    return this.#list.children.length === 0;
+  }
+
+  clear() {
+    this.#list.replaceChildren();
+    this.#announcer.replaceChildren();
+    this.#entries.clear();
+  }
+
+  // What was said, one line for each entry.
+  get transcript() {
+    return [...this.#list.children].map((entry) => {
+      const [who, words, notes] = [".who", ".words", ".notes"].map((part) => entry.querySelector(part)?.textContent ?? "");
+      return who ? `${who}: ${words}${notes ? ` (${notes})` : ""}` : entry.textContent;
+    }).join("\n");
+  }
+
   cut(item) {
     const entry = this.#entries.get(item);
     if (!entry || entry.element.classList.contains("cut")) return;
@@ -33,7 +51,10 @@ export class Captions {
 
   latency(item, ms) {
     const entry = this.#entry(item, "assistant");
-    this.#note(entry, this.#strings.say("answeredAfter", { ms }));
+    const line = document.createElement("p");
+    line.className = "notes latency"; // shown with the details
+    line.textContent = this.#strings.say("answeredAfter", { ms });
+    entry.element.append(line);
   }
 
   separate(text) {

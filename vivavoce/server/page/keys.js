@@ -14,6 +14,10 @@ export class Keys {
     history.replaceState(null, "", location.pathname + location.search);
   }
 
+  get isSet() {
+    return this.#key !== null;
+  }
+
   set(key) {
     this.#key = key.trim() || null;
   }

@@ -7,9 +7,10 @@ import { Meter } from "./meters.js";
 import { Microphone } from "./microphone.js";
 import { Player } from "./player.js";
 import { Settings } from "./settings.js";
-import { Strings } from "./strings.js";
+import { LANGUAGE_NAMES, Strings } from "./strings.js";
 import { Timeline } from "./timeline.js";
 import { Timing } from "./timing.js";
+import { Visitor } from "./visitor.js";
 
 const MICROPHONE_PROBLEMS = {
   NotAllowedError: "microphoneDenied",
@@ -30,22 +31,37 @@ const replyMeter = new Meter(part("reply-level"));
 const sides = [strings.say("you"), strings.say("reply")];
 const timeline = new Timeline(part("timeline"), () => audio?.context.currentTime ?? 0, sides);
 timeline.describe(strings.say("timeline", { summary: strings.say("noTurns") }));
+const visitor = new Visitor({ about: part("about"), examples: part("examples"), recorded: part("recorded") }, strings);
+part("language").replaceChildren(...Object.entries(LANGUAGE_NAMES).map(([tag, name]) => new Option(name, tag)));
+part("language").value = strings.language;
 
 let audio = null; // { context, player, microphone }
 let conversation = null;
 let starting = Promise.resolve();
 let wakeLock = null;
+let state = "off";
+let needsKey = false;
+let about = {};
 
 part("talk").addEventListener("click", () => (audio?.microphone ? finish() : start()));
 part("mute").addEventListener("click", toggleMute);
 part("stop").addEventListener("click", () => conversation.stop());
 part("write").addEventListener("submit", write);
+part("language").addEventListener("change", () => translate(part("language").value));
+part("new-conversation").addEventListener("click", startAnew);
+part("download").addEventListener("click", download);
+visitor.addEventListener("ask", ({ detail }) => ask(detail));
 part("key").addEventListener("submit", useKey);
 settings.addEventListener("change", () => {
   captions.announces = settings.announces;
   conversation?.configure(settings.wanted);
 });
-settings.addEventListener("model", () => conversation && converse());
+settings.addEventListener("model", () => {
+  visitor.show(about, settings.model);
+  if (conversation) converse();
+});
+settings.addEventListener("microphone", changeMicrophone);
+settings.addEventListener("loudspeaker", useLoudspeaker);
 keys.takeFromAddress();
 captions.announces = settings.announces;
 await lookAround();
@@ -53,21 +69,31 @@ requestAnimationFrame(draw);
 
 // What this server has to offer; it may want a key first.
 async function lookAround() {
-  const [models, voices] = await Promise.all([keys.fetch("v1/models"), keys.fetch("v1/audio/voices")]).catch(() => [{}, {}]);
-  part("key").hidden = Boolean(models && voices);
-  if (!models || !voices) return false;
-  const converses = ({ viva }) => (viva?.kind ?? "realtime") === "realtime";
-  settings.offer("model", (models.data ?? []).filter(converses).map(({ id }) => id));
-  settings.offer("voice", voices.voices ?? []);
+  const answer = await keys.fetch("about").catch(() => ({}));
+  needsKey = !answer;
+  part("key").hidden = !needsKey;
+  part("key-problem").textContent = needsKey && keys.isSet ? strings.say("keyWrong") : "";
+  show(conversation ? state : "off");
+  if (needsKey) return false;
+  about = answer;
+  settings.offer("model", (about.models ?? []).map(({ id }) => id));
+  settings.offer("voice", about.voices ?? []);
+  visitor.show(about, settings.model);
   return true;
+}
+
+function translate(language) {
+  strings.choose(language);
+  strings.apply(document);
+  for (const each of [visitor, settings]) each.translate();
+  showTiming();
+  show(state);
 }
 
 async function useKey(event) {
   event.preventDefault();
   keys.set(part("key-field").value);
-  const isRight = await lookAround();
-  part("key-problem").textContent = isRight ? "" : strings.say("keyWrong");
-  if (isRight) part("talk").focus();
+  if (await lookAround()) part("talk").focus();
 }
 
 // One start at a time: sound and microphone take a moment, in which people click again.
@@ -103,11 +129,33 @@ async function openAudio() {
     showTiming();
   });
   for (const end of ["finished", "cleared"]) player.addEventListener(end, () => replyMeter.hear(0));
+  if (settings.device("loudspeaker")) await context.setSinkId?.(settings.device("loudspeaker")).catch(() => {});
   return { context, player, microphone: null };
 }
 
+async function offerDevices() {
+  const devices = await navigator.mediaDevices.enumerateDevices();
+  settings.offerDevices("microphone", devices.filter(({ kind }) => kind === "audioinput"));
+  const canChoose = "setSinkId" in AudioContext.prototype;
+  settings.offerDevices("loudspeaker", canChoose ? devices.filter(({ kind }) => kind === "audiooutput") : []);
+}
+
+async function changeMicrophone() {
+  if (!audio?.microphone) return;
+  const isMuted = part("mute").getAttribute("aria-pressed") === "true";
+  audio.microphone.close();
+  audio.microphone = null;
+  await openMicrophone();
+  if (audio.microphone) audio.microphone.isMuted = isMuted;
+  show(conversation?.state ?? "off");
+}
+
+function useLoudspeaker() {
+  audio?.context.setSinkId?.(settings.device("loudspeaker") ?? "").catch(() => {});
+}
+
 async function openMicrophone() {
-  const microphone = new Microphone(audio.context);
+  const microphone = new Microphone(audio.context, settings.device("microphone"));
   try {
     await microphone.open();
   } catch (error) {
@@ -125,6 +173,7 @@ async function openMicrophone() {
   });
   audio.microphone = microphone;
   conversation?.hearFrom(microphone);
+  await offerDevices();
 }
 
 // A new conversation, with whatever sound there is.
@@ -135,8 +184,14 @@ function converse() {
   conversation = started;
   const on = (type, listener) => started.addEventListener(type, ({ detail }) => started === conversation && listener(detail));
   on("state", show);
-  on("session", (session) => settings.adopt(session));
-  on("caption", (caption) => captions.show(caption));
+  on("session", (session) => {
+    settings.adopt(session);
+    showFormats(session);
+  });
+  on("caption", (caption) => {
+    captions.show(caption);
+    part("download").disabled = false;
+  });
   on("cut", ({ item }) => captions.cut(item));
   on("turn", showTurn);
   on("problem", ({ reason, message }) => {
@@ -161,11 +216,30 @@ function finish() {
   show("off");
 }
 
+function startAnew() {
+  captions.clear();
+  part("download").disabled = true;
+  converse();
+  show(conversation.state);
+}
+
+function download() {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([captions.transcript, "\n"], { type: "text/plain" }));
+  link.download = `viva-voce-${new Date().toISOString().slice(0, 16).replace(/[:T]/g, "-")}.txt`;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
 async function write(event) {
   event.preventDefault();
   const text = part("message").value.trim();
   if (!text) return;
   part("message").value = "";
+  await ask(text);
+}
+
+async function ask(text) {
   starting = starting.then(() => conversation ?? beginWithoutMicrophone());
   await starting;
   conversation.say(text);
@@ -175,15 +249,20 @@ function toggleMute() {
   const isMuted = part("mute").getAttribute("aria-pressed") !== "true";
   part("mute").setAttribute("aria-pressed", String(isMuted));
   audio.microphone.isMuted = isMuted;
+  show(state);
 }
 
-function show(state) {
-  if (state === "off" && conversation) return finish();
+function show(now) {
+  if (now === "off" && conversation) return finish();
+  state = now;
   const isListening = Boolean(audio?.microphone);
+  const isMuted = isListening && part("mute").getAttribute("aria-pressed") === "true";
   Object.assign(part("talk").dataset, { state, listening: isListening });
   part("talk-label").textContent = strings.say(isListening ? "end" : "start");
-  part("state").textContent = strings.say(state);
+  part("state").textContent = strings.say(needsKey && state === "off" ? "keyFirst" : isMuted && ["listening", "hearing"].includes(state) ? "muted" : state);
+  for (const id of ["talk", "message", "send"]) part(id).disabled = needsKey && !conversation;
   part("mute").disabled = !isListening;
+  part("new-conversation").disabled = !conversation;
   part("stop").disabled = state !== "speaking" && state !== "thinking";
 }
 
@@ -194,8 +273,13 @@ function showTurn(turn) {
   showTiming();
 }
 
+function showFormats({ audio: formats }) {
+  const name = (format) => format && `${format.type}${format.rate ? `, ${format.rate / 1000} kHz` : ""}`;
+  part("formats").textContent = strings.say("formats", { input: name(formats.input.format), output: name(formats.output?.format) ?? "–" });
+}
+
 function showTiming() {
-  const summary = timing.show(audio.player.underruns);
+  const summary = timing.show(audio?.player.underruns ?? 0);
   timeline.describe(strings.say("timeline", { summary }));
 }
 

@@ -2,20 +2,22 @@
 
 export class Microphone extends EventTarget {
   #context;
+  #device; // its id; undefined: the browser's choice
   #stream = null;
   #source = null;
   #node = null;
   lastVoicedAt = null; // in the time of the audio context
 
-  constructor(context) {
+  constructor(context, device) {
     super();
     this.#context = context;
+    this.#device = device;
   }
 
   async open() {
     if (!navigator.mediaDevices) throw new DOMException("only https and localhost have microphones", "SecurityError");
     this.#stream = await navigator.mediaDevices.getUserMedia({
-      audio: { echoCancellation: true, noiseSuppression: true, autoGainControl: true, channelCount: 1 },
+      audio: { echoCancellation: true, noiseSuppression: true, autoGainControl: true, channelCount: 1, ...(this.#device && { deviceId: { ideal: this.#device } }) },
     });
     await this.#context.audioWorklet.addModule("capture-worklet.js");
     this.#source = this.#context.createMediaStreamSource(this.#stream);

@@ -48,6 +48,24 @@ export class Settings extends EventTarget {
     select.closest(".field").hidden = values.length === 0;
   }
 
+  // The devices of a kind, by id and label; browsers name them once the microphone was allowed.
+  offerDevices(name, devices) {
+    const named = devices.filter(({ deviceId, label }) => deviceId && label);
+    const select = this.#field(name);
+    select.replaceChildren(...named.map(({ deviceId, label }) => new Option(label, deviceId)));
+    if (named.some(({ deviceId }) => deviceId === this.#chosen[name])) select.value = this.#chosen[name];
+    select.closest(".field").hidden = named.length === 0;
+  }
+
+  // The id of a chosen device; undefined: the browser's choice.
+  device(name) {
+    return this.#chosen[name];
+  }
+
+  translate() {
+    this.#showSilence();
+  }
+
   // Shows the values in force for controls without a choice.
   adopt(session) {
     const { turn_detection: turn } = session.audio.input;
@@ -80,7 +98,8 @@ export class Settings extends EventTarget {
     this.#chosen[field.name] = field.type === "checkbox" ? field.checked : field.value;
     store(this.#chosen);
     this.#showSilence();
-    this.dispatchEvent(new Event(field.name === "model" ? "model" : "change"));
+    const isOwn = ["model", "microphone", "loudspeaker"].includes(field.name);
+    this.dispatchEvent(new Event(isOwn ? field.name : "change"));
   }
 
   #set(name, value) {

@@ -1,4 +1,4 @@
-// What the page says, in English and Traditional Chinese.
+// What the page says, in English, Traditional and Simplified Chinese.
 
 const ENGLISH = {
   title: "Viva Voce · talk",
@@ -32,7 +32,7 @@ const ENGLISH = {
   turns: "Last answer after {last} ms · median {median} ms of {count} · underruns: {underruns}",
   timeline: "Timeline. {summary}",
   voiceToVoice: "From your last sound to the first of the reply, as your loudspeaker plays it.",
-  settings: "Settings",
+  settings: "Settings and details",
   model: "Model",
   voice: "Voice",
   answers: "Answers",
@@ -61,6 +61,26 @@ const ENGLISH = {
   refused: "The server refused: {message}",
   failed: "The reply failed: {message}",
   error: "The server says: {message}",
+  language: "Language",
+  about: "You are talking to {model}{size}{languages}.",
+  aboutSize: ", {size} parameters",
+  aboutLanguages: ", in {languages}",
+  tryThis: "You may ask, for example:",
+  example1: "What can you do?",
+  example2: "Tell me a short story.",
+  example3: "Help me plan a weekend.",
+  muted: "Your microphone is muted",
+  keyFirst: "Enter the key first",
+  newConversation: "New conversation",
+  download: "Download transcript",
+  recorded: "Conversations on this server are recorded.",
+  microphone: "Microphone",
+  loudspeaker: "Loudspeaker",
+  legendUser: "above: you",
+  legendReply: "below: the reply",
+  legendGap: "line: from your last sound to its first",
+  legendUnderrun: "mark: the sound broke off for a moment",
+  formats: "Sound: {input} to the server, {output} back.",
 };
 
 const TRADITIONAL_CHINESE = {
@@ -95,7 +115,7 @@ const TRADITIONAL_CHINESE = {
   turns: "上次回答 {last} 毫秒 · {count} 次中位數 {median} 毫秒 · 斷音：{underruns}",
   timeline: "時間軸。{summary}",
   voiceToVoice: "從您最後的聲音到喇叭播出回答的第一個聲音。",
-  settings: "設定",
+  settings: "設定與細節",
   model: "模型",
   voice: "聲音",
   answers: "回答方式",
@@ -124,13 +144,135 @@ const TRADITIONAL_CHINESE = {
   refused: "伺服器拒絕：{message}",
   failed: "回答失敗：{message}",
   error: "伺服器訊息：{message}",
+  language: "語言",
+  about: "與您對話的是 {model}{size}{languages}。",
+  aboutSize: "，{size} 參數",
+  aboutLanguages: "，語言：{languages}",
+  tryThis: "例如可以問：",
+  example1: "你會做什麼？",
+  example2: "說一個小故事給我聽。",
+  example3: "幫我安排一個週末。",
+  muted: "麥克風已靜音",
+  keyFirst: "請先輸入金鑰",
+  newConversation: "新的對話",
+  download: "下載逐字稿",
+  recorded: "此伺服器會錄下對話。",
+  microphone: "麥克風",
+  loudspeaker: "喇叭",
+  legendUser: "上方：您",
+  legendReply: "下方：回答",
+  legendGap: "橫線：從您最後的聲音到回答的第一個聲音",
+  legendUnderrun: "記號：聲音中斷了一下",
+  formats: "聲音格式：送出 {input}，收到 {output}。",
 };
 
-export const LANGUAGES = { en: ENGLISH, "zh-Hant": TRADITIONAL_CHINESE };
+const SIMPLIFIED_CHINESE = {
+  title: "Viva Voce · 对话",
+  tagline: "请说话。它会回答，您也可以随时打断。",
+  start: "开始说话",
+  end: "结束对话",
+  mute: "麦克风静音",
+  stopReply: "停止回答",
+  off: "尚未连接",
+  connecting: "连接中…",
+  listening: "聆听中",
+  hearing: "您正在说话",
+  thinking: "思考中…",
+  speaking: "回答中",
+  reconnecting: "连接中断，正在恢复…",
+  you: "您",
+  reply: "回答",
+  captions: "字幕",
+  empty: "双方说的话会显示在这里。",
+  spoken: "（语音）",
+  interrupted: "已打断",
+  answeredAfter: "{ms} 毫秒后回答",
+  newSession: "先前的对话已遗失，这是新的对话。",
+  microphoneLevel: "麦克风音量",
+  replyLevel: "回答音量",
+  message: "消息",
+  placeholder: "或在此输入文字",
+  send: "发送",
+  conversation: "时间",
+  noTurns: "尚无回答。",
+  turns: "上次回答 {last} 毫秒 · {count} 次中位数 {median} 毫秒 · 断音：{underruns}",
+  timeline: "时间轴。{summary}",
+  voiceToVoice: "从您最后的声音到扬声器播出回答的第一个声音。",
+  settings: "设置与细节",
+  model: "模型",
+  voice: "声音",
+  answers: "回答方式",
+  answersAudio: "语音",
+  answersText: "仅文字",
+  turnEnd: "何时轮到它说",
+  turnSilence: "停顿之后",
+  turnHigh: "依语意，积极",
+  turnMedium: "依语意",
+  turnLow: "依语意，耐心",
+  silence: "停顿长度",
+  milliseconds: "{ms} 毫秒",
+  announce: "屏幕阅读器朗读字幕",
+  keyTitle: "此服务器需要密钥",
+  key: "API 密钥",
+  useKey: "连接",
+  keyWrong: "服务器不认得这个密钥。",
+  needsScript: "此页需要 JavaScript。",
+  microphoneDenied: "麦克风未获允许。可在浏览器的网站设置中允许，或在下方输入文字。",
+  microphoneMissing: "找不到麦克风。可在下方输入文字。",
+  microphoneInsecure: "浏览器只在 https 与 localhost 提供麦克风。可在下方输入文字。",
+  microphoneLost: "麦克风已中断。",
+  unreachable: "服务器没有回应。它在运行吗？",
+  lost: "连接中断太久。",
+  replaced: "对话已在另一个窗口继续。",
+  refused: "服务器拒绝：{message}",
+  failed: "回答失败：{message}",
+  error: "服务器消息：{message}",
+  language: "语言",
+  about: "与您对话的是 {model}{size}{languages}。",
+  aboutSize: "，{size} 参数",
+  aboutLanguages: "，语言：{languages}",
+  tryThis: "例如可以问：",
+  example1: "你会做什么？",
+  example2: "给我讲个小故事。",
+  example3: "帮我安排一个周末。",
+  muted: "麦克风已静音",
+  keyFirst: "请先输入密钥",
+  newConversation: "新的对话",
+  download: "下载文字记录",
+  recorded: "此服务器会录下对话。",
+  microphone: "麦克风",
+  loudspeaker: "扬声器",
+  legendUser: "上方：您",
+  legendReply: "下方：回答",
+  legendGap: "横线：从您最后的声音到回答的第一个声音",
+  legendUnderrun: "记号：声音中断了一下",
+  formats: "声音格式：发送 {input}，接收 {output}。",
+};
+
+export const LANGUAGES = { en: ENGLISH, "zh-Hant": TRADITIONAL_CHINESE, "zh-Hans": SIMPLIFIED_CHINESE };
+export const LANGUAGE_NAMES = { en: "English", "zh-Hant": "繁體中文", "zh-Hans": "简体中文" };
+
+const STORE = "vivavoce.language";
+
+// The language of a browser's tag, such as zh-TW.
+export function languageOf(tag) {
+  const { language, script } = new Intl.Locale(tag).maximize();
+  return language === "zh" ? `zh-${script === "Hant" ? "Hant" : "Hans"}` : "en";
+}
 
 export class Strings {
   constructor(preferred) {
-    this.language = preferred.startsWith("zh") ? "zh-Hant" : "en";
+    const chosen = stored();
+    this.language = chosen in LANGUAGES ? chosen : languageOf(preferred);
+  }
+
+  choose(language) {
+    this.language = language;
+    try {
+      localStorage.setItem(STORE, language);
+    } catch {
+      // a browser without storage: the choice lasts as long as the page
+    }
   }
 
   say(name, values = {}) {
@@ -144,5 +286,13 @@ export class Strings {
     for (const element of root.querySelectorAll("[data-text]")) element.textContent = this.say(element.dataset.text);
     for (const element of root.querySelectorAll("[data-label]")) element.setAttribute("aria-label", this.say(element.dataset.label));
     for (const element of root.querySelectorAll("[data-placeholder]")) element.placeholder = this.say(element.dataset.placeholder);
+  }
+}
+
+function stored() {
+  try {
+    return localStorage.getItem(STORE);
+  } catch {
+    return null;
   }
 }

@@ -17,7 +17,7 @@ export class Timing {
 
   // Shows and returns the summary.
   show(underruns) {
-    if (this.#times.length === 0) return this.#line.textContent;
+    if (this.#times.length === 0) return (this.#line.textContent = this.#strings.say("noTurns"));
     const sorted = this.#times.toSorted((a, b) => a - b);
     const middle = sorted.length >> 1;
     const median = sorted.length % 2 ? sorted[middle] : Math.round((sorted[middle - 1] + sorted[middle]) / 2);

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Coroutine, Sequence
 from fractions import Fraction
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -14,6 +16,7 @@ from vivavoce.audio.io import float_to_pcm16
 from vivavoce.audio.resample import LiveResampler
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import MissingDependencyError
+from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime.audio_formats import resampler, to_mono
 from vivavoce.server.realtime.items import InputAudio, MessageItem, OutputAudio
 from vivavoce.server.realtime.server_events import ConversationItemRetrieved, encode
@@ -130,26 +133,31 @@ class CallListener(Protocol):
 class CallPeer:
     """The connection to one caller."""
 
-    def __init__(self, ice_servers: Sequence[str], listener: CallListener, input_rate: int, output_rate: int) -> None:
-        self._listener, self._input_rate = listener, input_rate
+    def __init__(self, options: ServerOptions, listener: CallListener, input_rate: int, output_rate: int) -> None:
+        self._listener, self._input_rate, self._host = listener, input_rate, options.host
         self._output = CallOutput(output_rate)
         self._channel: RTCDataChannel | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._connection = _new_connection(ice_servers)
+        self._connection = _new_connection(options.ice_servers)
         self._connection.addTrack(new_track(self._output))
         self._connection.on("track", self._on_track)
         self._connection.on("datachannel", self._on_channel)
         self._connection.on("connectionstatechange", self._on_state)
 
     async def answer(self, offer: str) -> str:
-        """The SDP answer to an offer; WireError where the offer is not valid."""
+        """The SDP answer to an offer, the first one or a later one; WireError where the offer is not valid."""
         from aiortc import RTCSessionDescription
 
         if "m=audio" not in offer:
             raise WireError("the SDP offer has no audio track (a line m=audio …)", "invalid_sdp", "sdp")
+        previous: RTCSessionDescription | None = self._connection.remoteDescription
+        if previous is not None and ice_credentials(previous.sdp) != ice_credentials(offer):
+            raise WireError("ICE cannot be restarted on a call; open a new one", "invalid_sdp", "sdp")
         try:
             async with asyncio.timeout(OFFER_SECONDS):
                 await self._connection.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
+                if previous is None:
+                    use_addresses(self._connection, await asyncio.to_thread(candidate_addresses, self._host))
                 await self._connection.setLocalDescription(await self._connection.createAnswer())
         except Exception as error:
             logger.info("an SDP offer could not be answered: %s", type(error).__name__)
@@ -230,6 +238,39 @@ def without_large_audio(payload: str) -> str:
             if isinstance(part, InputAudio | OutputAudio):
                 part.audio = msgspec.UNSET
     return encode(event).decode()
+
+
+def ice_credentials(sdp: str) -> set[str]:
+    """The lines of a description that change when ICE is restarted."""
+    return {line.strip() for line in sdp.splitlines() if line.startswith(("a=ice-ufrag:", "a=ice-pwd:"))}
+
+
+def candidate_addresses(host: str) -> list[str]:
+    """The addresses at which a call can reach a server that is bound to this host: loopback is one of them."""
+    import ifaddr  # of aioice
+
+    found = socket.getaddrinfo(host.strip("[]") or None, 0, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
+    bound = list(dict.fromkeys(str(address[0]) for *_, address in found))
+    if not any(ip_address(each).is_unspecified for each in bound):
+        return bound
+    with_v6 = any(":" in each for each in bound)
+    every = [ip.ip for adapter in ifaddr.get_adapters() for ip in adapter.ips]
+    v6 = [ip[0] for ip in every if isinstance(ip, tuple) and ip[2] == 0]  # a scope id cannot stand in a candidate
+    return [ip for ip in every if isinstance(ip, str)] + (v6 if with_v6 else [])
+
+
+def use_addresses(connection: "RTCPeerConnection", addresses: Sequence[str]) -> None:
+    """Let a peer connection gather its candidates at these addresses: aioice uses all, except those of loopback."""
+    transports = {each.receiver.transport for each in connection.getTransceivers()}
+    if connection.sctp is not None:
+        transports.add(connection.sctp.transport)
+    for ice in {each.transport.iceGatherer._connection for each in transports}:
+        gather = ice.get_component_candidates
+
+        async def gather_bound(*, gather: Any = gather, **options: Any) -> Any:
+            return await gather(**options | {"addresses": list(addresses)})
+
+        setattr(ice, gather.__name__, gather_bound)
 
 
 def _new_connection(ice_servers: Sequence[str]) -> "RTCPeerConnection":

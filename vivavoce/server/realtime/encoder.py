@@ -26,6 +26,7 @@ from vivavoce.server.realtime.session_types import (
     TracingConfiguration,
     VivaSession,
 )
+from vivavoce.server.recording import SessionRecording
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class EventEncoder:
     truncated: tuple[str, int] | None = None
     """The item truncated last, and its end in milliseconds."""
     last_reply: str = ""
+    recording: SessionRecording | None = None
+    """Is given the audio of replies when it is sent."""
     _replies: dict[str, ResponseEncoder] = field(default_factory=dict)
     _transcripts: dict[str, str] = field(default_factory=dict)
     _outputs: dict[str, PacedOutput] = field(default_factory=dict)
@@ -150,6 +153,8 @@ class EventEncoder:
             self._spans[piece.reply].note_first_audio()
             if self.plays_audio:
                 self.send(events.OutputAudioBufferStarted(piece.reply))
+        if self.recording is not None and not reply.is_out_of_band:
+            self.recording.said(piece.samples)
         try:
             self.output.send(reply, piece)
         except VivaError as error:
@@ -318,6 +323,8 @@ class EventEncoder:
     def _clear(self, reply: str) -> bool:
         had_sound = self._output(reply).clear(reply)
         if had_sound:
+            if self.recording is not None:
+                self.recording.cut()
             self.output.clear()
             self.send(events.OutputAudioBufferCleared(reply))
         return had_sound

@@ -51,6 +51,8 @@ class AudioInputStream:
         self._conversation, self._configuration, self._clock = conversation, configuration, clock
         self._max_bytes = max_bytes
         self._pending_bytes = 0
+        self.on_samples: Callable[[Samples], None] | None = None
+        """Is given the samples too, as they arrive."""
         self.configure()
 
     def configure(self) -> None:
@@ -86,6 +88,8 @@ class AudioInputStream:
     def add_samples(self, samples: Samples) -> None:
         """Pass samples at the conversation's rate on to it."""
         self._conversation.hear(samples)
+        if self.on_samples is not None:
+            self.on_samples(samples)
         self._clock.note_received_audio(len(samples) / self._conversation.input_rate)
 
     async def _add_slice(self, samples: Samples) -> None:

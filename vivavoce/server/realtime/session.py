@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -25,9 +26,12 @@ from vivavoce.server.realtime.output import Lead
 from vivavoce.server.realtime.response import AudioSink, WebSocketOutput
 from vivavoce.server.realtime.session_config import Configuration, value_or
 from vivavoce.server.realtime.session_types import Binary, SessionObject, SessionParams, SessionType, VivaSession
+from vivavoce.server.recording import SessionRecording
 from vivavoce.server.wire import WireError
 
 logger = logging.getLogger(__name__)
+
+AWAITED_SECONDS = 5.0  # after the end of a turn, for which its reply is expected
 
 
 class Connection(Protocol):
@@ -47,6 +51,8 @@ class Opening:
     session: SessionParams | None = None
     """The session parameters of a browser key or a call."""
     binary: Binary | None = None
+    opened_with: bytes | None = None
+    """The hash of the browser key."""
 
 
 class RealtimeSession:
@@ -63,6 +69,7 @@ class RealtimeSession:
         self.id = f"sess_{secrets.token_hex(12)}"
         self.resume_token = secrets.token_urlsafe(24)
         self.options, self.metrics = options, metrics
+        self.opened_with = opening.opened_with
         self.configuration = Configuration(host, opening.model, opening.kind, opening.session)
         if opening.binary is not None:
             viva = VivaSession(binary=opening.binary)
@@ -76,6 +83,7 @@ class RealtimeSession:
         self.connections: dict[Connection, Cursor] = {}
         self.last_client_event: str | None = None
         self.is_closed = False
+        self.close_reason: tuple[int, str] = (1000, "")
         self.on_closed: list[Callable[[], None]] = []
         self.on_updated: list[Callable[[], None]] = []
         self._handlers = ClientEventHandlers(
@@ -90,6 +98,21 @@ class RealtimeSession:
         self.send(events.SessionCreated(self.session_object(with_token=True)))
         self.send(events.ConversationCreated(events.ConversationObject(self.encoder.conversation_id)))
         self._task = asyncio.create_task(self._run())
+        if self.options.record is not None:
+            self._record(Path(self.options.record))
+
+    def _record(self, folder: Path) -> None:
+        """Record from now on; the file is complete when the session has ended."""
+        rates = self.conversation.input_rate, self.conversation.output_rate
+        recording = SessionRecording(folder, self.id, rates, self._now)
+        self.encoder.recording, self.audio.on_samples = recording, recording.heard
+        writing = asyncio.create_task(recording.run())
+
+        def finish() -> None:
+            writing.cancel()
+            recording.finish(self.conversation.items)
+
+        self.on_closed.append(finish)
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """End the session and its connections."""
@@ -115,7 +138,7 @@ class RealtimeSession:
     def _finish(self, code: int, reason: str) -> None:
         if self.is_closed:
             return
-        self.is_closed = True
+        self.is_closed, self.close_reason = True, (code, reason)
         for connection in list(self.connections):
             connection.drop(code, reason)
         if not self.connections:
@@ -155,6 +178,11 @@ class RealtimeSession:
         """Seconds without activity."""
         is_speaking = self.encoder.is_speaking and bool(self.connections)
         return 0.0 if is_speaking else self._now() - self._active_at
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a reply is awaited, generated or played."""
+        return self.encoder.is_speaking or 0 < self.clock.waiting_seconds < AWAITED_SECONDS
 
     @property
     def is_unanswered(self) -> bool:

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
 from vivavoce.dialogue.events import ConversationSettings, Tool, Truncation, TurnSettings
-from vivavoce.server.host import STOCK_VOICES, Host, ModelAbilities, abilities_of
+from vivavoce.server.host import STOCK_VOICES, Host, ModelAbilities, abilities_of, stand_in
 from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
 from vivavoce.server.realtime.session_checks import refuse_unsupported, supported_tools
 from vivavoce.server.realtime.session_types import (
@@ -318,7 +318,7 @@ def conversation_settings(
         settings,
         instructions=session.instructions,
         modality=session.output_modalities[0],
-        voice=voice if voice in voices else base.voice,
+        voice=voice if voice in voices else stand_in(voice, voices) or base.voice,
         speed=output.speed,
         max_output_tokens=None if limit == "inf" else limit,
         tools=tuple(Tool(tool.name, tool.description or "", tool.parameters or {}) for tool in session.tools),

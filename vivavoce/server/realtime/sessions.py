@@ -14,8 +14,10 @@ from vivavoce.server.admission import AdmissionController, SessionCount
 from vivavoce.server.config import OpenRate, ServerOptions
 from vivavoce.server.host import Host
 from vivavoce.server.metrics import Metrics
+from vivavoce.server.realtime.greeting import greet
 from vivavoce.server.realtime.response import AudioSink
 from vivavoce.server.realtime.session import Opening, RealtimeSession
+from vivavoce.server.webhooks import SessionData, Webhooks
 from vivavoce.server.wire import WireError
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,7 @@ RETRY_AFTER_SECONDS = 5
 UNANSWERED_SECONDS = 15.0  # age from which on a session without an answer counts as idle
 CLEANUP_DELAY_SECONDS = 5.0  # between two looks whether there is garbage to collect
 MANY_OBJECTS = 50_000  # allocated since the last collection, for which a collection pays
+STOPPING = (1012, "the server is stopping")  # a code that lets clients reconnect after a restart
 MAX_OBJECTS = 1_000_000  # for which it is done though replies are played
 
 
@@ -73,6 +76,9 @@ class Sessions:
         self._ending: set[asyncio.Task[None]] = set()
         self.cleanup = SessionCleanup(metrics, lambda: any(each.encoder.is_speaking for each in self))
         self.is_stopping = False
+        self.webhooks: Webhooks | None = None
+        if options.webhook_url is not None and options.webhook_secret is not None:
+            self.webhooks = Webhooks(options.webhook_url, options.webhook_secret)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -85,7 +91,8 @@ class Sessions:
         if not self._rate.admits(address):
             raise self._refusal(f"{address} opened too many sessions", "rate_limit_exceeded", 429)
         if self.is_stopping or not self.host.is_ready:
-            raise self._refusal("the server is not ready", "server_not_ready", 503)
+            state = "stopping" if self.is_stopping else "not ready"
+            raise self._refusal(f"the server is {state}", "server_not_ready", 503)
         if len(self) >= self.options.max_sessions and not self._evict_detached():
             raise self._refusal(f"{len(self)} sessions are open, which is the limit", "session_limit_reached", 503)
         overload = self._admission.refusal(self._count())
@@ -97,11 +104,29 @@ class Sessions:
             self._evict_detached()  # its memory is free when the client tries again
             raise self._refusal(str(error), "capacity", 503) from error
         self._sessions[session.id] = session
+        self._open_extras(session, opening, transport)
         session.on_closed.append(lambda: self._closed(session))
         self.metrics.opened.labels(transport).inc()
         self.metrics.sessions.set(len(self))
         logger.info("session %s opened over %s", session.id, transport)
         return session
+
+    def _open_extras(self, session: RealtimeSession, opening: Opening, transport: str) -> None:
+        """Greet the client and tell the webhooks, where that is configured."""
+        options = self.options
+        is_greeted = options.greeting is not None or options.greeting_instructions is not None
+        if is_greeted and opening.kind == "realtime":
+            greeting = asyncio.create_task(greet(session, self.host, options))
+            session.on_closed.append(lambda: cancel_unless_current(greeting))
+        if (webhooks := self.webhooks) is not None:
+            webhooks.send("session.started", SessionData(session.id, opening.model, transport))
+
+            def ended() -> None:
+                duration, (code, reason) = round(session.age_seconds, 3), session.close_reason
+                data = SessionData(session.id, opening.model, transport, duration, code, reason)
+                webhooks.send("session.ended", data)
+
+            session.on_closed.append(ended)
 
     def _count(self) -> SessionCount:
         unanswered = sum(each.is_unanswered and each.age_seconds < UNANSWERED_SECONDS for each in self)
@@ -134,12 +159,18 @@ class Sessions:
             self._end_if_expired(session)
         self.metrics.detached.set(sum(not session.connections for session in self))
 
+    def end_idle(self) -> bool:
+        """End the sessions without a reply in progress, and those without a client; whether there are others."""
+        busy = [session for session in self if session.is_busy and (session.connections or session.is_call)]
+        for session in self:
+            if session not in busy:
+                self.end(session, *STOPPING)
+        return bool(busy)
+
     async def close(self) -> None:
-        """End all sessions; close code 1012 lets clients reconnect after a restart."""
+        """End all sessions."""
         self.is_stopping = True
-        await asyncio.gather(
-            *(session.close(1012, "the server is stopping") for session in self), return_exceptions=True
-        )
+        await asyncio.gather(*(session.close(*STOPPING) for session in self), return_exceptions=True)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def end(self, session: RealtimeSession, code: int, reason: str) -> None:
@@ -180,6 +211,12 @@ class Sessions:
     def _refusal(self, message: str, code: str, status: int) -> WireError:
         self.metrics.refused.labels(code).inc()
         return WireError(f"{message}; try again in {RETRY_AFTER_SECONDS} s", code, status=status, kind="server_error")
+
+
+def cancel_unless_current(task: asyncio.Task[None]) -> None:
+    """Cancel a task that is not the one that calls."""
+    if task is not asyncio.current_task():
+        task.cancel()
 
 
 def served_model(sessions: Sessions, name: str | None) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import io
 import struct
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -18,16 +18,30 @@ from vivavoce.audio.io import Sound, TooLongError, float_to_pcm16, read, write
 from vivavoce.dialogue.events import Samples
 from vivavoce.server.auth import Identity
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.host import STOCK_VOICES, FileTranscriber, Host, SpeechMaker, TranscriptionRequest, VoiceRegistry
+from vivavoce.server.host import (
+    STOCK_VOICES,
+    FileTranscriber,
+    Host,
+    SpeechMaker,
+    TranscriptionRequest,
+    VoiceRegistry,
+    stand_in,
+)
 from vivavoce.server.realtime.audio_formats import FormatWriter, SoundWriter, WireFormat, resampler
 from vivavoce.server.realtime.server_events import DurationUsage
 from vivavoce.server.realtime.session_config import voice_name
 from vivavoce.server.realtime.session_types import Voice
 from vivavoce.server.rest.http import json_body, json_response, one_of, read_upload, unless_disconnected, within
+from vivavoce.server.rest.languages import language_code, language_name, unspoken_languages
 from vivavoce.server.rest.transcripts import FORMATS, WireSegment, render, whole_text
 from vivavoce.server.wire import WireError
 
 MAX_INPUT = 4096
+UNSUPPORTED_FIELDS = ("include", "known_speaker_names", "known_speaker_references")
+FORM_FIELDS = (
+    *("model", "language", "prompt", "response_format", "temperature", "timestamp_granularities", "stream"),
+    *("chunking_strategy", "keywords", "languages", *UNSUPPORTED_FIELDS),
+)
 GRANULARITIES = ("word", "segment")
 STREAM_FORMATS = ("audio", "sse")
 CONTENT_TYPES = {
@@ -46,10 +60,11 @@ ENCODED = {  # FFmpeg's container and codec, and the sample rate it is given
 UNKNOWN_SIZE = 0xFFFF_FFFF  # the size field of a WAV whose length is not known yet
 
 
-class SpeechRequest(Struct):
-    """The body of `/v1/audio/speech`."""
+class SpeechRequest(Struct, forbid_unknown_fields=True):
+    """The body of `/v1/audio/speech`; the model that is there speaks, whatever `model` names."""
 
     input: str
+    model: str | None = None
     voice: Voice | None = None
     response_format: str | None = None
     stream_format: str | None = None
@@ -96,20 +111,29 @@ class SpeechApi:
         format = one_of(body.response_format or "mp3", CONTENT_TYPES, "response_format")
         stream_format = one_of(body.stream_format or "audio", STREAM_FORMATS, "stream_format")
         speed = 1.0 if body.speed is None else within(0.25, 4.0, body.speed, "speed")
+        await self.maker.load()
+        if languages := unspoken_languages(text, self.maker.languages):
+            known = ", ".join(map(language_name, self.maker.languages))
+            problem = f"the input seems to be {language_name(languages[0])}; {self.maker.model} speaks {known}"
+            raise WireError(problem, "unsupported_language", "input")
         chunks = self.maker.speak(text, self._voice(body.voice), speed, body.instructions or "")
-        sound = encode(chunks, self.maker.rate, format)
+        spoken = SpokenSeconds(chunks, self.maker.rate)
+        sound = encode(spoken.counted(), self.maker.rate, format)
         # A failure before the first chunk is still an error response.
         first = await unless_disconnected(request, _first(sound))
         if stream_format == "sse":
-            return StreamingResponse(_speech_events(first, sound, len(text)), media_type="text/event-stream")
+            events = _speech_events(first, sound, lambda: self.maker.count_tokens(text, spoken.seconds))
+            return StreamingResponse(events, media_type="text/event-stream")
         return StreamingResponse(_with_first(first, sound), media_type=CONTENT_TYPES[format])
 
     def _voice(self, voice: Voice | None) -> str | None:
         name = None if voice is None else voice_name(voice)
         if name in self.maker.voices:
             return name
-        if name in (None, "default", *STOCK_VOICES):
+        if name is None or name == "default":
             return None
+        if name in STOCK_VOICES:
+            return stand_in(name, self.maker.voices)
         known = ", ".join(self.maker.voices) or "only the default one"
         raise WireError(f"there is no voice {name!r}; known voices: {known}", param="voice")
 
@@ -135,6 +159,7 @@ class TranscriptionApi:
         values = dict(fields)
         format = one_of(values.get("response_format") or "json", FORMATS, "response_format")
         options = _transcription_request(values, fields, translates)
+        await self.transcriber.load()
         sound = await decoded(data, self.transcriber.rate, self.options)
         stream = self.transcriber.transcribe(sound.samples[0], options)
         if values.get("stream", "").lower() == "true":
@@ -142,7 +167,14 @@ class TranscriptionApi:
                 _transcript_events(stream, sound.seconds, format == "diarized_json"), media_type="text/event-stream"
             )
         segments = await unless_disconnected(request, _all(stream))
-        result = render(segments, format, sound.seconds, options.with_words)
+        result = render(
+            segments,
+            format,
+            sound.seconds,
+            with_words=options.with_words,
+            with_segments=options.with_segments,
+            task="translate" if translates else "transcribe",
+        )
         return PlainTextResponse(result) if isinstance(result, str) else json_response(result)
 
 
@@ -156,13 +188,14 @@ class VoicesApi:
         """The voices of the conversation model and of the TTS model."""
         named = [(card.id, name) for card in self.host.models[:1] for name in self.host.voices]
         if self.speech is not None:
+            await self.speech.load()
             named += [(self.speech.model, name) for name in self.speech.voices]
         data = [VoiceObject(name, "audio.voice", name, model) for model, name in named]
         return json_response(VoiceList("list", data, [*self.host.voices]))
 
     async def create(self, request: Request, caller: Identity) -> Response:
         """Create a voice from a recording whose speaker has consented."""
-        registry = self._registry(caller)
+        registry = self._registry()
         async with request.form(max_files=1, max_part_size=self.options.max_upload_bytes) as form:
             fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
             data = await read_upload(form, "audio_sample", self.options.max_upload_bytes)
@@ -181,13 +214,11 @@ class VoicesApi:
 
     async def delete(self, request: Request, caller: Identity) -> Response:
         """Remove a voice that was added."""
-        registry, name = self._registry(caller), request.path_params["id"]
+        registry, name = self._registry(), request.path_params["id"]
         await asyncio.to_thread(registry.remove_voice, name)
         return json_response(VoiceDeleted(name, "audio.voice.deleted", True))
 
-    def _registry(self, caller: Identity) -> VoiceRegistry:
-        if caller.is_browser:
-            raise WireError("a browser key cannot change voices; use an API key", "invalid_api_key", status=403)
+    def _registry(self) -> VoiceRegistry:
         registry: object = self.speech
         if not isinstance(registry, VoiceRegistry):
             raise WireError("no served model can store voices; serve one with --tts", "not_found", status=404)
@@ -220,24 +251,37 @@ def _transcription_request(
     values: Mapping[str, str], fields: Sequence[tuple[str, str]], translates: bool
 ) -> TranscriptionRequest:
     """The request of a form; a list is sent as several fields of the same name."""
+    _check_fields(values)
     lists = {
         name: tuple(value for field, value in fields if field in (name, f"{name}[]"))
         for name in ("timestamp_granularities", "keywords", "languages")
     }
     for unit in lists["timestamp_granularities"]:
         one_of(unit, GRANULARITIES, "timestamp_granularities")
+    language = values.get("language") or next(iter(lists["languages"]), None)
     try:
         temperature = float(values.get("temperature") or 0)
     except ValueError as error:
         raise WireError(f"temperature must be a number, not {values['temperature']!r}", param="temperature") from error
     return TranscriptionRequest(
-        language=values.get("language") or next(iter(lists["languages"]), None),
+        language=None if language is None else language_code(language),
         prompt=values.get("prompt", ""),
         keywords=lists["keywords"],
         temperature=within(0.0, 1.0, temperature, "temperature"),
         with_words="word" in lists["timestamp_granularities"],
+        with_segments=lists["timestamp_granularities"] != ("word",),
         translates=translates,
     )
+
+
+def _check_fields(values: Mapping[str, str]) -> None:
+    """WireError for a field that is unknown, or that no model here can honour."""
+    for field, value in values.items():
+        name = field.removesuffix("[]")
+        if name not in FORM_FIELDS:
+            raise WireError(f"Unknown parameter: '{name}'.", "unknown_parameter", name)
+        if name in UNSUPPORTED_FIELDS or (name == "chunking_strategy" and value != "auto"):
+            raise WireError(f"{name} is not supported by the models that are served", "unsupported_parameter", name)
 
 
 # Server-sent events
@@ -289,10 +333,27 @@ async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator
         yield data
 
 
-async def _speech_events(first: bytes, rest: AsyncIterator[bytes], characters: int) -> AsyncIterator[bytes]:
+async def _speech_events(
+    first: bytes, rest: AsyncIterator[bytes], tokens: Callable[[], tuple[int, int]]
+) -> AsyncIterator[bytes]:
     async for data in _with_first(first, rest):
         yield sse(SpeechAudioDelta(data))
-    yield sse(SpeechAudioDone(SpeechUsage(characters, 0, characters)))
+    read, spoken = tokens()
+    yield sse(SpeechAudioDone(SpeechUsage(read, spoken, read + spoken)))
+
+
+class SpokenSeconds:
+    """Counts the audio of a request while it is generated."""
+
+    def __init__(self, chunks: AsyncIterator[Samples], rate: int) -> None:
+        self._chunks, self._rate = chunks, rate
+        self.seconds = 0.0
+
+    async def counted(self) -> AsyncIterator[Samples]:
+        """The chunks."""
+        async for samples in self._chunks:
+            self.seconds += len(samples) / self._rate
+            yield samples
 
 
 async def _transcript_events(
@@ -326,7 +387,7 @@ async def encode(chunks: AsyncIterator[Samples], rate: int, format: str) -> Asyn
 
 def _writer(rate: int, format: str) -> SoundWriter:
     if format == "flac":
-        return FlacWriter(rate)
+        return FlacWriter(rate, WireFormat().rate)
     return FFmpegWriter(rate, format) if format in ENCODED else FormatWriter(rate, WireFormat())
 
 
@@ -339,8 +400,8 @@ def wav_header(rate: int) -> bytes:
 class FlacWriter:
     """Encodes a FLAC file at its end: libsndfile reads only files whose header holds the length."""
 
-    def __init__(self, rate: int) -> None:
-        self._rate = rate
+    def __init__(self, rate: int, file_rate: int) -> None:
+        self._rate, self._file_rate = rate, file_rate
         self._chunks: list[Samples] = []
 
     def write(self, samples: Samples) -> list[bytes]:
@@ -351,7 +412,7 @@ class FlacWriter:
     def flush(self) -> list[bytes]:
         """The whole file."""
         file = io.BytesIO()
-        write(file, Sound(np.concatenate(self._chunks), self._rate), "flac")
+        write(file, Sound(np.concatenate(self._chunks), self._rate).resampled(self._file_rate), "flac")
         return [file.getvalue()]
 
 

@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from vivavoce.server.auth import Identity, Keys
 from vivavoce.server.realtime.client_events import decode_object
-from vivavoce.server.realtime.session import Opening
+from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.realtime.session_config import Configuration, overridden
 from vivavoce.server.realtime.session_types import SessionObject, SessionParams
 from vivavoce.server.realtime.sessions import Sessions, served_model
-from vivavoce.server.realtime.webrtc import LocalCaller, NewCaller, open_call
+from vivavoce.server.realtime.webrtc import LocalCaller, NewCaller, WebRtcCall, open_call
 from vivavoce.server.rest.http import MAX_BODY, decode_body, json_body, json_response, read_body
 from vivavoce.server.wire import JsonObject, WireError
 
@@ -71,7 +71,7 @@ class CallsApi:
         offer, params = await _offer(request)
         session = overridden(caller.session or SessionParams(), params)
         model = served_model(self.sessions, request.query_params.get("model") or session.model or None)
-        opening = Opening(model, session.type or "realtime", session)
+        opening = Opening(model, session.type or "realtime", session, opened_with=caller.browser_key)
         address = request.client.host if request.client else "unknown"
         opened, answer = await open_call(self.sessions, opening, offer, address, self._new_caller(request))
         call_id = opened.id.replace("sess_", "rtc_", 1)
@@ -83,21 +83,33 @@ class CallsApi:
         door: EngineChannel | None = request.scope.get("viva.door")
         if door is not None:
             return door.new_caller
-        return partial(LocalCaller, self.sessions.options.ice_servers)
+        return partial(LocalCaller, self.sessions.options)
+
+    async def renegotiate(self, request: Request, caller: Identity) -> Response:
+        """Answer a later SDP offer of a call, as when its caller adds or stops a track."""
+        session = self._call(request, caller)
+        offer, _ = await _offer(request)
+        assert isinstance(session.encoder.output, WebRtcCall)
+        return Response(await session.encoder.output.caller.answer(offer), 200, media_type="application/sdp")
 
     async def hang_up(self, request: Request, caller: Identity) -> Response:
         """End a call."""
+        await self._call(request, caller).close(1000, "hung up")
+        return Response(status_code=200)
+
+    def _call(self, request: Request, caller: Identity) -> RealtimeSession:
+        """The call of a request; a browser key only finds those that were opened with it."""
         call_id = request.path_params["call_id"]
         session = self.sessions.find(call_id)
-        if session is None or not session.is_call:
+        is_own = session is not None and (not caller.is_browser or session.opened_with == caller.browser_key)
+        if session is None or not session.is_call or not is_own:
             raise WireError(f"there is no call {call_id}", "call_not_found", status=404)
-        await session.close(1000, "hung up")
-        return Response(status_code=200)
+        return session
 
     async def client_secret(self, request: Request, caller: Identity) -> Response:
         """A browser key bound to a session."""
         body = await json_body(request, ClientSecretRequest)
-        secret, session = self._mint(caller, body.session or SessionParams(), body.seconds)
+        secret, session = self._mint(body.session or SessionParams(), body.seconds)
         return json_response(ClientSecretResponse(secret.value, secret.expires_at, session))
 
     async def legacy_session(self, request: Request, caller: Identity) -> Response:
@@ -107,13 +119,11 @@ class CallsApi:
         if params.type is UNSET and request.url.path.endswith("/transcription_sessions"):
             params.type = "transcription"
         requested = decode_body(data, LegacySecretRequest).client_secret or ClientSecretRequest()
-        secret, session = self._mint(caller, params, requested.seconds)
+        secret, session = self._mint(params, requested.seconds)
         body: JsonObject = msgspec.to_builtins(session)
         return json_response(body | {"client_secret": secret})
 
-    def _mint(self, caller: Identity, params: SessionParams, seconds: int | None) -> tuple[ClientSecret, SessionObject]:
-        if caller.is_browser:
-            raise WireError("a browser key cannot create others; use an API key", "invalid_api_key", status=403)
+    def _mint(self, params: SessionParams, seconds: int | None) -> tuple[ClientSecret, SessionObject]:
         kind = params.type or "realtime"
         model = served_model(self.sessions, params.model or None)
         session = Configuration(self.sessions.host, model, kind, params).session

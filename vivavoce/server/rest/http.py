@@ -61,12 +61,17 @@ PAGE_HEADERS = {
 # Handlers
 
 
-def authenticated(handler: Handler, admit: Callable[[Request], Awaitable[Identity]]) -> Endpoint:
+def authenticated(
+    handler: Handler, admit: Callable[[Request], Awaitable[Identity]], takes_browser_keys: bool = False
+) -> Endpoint:
     """A route's endpoint: `admit` identifies the caller, exceptions become error bodies of the protocol."""
 
     async def endpoint(request: Request) -> Response:
         try:
-            return await handler(request, await admit(request))
+            caller = await admit(request)
+            if not takes_browser_keys:
+                caller.check_may_do_more()
+            return await handler(request, caller)
         except WireError as error:
             logger.debug("%s was refused: %s", _route(request), error.code)
             return error_response(error)

@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
+from vivavoce.server.rest.languages import language_name
+
+Task = Literal["transcribe", "translate"]
+SEEK_FRAMES_PER_SECOND = 100
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt", "diarized_json")
 
 
@@ -26,6 +30,29 @@ class WireSegment:
     words: tuple[WireWord, ...] = ()
     language: str | None = None
     speaker: str | None = None
+    measures: "SegmentMeasures | None" = None
+    """None: the recogniser has none, and the response leaves them out."""
+
+
+@dataclass(frozen=True)
+class SegmentMeasures:
+    """How sure a recogniser is of a segment, as Whisper measures it."""
+
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+def wire_segment(segment: Any) -> WireSegment:
+    """A `TranscriptSegment` of a recogniser; one without tokens has no measures either."""
+    words = tuple(WireWord(word.text.strip(), word.start, word.end) for word in segment.words)
+    measures = SegmentMeasures(
+        segment.tokens, segment.temperature, segment.average_logprob, segment.compression, segment.no_speech
+    )
+    known = measures if segment.tokens else None
+    return WireSegment(segment.text, segment.start, segment.end, words, segment.language, measures=known)
 
 
 class TranscriptionUsage(TypedDict):
@@ -51,29 +78,29 @@ class VerboseWord(TypedDict):
 
 
 class VerboseSegment(TypedDict):
-    """A segment of `verbose_json`; the statistics after the text are placeholders."""
+    """A segment of `verbose_json`; the last six where they are known."""
 
     id: int
-    seek: int
     start: float
     end: float
     text: str
-    tokens: list[int]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
+    seek: NotRequired[int]
+    tokens: NotRequired[list[int]]
+    temperature: NotRequired[float]
+    avg_logprob: NotRequired[float]
+    compression_ratio: NotRequired[float]
+    no_speech_prob: NotRequired[float]
 
 
 class VerboseTranscript(TypedDict):
     """`verbose_json`."""
 
-    task: str
+    task: Task
     language: str
     duration: float
     text: str
     words: NotRequired[list[VerboseWord]]
-    segments: list[VerboseSegment]
+    segments: NotRequired[list[VerboseSegment]]
     usage: TranscriptionUsage
 
 
@@ -91,7 +118,7 @@ class DiarizedSegment(TypedDict):
 class DiarizedTranscript(TypedDict):
     """`diarized_json`."""
 
-    task: str
+    task: Task
     duration: float
     text: str
     segments: list[DiarizedSegment]
@@ -106,7 +133,14 @@ def whole_text(segments: Sequence[WireSegment]) -> str:
     return "".join(segment.text for segment in segments).strip()
 
 
-def render(segments: Sequence[WireSegment], format: str, seconds: float, with_words: bool) -> str | JsonTranscript:
+def render(
+    segments: Sequence[WireSegment],
+    format: str,
+    seconds: float,
+    with_words: bool,
+    with_segments: bool = True,
+    task: Task = "transcribe",
+) -> str | JsonTranscript:
     """The transcript in one of FORMATS: text, or an object to be sent as JSON."""
     text, usage = whole_text(segments), TranscriptionUsage(type="duration", seconds=round(seconds))
     if format == "text":
@@ -116,10 +150,17 @@ def render(segments: Sequence[WireSegment], format: str, seconds: float, with_wo
     if format == "vtt":
         return "WEBVTT\n\n" + _subtitles(segments, ".", numbered=False)
     if format == "verbose_json":
-        return _verbose(segments, seconds, with_words, usage)
+        transcript = VerboseTranscript(
+            task=task, language=_language(segments, task), duration=seconds, text=text, usage=usage
+        )
+        if with_words:
+            transcript["words"] = [_word(word) for segment in segments for word in segment.words]
+        if with_segments:
+            transcript["segments"] = [_verbose(segment, index) for index, segment in enumerate(segments)]
+        return transcript
     if format == "diarized_json":
         parts = [_diarized(segment, index) for index, segment in enumerate(segments)]
-        return DiarizedTranscript(task="transcribe", duration=seconds, text=text, segments=parts, usage=usage)
+        return DiarizedTranscript(task=task, duration=seconds, text=text, segments=parts, usage=usage)
     return PlainTranscript(text=text, usage=usage)
 
 
@@ -134,36 +175,26 @@ def _diarized(segment: WireSegment, index: int) -> DiarizedSegment:
     )
 
 
-def _verbose(
-    segments: Sequence[WireSegment], seconds: float, with_words: bool, usage: TranscriptionUsage
-) -> VerboseTranscript:
-    timed = [
-        VerboseSegment(
-            id=index,
-            seek=0,
-            start=segment.start,
-            end=segment.end,
-            text=segment.text,
-            tokens=[],
-            temperature=0.0,
-            avg_logprob=0.0,
-            compression_ratio=1.0,
-            no_speech_prob=0.0,
-        )
-        for index, segment in enumerate(segments)
-    ]
-    language = next((segment.language for segment in segments if segment.language), "")
-    text = whole_text(segments)
-    if not with_words:
-        return VerboseTranscript(
-            task="transcribe", language=language, duration=seconds, text=text, segments=timed, usage=usage
-        )
-    words = [
-        VerboseWord(word=word.text, start=word.start, end=word.end) for segment in segments for word in segment.words
-    ]
-    return VerboseTranscript(
-        task="transcribe", language=language, duration=seconds, text=text, words=words, segments=timed, usage=usage
-    )
+def _language(segments: Sequence[WireSegment], task: Task) -> str:
+    """The name of the language of the text."""
+    spoken = next((segment.language for segment in segments if segment.language), "")
+    return language_name("en" if task == "translate" else spoken)
+
+
+def _word(word: WireWord) -> VerboseWord:
+    return VerboseWord(word=word.text, start=word.start, end=word.end)
+
+
+def _verbose(segment: WireSegment, index: int) -> VerboseSegment:
+    result = VerboseSegment(id=index, start=segment.start, end=segment.end, text=segment.text)
+    if segment.measures is not None:
+        result["seek"] = round(segment.start * SEEK_FRAMES_PER_SECOND)
+        result["tokens"] = list(segment.measures.tokens)
+        result["temperature"] = segment.measures.temperature
+        result["avg_logprob"] = segment.measures.avg_logprob
+        result["compression_ratio"] = segment.measures.compression_ratio
+        result["no_speech_prob"] = segment.measures.no_speech_prob
+    return result
 
 
 def _subtitles(segments: Sequence[WireSegment], point: str, numbered: bool) -> str:

@@ -227,7 +227,13 @@ def settings_of(spoken: CodedSentences) -> SpeechSettings:
             voices[name] = StoredVoice(name, max(frames_of_voice, key=len)[:REFERENCE_FRAMES].tolist())
     own_voice = TEACHER.name.removeprefix("flite-").removesuffix("-1.0")
     return SpeechSettings(
-        SAMPLING, MAX_TEXT_CHARACTERS, FRAMES_PER_LETTER, spells_numbers=True, own_voice=own_voice, voices=voices
+        SAMPLING,
+        MAX_TEXT_CHARACTERS,
+        FRAMES_PER_LETTER,
+        spells_numbers=True,
+        own_voice=own_voice,
+        languages=("en",),
+        voices=voices,
     )
 
 

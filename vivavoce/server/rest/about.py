@@ -1,0 +1,42 @@
+"""`/about`: what the page shows of a server before a session is open."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vivavoce.server.auth import Identity
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.host import Host
+from vivavoce.server.rest.http import json_response
+
+
+class AboutModel(Struct):
+    """A model that answers."""
+
+    id: str
+    parameters: int | None
+    languages: Sequence[str]
+    examples: Sequence[str]
+
+
+class About(Struct):
+    """The response."""
+
+    models: list[AboutModel]
+    voices: list[str]
+    is_recorded: bool
+    """Whether sessions are recorded, which the page says before they begin."""
+
+
+class AboutApi:
+    """`/about`, also for browser keys: they open the sessions that it describes."""
+
+    def __init__(self, host: Host, options: ServerOptions) -> None:
+        self._host, self._options = host, options
+
+    async def read(self, request: Request, caller: Identity) -> Response:
+        """The models and the voices of conversations."""
+        models = [AboutModel(card.id, card.parameters, card.languages, card.examples) for card in self._host.models]
+        return json_response(About(models, [*self._host.voices], self._options.record is not None))
