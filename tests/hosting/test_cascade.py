@@ -212,7 +212,7 @@ async def test_an_uploaded_file_is_written_down_with_times_and_as_it_is_heard(cl
     verbose = await client.audio.transcriptions.create(
         **upload, response_format="verbose_json", timestamp_granularities=["word", "segment"]
     )
-    assert verbose.duration == pytest.approx(6.0) and verbose.language == "en"
+    assert verbose.duration == pytest.approx(6.0) and verbose.language == "english"
     assert all(0 <= segment.start <= segment.end <= 6.0 for segment in verbose.segments)
     stream = await client.audio.transcriptions.create(**upload, stream=True)
     events = [event async for event in stream]

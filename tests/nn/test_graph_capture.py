@@ -47,8 +47,8 @@ def device(monkeypatch):
     class Stream:
         device = torch.device("cpu", 0)
 
-        def __init__(self, device=None):
-            pass
+        def __init__(self, device=None, priority=0):
+            self.priority = priority
 
         def wait_stream(self, other):
             pass

@@ -24,6 +24,7 @@ READY_SECONDS = 600.0
 STOP_SECONDS = 20.0
 TAIL_BYTES = 3000
 OPENS_PER_MINUTE = 1e6
+TURN_SILENCE_MS = 240  # as `viva serve --silence-ms 240`; with its default every first sound is 260 ms later
 LOCAL = build_opener(ProxyHandler({}))  # no proxy between processes of one machine
 
 
@@ -130,6 +131,7 @@ def serve_plan(plan: ServerPlan) -> None:
     from vivavoce.bench.serve import BATCHES, ENDLESS
     from vivavoce.bench.serve_parts import ServeLoad, build
     from vivavoce.device import pick
+    from vivavoce.dialogue.events import ConversationSettings, TurnSettings
     from vivavoce.dialogue.reply import SpeakingOptions
     from vivavoce.dialogue.session import DialogueOptions
     from vivavoce.engine.sequence import Admission
@@ -160,7 +162,8 @@ def serve_plan(plan: ServerPlan) -> None:
         msgspec.json.encode({"device": target.name, "dtype": dtype, "torch": str(torch.__version__)})
     )
     dialogue = DialogueOptions(speaking=SpeakingOptions(guards=ENDLESS), front_end=ConversationOptions().front_end())
-    host = SpeechHost(f"bench-{plan.shape}", pipeline, dialogue)
+    settings = ConversationSettings(turn=TurnSettings(silence_duration_ms=TURN_SILENCE_MS))
+    host = SpeechHost(f"bench-{plan.shape}", pipeline, dialogue, settings)
     event_loop.run(serve(host, server_options(plan, ServerOptions)))
 
 

@@ -235,6 +235,7 @@ class TalkPattern:
     """Share of a call in which the user speaks."""
     machine_share: float = 0.45
     silence_ms: int = 240
+    """That end a turn (`viva serve --silence-ms 240`)."""
     network_ms: int = 60
     """Round trip including both jitter buffers."""
     call_seconds: float = 240.0

@@ -2,7 +2,7 @@
 
 The norms of the generator take statistics over the time they are given, so the sound of a part depends on how the
 sentence was cut: a cut is made by the sentence's own pauses, never by the clock, and a text always sounds the same.
-The model was trained on parts of about this length. Windows overlap by the generator's receptive field and are joined
+Windows overlap by the generator's receptive field and are joined
 by a short crossfade in the pause.
 """
 

@@ -31,6 +31,7 @@ from vivavoce.server.hosting.config import DEFAULT_MODEL, ServingOptions
 from vivavoce.server.rest.transcripts import WireSegment, wire_segment
 from vivavoce.server.wire import JsonObject
 from vivavoce.tts.interface import open_speech_model
+from vivavoce.tts.style import Directable
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +116,13 @@ class TTSEndpoint:
         return self.voice.languages
 
     def speak(self, text: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
-        """The audio as it is generated; instructions that the model cannot follow change nothing."""
+        """The audio as it is generated; instructions change nothing where the model takes none."""
         try:
             directed = self.voice.with_instructions(instructions)
         except InputError:
-            logger.info("%s cannot follow the instructions of a request", self.model)
+            if isinstance(self.voice.speaker, Directable):
+                raise
+            logger.info("%s takes no instructions; those of a request are ignored", self.model)
             directed = self.voice
         return self.requests.counted(directed.speak(text, voice, speed))
 
