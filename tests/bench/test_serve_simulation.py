@@ -45,13 +45,13 @@ def test_128_sessions_with_long_replies_have_no_gap_with_slower_hops():
     assert level.holds
 
 
-def test_without_delayed_first_sounds_a_burst_of_sessions_has_gaps(monkeypatch):
+def test_a_burst_of_sessions_holds_by_longer_first_chunks_and_is_answered_sooner(monkeypatch):
     sessions = 24, Script(0.4, 2.4, 1.0, 0), slow_hops(1.5)
     level, _ = simulate(*sessions)
     monkeypatch.setattr(moss_speech, "MANY_STARTING", 1000)
     at_once, _ = simulate(*sessions)
     assert level.holds and at_once.underruns
-    assert at_once.ttfa_ms[50] < level.ttfa_ms[50] < 2 * at_once.ttfa_ms[50]
+    assert level.ttfa_ms[50] < at_once.ttfa_ms[50]
 
 
 def test_a_device_that_is_too_slow_has_underruns():

@@ -69,6 +69,7 @@ def test_the_command_prints_json():
 
 def test_it_runs_on_a_box_with_torch_alone():
     absent = ["rich", "typer", "soundfile", "soxr", "av", "onnxruntime", "matplotlib", "huggingface_hub", "tokenizers"]
+    absent += ["filelock"]
     code = f"""
 import sys
 for name in {absent}:

@@ -239,4 +239,4 @@ async def test_a_pool_of_recognisers_takes_recordings_and_refuses_one_too_many(f
     refused = [each for each in results if isinstance(each, Exception)]
     assert refused and all(isinstance(each, InternalServerError) and each.status_code == 503 for each in refused)
     kinds = {model.id: model.viva["kind"] async for model in client.models.list()}
-    assert kinds == {"mini-speech": "realtime", "mini-asr": "transcription"}
+    assert kinds == {"mini-speech": "realtime", "mini-tts": "speech", "mini-asr": "transcription"}

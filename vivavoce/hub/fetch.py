@@ -16,10 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from filelock import FileLock
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
-
 from vivavoce.errors import CheckpointError
 from vivavoce.hub.catalogue import KnownModel, ModelFile
 from vivavoce.hub.download import CHUNK, DownloadError, Report, download
@@ -31,6 +27,8 @@ DAMAGED_ARCHIVE = (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, KeyE
 
 def fetch_listed(model: KnownModel, folder: Path, offline: bool, verify: bool = False) -> None:
     """Complete a model's folder; with `verify`, files that are there are hashed too, and damaged ones replaced."""
+    from filelock import FileLock  # a machine with torch alone loads models from folders
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"), progress_bar(model.name) as report:
         partial = folder.with_name(f"{folder.name}.partial")
@@ -190,6 +188,9 @@ def read_member(archive: Path, name: str) -> Iterator[bytes]:
 @contextmanager
 def progress_bar(model: str) -> Iterator[Report]:
     """Bars on stderr where that is a terminal, else a line for each download."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     tasks: dict[str, TaskID] = {}
