@@ -66,7 +66,7 @@ def by_command(data: bytes, *flags: str) -> str:
 
 
 async def test_the_three_interfaces_write_the_same_text(recordings):
-    by_api = {name: vivavoce.transcribe(data, device="cpu").text for name, data in recordings.items()}
+    by_api = {name: vivavoce.transcribe(data, model="mini-asr", device="cpu").text for name, data in recordings.items()}
     assert by_api["speech"] and not (by_api["hum"] or by_api["silence"] or by_api["noise"])
     assert {name: by_command(data) for name, data in recordings.items()} == by_api
     assert await by_server(recordings) == by_api
@@ -74,7 +74,7 @@ async def test_the_three_interfaces_write_the_same_text(recordings):
 
 async def test_without_the_gate_all_three_write_words_for_a_hum(recordings):
     only = {"hum": recordings["hum"]}
-    text = vivavoce.transcribe(only["hum"], device="cpu", gate=False).text
+    text = vivavoce.transcribe(only["hum"], model="mini-asr", device="cpu", gate=False).text
     assert text  # else the gate would have nothing to do in the test above
     assert by_command(only["hum"], "--no-gate") == text
     assert await by_server(only, gate=False) == {"hum": text}
