@@ -181,7 +181,7 @@ def test_both_sides_are_aligned_in_a_recording(tmp_path):
     assert stat.S_IMODE(recording.file.stat().st_mode) == 0o600
 
 
-async def test_a_session_is_recorded_when_told_to(running, official, tmp_path):
+async def test_a_session_is_recorded_when_switched_on(running, official, tmp_path):
     server = await running(record=str(tmp_path))
     client = official(f"{server.http}/v1", "unused")
     assert (await client.get(f"{server.http}/about", cast_to=object))["is_recorded"]

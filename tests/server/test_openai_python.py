@@ -239,7 +239,7 @@ async def test_a_refused_tool_leaves_the_rest_of_an_update(client):
         assert (error.param, error.event_id) == ("session.tools[0].type", "mine")
 
 
-async def test_what_is_not_honoured_is_refused_by_name_and_what_is_honoured_is_told_back(client):
+async def test_parameters_are_refused_by_name_or_returned_in_the_session(client):
     async with client.realtime.connect(model="gpt-realtime") as connection:
         honoured = {"parallel_tool_calls": False, "reasoning": {"effort": "low"}, "tracing": {"workflow_name": "desk"}}
         ratio = {"type": "retention_ratio", "retention_ratio": 0.5, "token_limits": {"post_instructions": 900}}

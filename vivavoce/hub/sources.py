@@ -5,12 +5,16 @@ never installed: what makes a file trustworthy is its SHA-256, not its source.
 """
 
 import configparser
+import importlib
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Literal
@@ -20,7 +24,6 @@ from vivavoce.hub.download import DownloadError, read_text
 
 HUGGING_FACE = ("https://huggingface.co", "https://hf-mirror.com")
 MODELSCOPE = "https://www.modelscope.cn"
-PYPI, NPM = "https://pypi.org/simple", "https://registry.npmjs.org"
 DISTRIBUTIONS = (".whl", ".zip", ".tar.gz")  # in order of preference
 Registry = Literal["pypi", "npm"]
 
@@ -134,9 +137,17 @@ def python_package_address(package: str, version: str) -> str:
 def python_indexes() -> list[str]:
     """The package indexes of pip's configuration: environment variables, then its files."""
     settings = _pip_settings()
-    first = os.environ.get("PIP_INDEX_URL") or settings.get("index-url") or PYPI
+    first = os.environ.get("PIP_INDEX_URL") or settings.get("index-url") or _default_index()
     more = os.environ.get("PIP_EXTRA_INDEX_URL") or settings.get("extra-index-url") or ""
     return [first, *more.split()]
+
+
+def _default_index() -> str:
+    """The index that pip uses without configuration."""
+    try:
+        return str(importlib.import_module("pip._internal.models.index").PyPI.simple_url)
+    except (ImportError, AttributeError) as error:
+        raise DownloadError("pip is not installed or says no index; set PIP_INDEX_URL") from error
 
 
 def _pip_settings() -> dict[str, str]:
@@ -215,7 +226,20 @@ def npm_registry(package: str) -> str:
     """The registry of npm's configuration for this package: of its scope, else of all."""
     settings = _npm_settings()
     scope = package.partition("/")[0] if package.startswith("@") else ""
-    return settings.get(f"{scope}:registry") or _npm_variable("registry") or settings.get("registry") or NPM
+    configured = settings.get(f"{scope}:registry") or _npm_variable("registry") or settings.get("registry")
+    return configured or _default_registry()
+
+
+@cache
+def _default_registry() -> str:
+    """The registry that npm uses without configuration."""
+    program = shutil.which("npm")
+    done = program and subprocess.run(
+        [program, "config", "get", "registry"], capture_output=True, text=True, timeout=60, check=False
+    )
+    if not done or done.returncode or not done.stdout.startswith("http"):
+        raise DownloadError("npm is not installed or says no registry; set npm_config_registry")
+    return done.stdout.strip()
 
 
 def npm_token(address: str) -> str | None:

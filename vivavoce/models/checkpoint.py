@@ -292,6 +292,14 @@ def _save_shard(tensors: Mapping[str, Tensor], file: Path) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
 
 
+def read_torch_file(file: Path) -> Any:
+    """The content of a torch weights file; nothing in it is executed."""
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickles fail in many ways
+        raise CheckpointError(f"{file} cannot be read as a torch weights file ({first_line(error)})") from error
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error message, shortened."""
     return str(error).strip().split("\n", maxsplit=1)[0][:200]

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vivavoce.errors import CheckpointError, MissingDependencyError
-from vivavoce.models.checkpoint import Checkpoint, first_line, fold_weight_norm
+from vivavoce.models.checkpoint import Checkpoint, first_line, fold_weight_norm, read_torch_file
 
 ONNX_FILE, INT8_FILE = "model.onnx", "model_quantized.onnx"
 TORCH_FILES = ("kokoro-v1_0.pth", "kokoro-v1_1-zh.pth")
@@ -58,10 +57,7 @@ def _identity(tensor: Tensor) -> Tensor:
 
 def torch_tensors(file: Path) -> dict[str, Tensor]:
     """The published torch file: one dictionary for each part, names with or without `module.`."""
-    try:
-        content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(f"{file} cannot be read as a torch weights file ({first_line(error)})") from error
+    content = read_torch_file(file)
     if not isinstance(content, dict) or not all(isinstance(content.get(part), dict) for part in PARTS):
         raise CheckpointError(f"{file} is not a Kokoro file: it lacks one of {', '.join(PARTS)}")
     return {

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vivavoce.errors import CheckpointError
-from vivavoce.models.checkpoint import Checkpoint, first_line, is_pickled
+from vivavoce.models.checkpoint import Checkpoint, is_pickled, read_torch_file
 from vivavoce.models.registry import CONVERTED_WHISPER, is_converted_whisper, openai_whisper_file
 from vivavoce.models.whisper.config import WhisperConfig
 
@@ -102,10 +102,7 @@ class OpenAICheckpoint(Checkpoint):
 
     def __init__(self, file: Path) -> None:
         self.source = file
-        try:
-            content: Any = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(f"{file} cannot be read as a torch weights file ({first_line(error)})") from error
+        content = read_torch_file(file)
         if not isinstance(content, dict) or "dims" not in content or "model_state_dict" not in content:
             raise CheckpointError(f"{file} is not one of OpenAI's Whisper files: it lacks dims or model_state_dict")
         self.config = WhisperConfig.from_dims(content["dims"])
