@@ -12,17 +12,16 @@ from vivavoce.audio.io import Sound
 from vivavoce.audio.stretch import FASTEST, SLOWEST
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.models.moss_tts_nano.prompt import has_cjk
-from vivavoce.tts.interface import Samples, SpeakingStyle, StoredVoice, VoiceStore
+from vivavoce.tts.fixed_voices import FixedVoiceModel, FixedVoices
+from vivavoce.tts.interface import Samples, SpeakingStyle, StoredVoice
 from vivavoce.tts.text import cleaned
 
 PAUSE = 0.25  # seconds between sentences
 MISSING = "hibari needs its package: pip install 'vivavoce[hibari]'"
 
 
-class HibariTTS:
+class HibariTTS(FixedVoiceModel):
     """A `SpeechModel`; several threads may speak concurrently."""
-
-    voices: VoiceStore
 
     def __init__(self) -> None:
         try:
@@ -50,15 +49,6 @@ class HibariTTS:
         """Sample rate of the output in Hz."""
         return self._rate
 
-    @property
-    def channels(self) -> int:
-        """Channels of the output."""
-        return 1
-
-    def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> StoredVoice:
-        """hibari cannot imitate a recording."""
-        return self.voices.add(StoredVoice(name, [], "", consent, text=text), sound)
-
     def stream(
         self,
         text: str,
@@ -69,7 +59,7 @@ class HibariTTS:
         """Speak a text, and yield each sentence when it is ready.  # pieces [1, time]"""
         style = style or SpeakingStyle()
         if isinstance(voice, Sound):
-            raise InputError("hibari cannot imitate a recording; give the name of one of its voices")
+            raise InputError(HibariVoices.refusal)
         if not SLOWEST <= style.speed <= FASTEST:
             raise InputError(f"speed must be {SLOWEST} to {FASTEST}, not {style.speed}")
         spoken = cleaned(text) if style.clean else text
@@ -100,16 +90,14 @@ class HibariTTS:
             return self._speakers[voice]
 
 
-class HibariVoices(VoiceStore):
-    """The package's voices; none can be added."""
+class HibariVoices(FixedVoices):
+    """The package's voices."""
+
+    refusal = "hibari cannot imitate a recording; give the name of one of its voices"
 
     def names(self) -> list[str]:
         """The names of the package's voices, the default first."""
         return list(self.built_in)
-
-    def add(self, voice: StoredVoice, recording: Sound | None = None) -> StoredVoice:
-        """hibari cannot imitate a recording."""
-        raise InputError("hibari cannot imitate a recording; give the name of one of its voices")
 
 
 def default_speech_model() -> str:

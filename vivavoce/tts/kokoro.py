@@ -23,7 +23,8 @@ from vivavoce.models.kokoro.model import Kokoro, PhonemeText, PreparedSpeech
 from vivavoce.models.kokoro.voices import VoiceTables
 from vivavoce.models.kokoro.windows import Break, WindowLengths, cuts, sound_in_windows
 from vivavoce.models.moss_tts_nano.prompt import has_cjk
-from vivavoce.tts.interface import Samples, SpeakingStyle, StoredVoice, VoiceStore
+from vivavoce.tts.fixed_voices import FixedVoiceModel, FixedVoices
+from vivavoce.tts.interface import Samples, SpeakingStyle, StoredVoice
 from vivavoce.tts.phonemes import Phonemes, phonemes, sentences, split_long
 from vivavoce.tts.text import cleaned
 
@@ -49,8 +50,10 @@ class SpokenPiece:
     words: tuple[WordTime, ...] = ()
 
 
-class KokoroVoices(VoiceStore):
-    """The model's voices and mixtures of them; none can be added."""
+class KokoroVoices(FixedVoices):
+    """The model's voices and mixtures of them."""
+
+    refusal = "Kokoro cannot imitate a recording; mix its voices, as in af_heart:0.7+af_bella:0.3"
 
     def __init__(self, tables: VoiceTables) -> None:
         super().__init__({name: StoredVoice(name, []) for name in tables.names})
@@ -67,15 +70,9 @@ class KokoroVoices(VoiceStore):
         except InputError:  # an answer, not a failure
             return False
 
-    def add(self, voice: StoredVoice, recording: Sound | None = None) -> StoredVoice:
-        """Kokoro cannot imitate a recording."""
-        raise InputError("Kokoro cannot imitate a recording; mix its voices, as in af_heart:0.7+af_bella:0.3")
 
-
-class KokoroTTS:
+class KokoroTTS(FixedVoiceModel):
     """A `SpeechModel`; several threads may speak concurrently."""
-
-    voices: VoiceStore
 
     def __init__(
         self,
@@ -108,15 +105,6 @@ class KokoroTTS:
     def rate(self) -> int:
         """Sample rate of the output in Hz."""
         return RATE
-
-    @property
-    def channels(self) -> int:
-        """Channels of the output."""
-        return 1
-
-    def add_voice(self, name: str, sound: Sound, consent: str = "", text: str = "") -> StoredVoice:
-        """Kokoro cannot imitate a recording."""
-        return self.voices.add(StoredVoice(name, [], "", consent, text=text), sound)
 
     def stream(
         self,
