@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from vivavoce import kernels
-from vivavoce.nn.linear import norm_linear, norm_mish
+from vivavoce.nn.attention import KeySpan, attention_bias, visible, visible_slots
+from vivavoce.nn.linear import layer_norm, norm_linear, norm_mish
 from vivavoce.nn.streaming import StreamPast, addresses
 from vivavoce.nn.vocoder import CausalConv1d
 
@@ -41,6 +42,7 @@ SIZES = [
     (8, 64, 40, 160, [500, 500], 1),
     (2, 8, 5, 7, [3, 0, 11], 2),
     (3, 16, 80, 60, [25], 3),
+    (8, 64, 80, 160, [480] * 8, 1),
     (2, 64, 20, 160, [40, 300] * 20, 1),
     (2, 32, 1, 0, [9], 1),
     (2, 32, 9, 4, [0], 2),
@@ -70,6 +72,37 @@ def test_chunk_attention(dtype, heads, dim, time, slots, lengths, bias_heads):
         assert_near(ours, exact)
         assert not arrived.any()
     assert torch.equal(torch.stack(following, dim=2).double(), exact_windows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("time", "left_chunks", "streams"), [(20, 8, 1), (40, 8, 5), (80, 8, 16), (60, 2, 32), (20, 0, 2)]
+)
+def test_chunk_attention_by_ranges_equals_that_by_bias_in_every_run(dtype, time, left_chunks, streams):
+    """Hops of 80 frames: a product read shared memory that a later load overwrote, in most runs at a few positions."""
+    heads, dim, chunk, sink = 8, 64, 20, 480
+    slots, prefix_slots = left_chunks * chunk, sink + chunk
+    prefix = random(1, 2, ROWS, heads, sink, dim, dtype=dtype)
+    windows = [random(1, 2, ROWS, heads, slots, dim, dtype=dtype) for _ in range(streams)]
+    following = [torch.empty_like(window) for window in windows]
+    packed = random(streams * ROWS, time, 3, heads, dim, dtype=dtype).permute(2, 0, 3, 1, 4)
+    lengths = torch.full((streams,), sink, device=CUDA)
+    starts = lengths + chunk * torch.arange(streams, device=CUDA)  # the first windows are empty or half full
+    span = KeySpan(starts, time, lengths, prefix_slots, slots, starts + time - 7)
+    bias = attention_bias(visible(span, chunk, left_chunks), torch.float64).repeat_interleave(ROWS, 0)
+    padded = nn.functional.pad(prefix.double(), (0, 0, 0, chunk))
+    past = StreamPast([padded], torch.stack(windows, dim=2).double(), [])
+    exact = past.attend(packed[0].double(), packed[1:].double(), bias)
+    arrived = torch.zeros(streams * ROWS * heads, dtype=torch.int32, device=CUDA)
+    where = addresses([prefix] * streams), lengths, addresses(windows), addresses(following)
+    seen = visible_slots(span, chunk, left_chunks)
+    for _ in range(10):
+        ours = kernels.chunk_attention(
+            packed[0], packed[1:], None, *where, windows[0].stride()[:2], slots, prefix_slots, 0, arrived, seen
+        )  # fmt: skip
+        assert_near(ours, exact)
+        assert (ours.double() - exact).abs().max() < 10 * TOLERANCE[dtype]
+    assert torch.equal(torch.stack(following, dim=2).double(), past._windows)
 
 
 def test_chunk_attention_of_a_stream_without_a_window_writes_nothing():
@@ -104,7 +137,14 @@ def test_norm_linear(dtype, rows, inputs, outputs, normed, around):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "size"), [(40, 256), (7, 512), (3, 12)])
+@pytest.mark.parametrize(("rows", "size"), [(40, 256), (1001, 256), (7, 512), (3, 12), (700, 12)])
+def test_layer_norm(dtype, rows, size):
+    x, norm = 30 * random(2, rows, size, dtype=dtype) + 5, random_norm(size, dtype)
+    assert_near(layer_norm(x, norm), norm.double().cpu()(x.double().cpu()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size"), [(40, 256), (1001, 256), (7, 512), (3, 12)])
 @pytest.mark.parametrize("add", [False, True])
 def test_norm_mish(dtype, rows, size, add):
     x, norm = 30 * random(2, rows, size, dtype=dtype) + 5, random_norm(size, dtype, scale=9)

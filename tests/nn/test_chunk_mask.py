@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vivavoce.nn.attention import EMPTY, KeySpan, attention_bias, visible
+from vivavoce.nn.attention import EMPTY, KeySpan, attention_bias, visible, visible_slots
 
 
 def may_look(query, key, chunk, left_chunks, sink):
@@ -40,3 +40,19 @@ def test_stream_mask_is_the_definition_where_slots_hold_something(left_chunks):
 def test_bias_is_zero_where_seen_and_minus_infinity_elsewhere():
     seen = torch.tensor([[[True, False, True]]])
     assert attention_bias(seen, torch.float16).tolist() == [[[[0, float("-inf"), 0]]]]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("left_chunks", [0, 1, 4])
+@pytest.mark.parametrize("chunk", [1, 3, 5])
+def test_ranges_of_slots_are_the_mask(chunk, left_chunks, padded):
+    random = torch.Generator().manual_seed(0)
+    sinks = torch.randint(0, 6, (50,), generator=random) * chunk
+    starts = sinks + torch.randint(0, 9, (50,), generator=random) * chunk
+    time, slots, prefix_slots = 3 * chunk, left_chunks * chunk, int(sinks.max())
+    ends = starts + torch.randint(1, 2 * time, (50,), generator=random) if padded else None
+    span = KeySpan(starts, time, sinks, prefix_slots, slots, ends)
+    first, end = visible_slots(span, chunk, left_chunks)
+    slot = torch.arange(slots + time)
+    in_range = (slot >= first[..., None]) & (slot < end[..., None])
+    assert torch.equal(visible(span, chunk, left_chunks)[..., prefix_slots:], in_range)

@@ -20,7 +20,7 @@ def chain(x: Tensor, weights: Tensor, taps: Tensor, scale: Tensor, shift: Tensor
         rows = kernels.norm_linear(wide, weight, None, None, False, rows)
         made = kernels.stream_conv(rows.view_as(x), contexts[0], contexts[1], taps, None)
         contexts = contexts.flip(0)
-        rows = kernels.norm_mish(made, scale, shift, 1e-5, None).flatten(0, 1) + 0.5 * rows
+        rows = kernels.layer_norm(made, scale, shift, 1e-5, mish=True).flatten(0, 1) + 0.5 * rows
     return rows
 
 

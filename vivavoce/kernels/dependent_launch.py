@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vivavoce.kernels.tiles import CHAINED, SMALL_BATCH_ROWS, tiles
+from vivavoce.kernels.tiles import CHAINED, CHAINED_ROWS, tiles
 
 LINE_BYTES = 128  # of a cache line
 
@@ -45,7 +45,7 @@ def dependent(device: torch.device) -> dict[str, bool]:
 
 def chained(device: torch.device, rows: int) -> dict[str, bool]:
     """As `dependent`, for kernels of the flow and the vocoder: for small batches on devices where it was measured."""
-    is_measured = rows <= SMALL_BATCH_ROWS and tiles(device).get(CHAINED) is not None
+    is_measured = rows <= CHAINED_ROWS and tiles(device).get(CHAINED) is not None
     return dependent(device) if is_measured else {"DEPENDENT": False}
 
 

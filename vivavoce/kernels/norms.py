@@ -14,8 +14,10 @@ from vivavoce.kernels.dependent_launch import (
     launch_next,
     wait_for_previous,
 )
-from vivavoce.kernels.tiles import product_blocks
+from vivavoce.kernels.tiles import CHAINED_ROWS, product_blocks
 from vivavoce.nn.paged_kv import RowBatch
+
+MANY_NORM_VALUES = 2048  # of a program with several rows
 
 
 @triton.jit
@@ -133,41 +135,47 @@ def modulated_norm(
     return total, normed
 
 
-@triton.jit
-def _norm_mish(
-    x_ptr, scale_ptr, shift_ptr, added_ptr, out_ptr, size, eps,
-    ADD: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+@triton.jit(do_not_specialize=["rows"])
+def _layer_norm(
+    x_ptr, scale_ptr, shift_ptr, added_ptr, out_ptr, rows, size, eps,
+    MISH: tl.constexpr, ADD: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     begin_small(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64) * size
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     column = tl.arange(0, BLOCK)
     inside = column < size
-    x = tl.load(x_ptr + row + column, mask=inside, other=0.0).to(tl.float32)
-    mean = tl.sum(x, axis=0) / size
-    centred = tl.where(inside, x - mean, 0.0)
-    rate = tl.rsqrt(tl.sum(centred * centred, axis=0) / size + eps)
+    real = (row < rows)[:, None] & inside[None, :]
+    index = row[:, None] * size + column[None, :]
+    x = tl.load(x_ptr + index, mask=real, other=0.0).to(tl.float32)
+    mean = tl.sum(x, axis=1) / size
+    centred = tl.where(real, x - mean[:, None], 0.0)
+    rate = tl.rsqrt(tl.sum(centred * centred, axis=1) / size + eps)
     scale = tl.load(scale_ptr + column, mask=inside, other=0.0).to(tl.float32)
     shift = tl.load(shift_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    normed = centred * rate * scale + shift
-    # tanh(ln(1 + e^x)) is n / (n + 2) for n = e^x (e^x + 2), and 1 in float32 long before e^x overflows
-    power = tl.exp(tl.minimum(normed, 20.0))
-    ratio = power * (power + 2.0)
-    y = normed * ratio / (ratio + 2.0)
+    y = centred * rate[:, None] * scale[None, :] + shift[None, :]
+    if MISH:
+        # tanh(ln(1 + e^x)) is n / (n + 2) for n = e^x (e^x + 2), and 1 in float32 long before e^x overflows
+        power = tl.exp(tl.minimum(y, 20.0))
+        ratio = power * (power + 2.0)
+        y = y * ratio / (ratio + 2.0)
     if ADD:
-        y += tl.load(added_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row + column, y.to(out_ptr.dtype.element_ty), mask=inside)
+        y += tl.load(added_ptr + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    tl.store(out_ptr + index, y.to(out_ptr.dtype.element_ty), mask=real)
 
 
-def norm_mish(x: Tensor, scale: Tensor, shift: Tensor, eps: float, added: Tensor | None) -> Tensor:
-    """`mish(layer_norm(x)) + added`. Reference: the PyTorch path of `vivavoce.nn.linear.norm_mish`."""
+def layer_norm(
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float, mish: bool = False, added: Tensor | None = None
+) -> Tensor:
+    """`layer_norm(x)`, or `mish(layer_norm(x))`, plus `added`. Reference: the PyTorch paths in `vivavoce.nn.linear`."""
     x = x.contiguous()
     size = x.shape[-1]
+    rows, block = x.numel() // size, triton.next_power_of_2(size)
     out = torch.empty_like(x)
-    block = triton.next_power_of_2(size)
-    _norm_mish[(x.numel() // size,)](
-        x, scale, shift, x if added is None else added.contiguous(), out, size, eps,
-        ADD=added is not None, BLOCK=block, num_warps=min(max(block // 256, 1), 8),
-        **chained(x.device, x.numel() // size),
+    block_rows, warps = (1, block // 256) if rows <= CHAINED_ROWS else (MANY_NORM_VALUES // block, 4)
+    _layer_norm[(triton.cdiv(rows, max(block_rows, 1)),)](
+        x, scale, shift, x if added is None else added.contiguous(), out, rows, size, eps,
+        MISH=mish, ADD=added is not None, BLOCK_ROWS=max(block_rows, 1), BLOCK=block,
+        num_warps=min(max(warps, 1), 8), **chained(x.device, rows),
     )  # fmt: skip
     return out
 

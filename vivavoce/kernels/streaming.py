@@ -2,7 +2,7 @@
 
 Chunk attention reads prefix, window and new keys in place, by address, so that one captured graph serves any streams.
 The keys of a row and head are split among programs (split-KV). Each program also copies the keys that the next window
-keeps, and the last one to finish merges the partial results.
+keeps, and the last one to finish merges the partial results. What a position sees is a bias, or a range of slots.
 """
 
 import math
@@ -15,10 +15,11 @@ from torch import Tensor
 from vivavoce.kernels.dependent_launch import begin, begin_small, chained
 from vivavoce.kernels.tiles import product_blocks
 
-PROGRAMS_WANTED = 528  # four per multiprocessor of an H200: one computes while others wait for memory
-MAX_SPLITS = 8
-BLOCK_KEYS = 32  # 64 and 128 were slower on an H200, by 50 % for hops of 20 frames
+PROGRAMS_WANTED = 256  # two per multiprocessor of an H200
+MAX_SPLITS = 4  # with 8, merging takes longer than it saves
+BLOCK_KEYS = 32  # 64 and 128 are no faster on an H200
 MAX_CHUNK_FRAMES = 128
+LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
@@ -32,7 +33,7 @@ def _joined(
     total = tl.zeros([TIME, DIM], tl.float32)
     for split in range(splits):
         index = (first + split) * TIME + moment
-        factor = tl.exp(tl.load(peak_ptr + index) - peak)  # an empty split has peak −inf, so factor 0
+        factor = tl.exp2(tl.load(peak_ptr + index) - peak)  # an empty split has peak −inf, so factor 0
         weight += factor * tl.load(weight_ptr + index)
         total += factor[:, None] * tl.load(part_ptr + index[:, None] * DIM + column[None, :])
     return total, weight
@@ -40,31 +41,61 @@ def _joined(
 
 @triton.jit
 def _taken(
-    query, keys, values, bias, inside, peak, weight, total, scale, BIASED: tl.constexpr, PRECISION: tl.constexpr
+    query, keys, values, key, inside, bias_ptr, moment, time, first_seen, end_seen, peak, weight, total, scale,
+    BIASED: tl.constexpr, RANGED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax: the running maximum, weight and sum with one more block of keys and values."""
+    """Online softmax in base 2: the running maximum, weight and sum with one more block of keys and values."""
     scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
+    seen = inside[None, :]
     if BIASED:
-        scores += bias
-    scores = tl.where(inside[None, :], scores, float("-inf"))
+        there = seen & (moment[:, None] < time)
+        scores += tl.load(bias_ptr + key[None, :], mask=there, other=0.0).to(tl.float32) * LOG2_E
+    if RANGED:
+        seen &= (key[None, :] >= first_seen[:, None]) & (key[None, :] < end_seen[:, None])
+    scores = tl.where(seen, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, axis=1))
     level = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen so far
-    shrink = tl.exp(peak - level)
-    prob = tl.exp(scores - level[:, None])
-    total = total * shrink[:, None] + tl.dot(prob.to(values.dtype), values, input_precision=PRECISION)
+    shrink = tl.exp2(peak - level)
+    prob = tl.exp2(scores - level[:, None])
+    total = tl.dot(prob.to(values.dtype), values, total * shrink[:, None], input_precision=PRECISION)
     return new_peak, weight * shrink + tl.sum(prob, axis=1), total
+
+
+@triton.jit
+def _keep_window(
+    window, following, new, window_kv, new_kv, new_time, prefix_slots, before_new, time, start, end,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Write a program's share of the next window.
+
+    Not in the loops of the products: where a pipelined load has another use beside a product, Triton lets a later load
+    overwrite the shared memory that the product is still reading.
+    """
+    column = tl.arange(0, BLOCK_DIM)
+    for first in tl.range(tl.maximum(start, prefix_slots + time), end, BLOCK, num_stages=1):
+        key = first + tl.arange(0, BLOCK)
+        inside = (key < end)[:, None] & (column[None, :] < DIM)
+        is_new = (key >= before_new)[:, None]
+        old_at = tl.multiple_of(window + (key - prefix_slots) * DIM, ALIGNED)[:, None] + column[None, :]
+        new_at = tl.multiple_of(new + (key - before_new) * new_time, ALIGNED)[:, None] + column[None, :]
+        keys = tl.load(tl.where(is_new, new_at, old_at), mask=inside, other=0.0)
+        values = tl.load(tl.where(is_new, new_at + new_kv, old_at + window_kv), mask=inside, other=0.0)
+        target = tl.multiple_of(following + (key - prefix_slots - time) * DIM, ALIGNED)[:, None] + column[None, :]
+        tl.store(target, keys, mask=inside)
+        tl.store(target + window_kv, values, mask=inside)
 
 
 # Arguments that vary from hop to hop are not specialised, so that few kernels are compiled.
 @triton.jit(do_not_specialize=["layer", "time", "slots", "prefix_slots", "share", "splits", "inner_rows"])
 def _attend(  # noqa: PLR0915
-    query_ptr, new_ptr, bias_ptr, prefixes_ptr, lengths_ptr, windows_ptr, next_ptr, out_ptr,
-    part_ptr, peak_ptr, weight_ptr, arrived_ptr,
+    query_ptr, new_ptr, bias_ptr, first_seen_ptr, end_seen_ptr, prefixes_ptr, lengths_ptr, windows_ptr, next_ptr,
+    out_ptr, part_ptr, peak_ptr, weight_ptr, arrived_ptr,
     layer, time, slots, prefix_slots, share, splits, inner_rows, scale,
     query_row, query_head, query_time, new_kv, new_row, new_head, new_time, bias_row, bias_head, bias_time,
     window_layer, window_kv,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_TIME: tl.constexpr, BLOCK: tl.constexpr,
-    ALIGNED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+    ALIGNED: tl.constexpr, BIASED: tl.constexpr, RANGED: tl.constexpr, PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     begin(DEPENDENT)
     row = tl.program_id(0)
@@ -96,46 +127,42 @@ def _attend(  # noqa: PLR0915
     peak = tl.full([BLOCK_TIME], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_TIME], tl.float32)
     total = tl.zeros([BLOCK_TIME, BLOCK_DIM], tl.float32)
-    bias = tl.zeros([BLOCK_TIME, BLOCK], tl.float32)
     before_new = prefix_slots + slots
+    first_seen = tl.zeros([BLOCK_TIME], tl.int32)
+    end_seen = tl.zeros([BLOCK_TIME], tl.int32)
+    if RANGED:
+        first_seen = prefix_slots + tl.load(first_seen_ptr + stream * time + moment, mask=moment < time, other=0)
+        end_seen = prefix_slots + tl.load(end_seen_ptr + stream * time + moment, mask=moment < time, other=slots)
     start = split * share
     end = tl.minimum(start + share, before_new + time)
 
     # One loop each for prefix, window and new keys: addresses are then simple enough to be pipelined.
     stop = tl.minimum(end, prefix_slots)
     held = tl.minimum(length, stop)
-    for first in range(start, stop, BLOCK):
+    visible = held if RANGED else stop  # a bias hides the slots after the prefix itself
+    for first in range(start, visible, BLOCK):
         key = first + offsets
         there = (key < held)[:, None] & (column[None, :] < DIM)
         index = tl.multiple_of(prefix + key * DIM, ALIGNED)
         keys = tl.load(index[:, None] + column[None, :], mask=there, other=0.0)
         values = tl.load(tl.multiple_of(index + prefix_kv, ALIGNED)[:, None] + column[None, :], mask=there, other=0.0)
-        if BIASED:
-            seen = (key < stop)[None, :] & (moment[:, None] < time)
-            bias = tl.load(bias_at + key[None, :], mask=seen, other=0.0).to(tl.float32)
         peak, weight, total = _taken(
-            query, keys, values, bias, key < stop, peak, weight, total, scale, BIASED, PRECISION
+            query, keys, values, key, key < visible, bias_at, moment, time, first_seen, end_seen, peak, weight, total,
+            scale, BIASED, False, PRECISION,
         )  # fmt: skip
 
     stop = tl.minimum(end, before_new)
     for first in range(tl.maximum(start, prefix_slots), stop, BLOCK):
         key = first + offsets
-        slot = key - prefix_slots
         inside = key < stop
         there = (inside & has_window)[:, None] & (column[None, :] < DIM)
-        index = tl.multiple_of(window + slot * DIM, ALIGNED)
+        index = tl.multiple_of(window + (key - prefix_slots) * DIM, ALIGNED)
         keys = tl.load(index[:, None] + column[None, :], mask=there, other=0.0)
         values = tl.load(tl.multiple_of(index + window_kv, ALIGNED)[:, None] + column[None, :], mask=there, other=0.0)
-        if BIASED:
-            seen = inside[None, :] & (moment[:, None] < time)
-            bias = tl.load(bias_at + key[None, :], mask=seen, other=0.0).to(tl.float32)
         peak, weight, total = _taken(
-            query, keys, values, bias, inside, peak, weight, total, scale, BIASED, PRECISION
+            query, keys, values, key, inside, bias_at, moment, time, first_seen, end_seen, peak, weight, total,
+            scale, BIASED, RANGED, PRECISION,
         )  # fmt: skip
-        stays = there & (slot >= time)[:, None]
-        target = tl.multiple_of(following + (slot - time) * DIM, ALIGNED)
-        tl.store(target[:, None] + column[None, :], keys, mask=stays)
-        tl.store(tl.multiple_of(target + window_kv, ALIGNED)[:, None] + column[None, :], values, mask=stays)
 
     for first in range(tl.maximum(start, before_new), end, BLOCK):
         key = first + offsets
@@ -144,17 +171,16 @@ def _attend(  # noqa: PLR0915
         index = tl.multiple_of(new + (key - before_new) * new_time, ALIGNED)
         keys = tl.load(index[:, None] + column[None, :], mask=there, other=0.0)
         values = tl.load(tl.multiple_of(index + new_kv, ALIGNED)[:, None] + column[None, :], mask=there, other=0.0)
-        if BIASED:
-            seen = inside[None, :] & (moment[:, None] < time)
-            bias = tl.load(bias_at + key[None, :], mask=seen, other=0.0).to(tl.float32)
         peak, weight, total = _taken(
-            query, keys, values, bias, inside, peak, weight, total, scale, BIASED, PRECISION
+            query, keys, values, key, inside, bias_at, moment, time, first_seen, end_seen, peak, weight, total,
+            scale, BIASED, RANGED, PRECISION,
         )  # fmt: skip
-        slot = key - prefix_slots - time
-        stays = there & (has_window & (slot >= 0))[:, None]
-        target = tl.multiple_of(following + slot * DIM, ALIGNED)
-        tl.store(target[:, None] + column[None, :], keys, mask=stays)
-        tl.store(tl.multiple_of(target + window_kv, ALIGNED)[:, None] + column[None, :], values, mask=stays)
+
+    if has_window:
+        _keep_window(
+            window, following, new, window_kv, new_kv, new_time, prefix_slots, before_new, time, start, end, DIM,
+            BLOCK_DIM, BLOCK, ALIGNED,
+        )  # fmt: skip
 
     # [row, time, head, dim]: the heads of a frame are contiguous for the output projection
     out = out_ptr + ((row * time + moment[:, None]) * HEADS + head) * DIM + column[None, :]
@@ -187,9 +213,11 @@ def chunk_attention(
     prefix_slots: int,  # columns of the bias for prefixes; those beyond a stream's length must be −inf
     layer: int,
     arrived: Tensor,  # int32 [row × head], zero before and after
+    seen: tuple[Tensor, Tensor] | None = None,  # int32 [stream, time]: first and end of the slots each position sees
 ) -> Tensor:
     """Attention to prefix, window and new keys; writes the next windows. Reference: `nn.streaming.StreamPast.attend`.
 
+    With `seen`, which counts slots of window and new keys, the whole prefix is visible and `bias` is not read.
     # → [row, head, time, dim]
     """
     rows, heads, time, dim = query.shape
@@ -204,16 +232,19 @@ def chunk_attention(
     peaks = torch.empty(shape, dtype=torch.float32, device=query.device)
     weights = torch.empty_like(peaks)
     bias_strides = (0, 0, 0)
+    if seen is not None:
+        bias = None
     if bias is not None:
         bias_strides = (bias.stride(0), bias.stride(1) if bias.shape[1] > 1 else 0, bias.stride(2))
     _attend[(rows, heads, splits)](
-        query, new, query if bias is None else bias, prefixes, lengths, windows, next_windows,
-        out, parts, peaks, weights, arrived,
-        layer, time, slots, prefix_slots, share, splits, rows // windows.shape[0], dim**-0.5,
+        query, new, query if bias is None else bias, *(seen or (lengths, lengths)), prefixes, lengths,
+        windows, next_windows, out, parts, peaks, weights, arrived,
+        layer, time, slots, prefix_slots, share, splits, rows // windows.shape[0], dim**-0.5 * LOG2_E.value,
         *query.stride()[:3], *new.stride()[:4], *bias_strides, *window_strides,
         HEADS=heads, DIM=dim, BLOCK_DIM=block_dim, BLOCK_TIME=block_time, BLOCK=block,
         ALIGNED=math.gcd(16, dim * query.element_size()), BIASED=bias is not None,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+        RANGED=seen is not None, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=4, num_stages=3,
         **chained(query.device, rows * time),
     )  # fmt: skip
     return out.transpose(1, 2)

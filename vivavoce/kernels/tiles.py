@@ -17,7 +17,9 @@ from torch import Tensor
 from vivavoce.nn.quantised_weight import QuantisedWeight
 
 MAX_ROWS = 64
-SMALL_BATCH_ROWS = 160  # up to which products of the flow and the vocoder have small tiles, and launches overlap
+SMALL_BATCH_ROWS = 160  # up to which products of the flow and the vocoder have small tiles
+FUSED_NORM_ROWS = 320  # up to which repeating the norm in every program of the product is cheaper than a launch
+CHAINED_ROWS = 640  # up to which launches of the flow and the vocoder overlap
 MAX_FUSED_ROWS = 16  # of a layer fused with its norm and residual
 MIN_COLUMNS = 16  # of a warp in a fused layer
 CHAINED = "voice of few rows in a chain"  # key of the entry that enables dependent launch for the flow and the vocoder
@@ -160,7 +162,9 @@ def two_powers(columns: int) -> tuple[int, int]:
 
 def product_blocks(rows: int) -> tuple[int, int, int, int]:
     """Rows, outputs and inputs of a tile, and its warps: small batches get many small tiles."""
-    return (16, 32, 256, 4) if rows <= SMALL_BATCH_ROWS else (64, 64, 64, 4)
+    if rows > FUSED_NORM_ROWS:
+        return 64, 64, 64, 4
+    return (16 if rows <= SMALL_BATCH_ROWS else 32), 32, 256, 4
 
 
 def window_attention_name(rows: int, heads: int, dim: int) -> str:

@@ -257,6 +257,20 @@ def visible(span: KeySpan, chunk: int, left_chunks: int | None) -> Tensor:
     return seen
 
 
+def visible_slots(span: KeySpan, chunk: int, left_chunks: int) -> tuple[Tensor, Tensor]:
+    """`visible` as ranges: the first and the end of the slots of window and new keys that each new position sees.
+
+    All of the prefix is visible.  # int32 [stream, time] each
+    """
+    queries, starts = span.query_positions(), span.starts[:, None]
+    query_chunks = queries.div(chunk, rounding_mode="floor")
+    first = torch.maximum((query_chunks - left_chunks) * chunk, span.sinks[:, None])
+    end = torch.minimum((query_chunks + 1) * chunk, starts + span.time if span.ends is None else span.ends[:, None])
+    slots = span.window_slots + span.time
+    first, end = ((edge - starts + span.window_slots).clamp(0, slots).int() for edge in (first, end))
+    return first, end
+
+
 def attention_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """The additive bias of a mask: 0 or −inf.  # [stream, 1, time, key]"""
     streams, time, keys = seen.shape

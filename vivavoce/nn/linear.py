@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from vivavoce import kernels
 from vivavoce.cpu_speed import is_onednn_slow, uses_mkl
+from vivavoce.kernels.tiles import FUSED_NORM_ROWS
 
 _is_postponed = ContextVar("_is_postponed", default=False)
 
@@ -101,7 +102,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * scale).to(x.dtype)
 
 
-SMALL_BATCH_ROWS = 160  # up to which repeating the norm in every program of the product is cheaper than a launch
 MAX_FUSED_ROWS = 4096  # beyond which cuBLAS is faster than the fused kernel
 
 
@@ -115,8 +115,8 @@ def norm_linear(
 ) -> Tensor:
     """`gelu(linear(norm(x))) + residual`; all but the linear are optional.  # [.., outputs]"""
     rows = x.numel() // x.shape[-1]
-    if norm is not None and not (kernels.usable(x) and rows <= SMALL_BATCH_ROWS):
-        x, norm = norm(x), None
+    if norm is not None and not (kernels.usable(x) and rows <= FUSED_NORM_ROWS):
+        x, norm = layer_norm(x, norm), None
     if kernels.usable(x) and rows <= MAX_FUSED_ROWS and (norm is not None or gelu or residual is not None):
         scale_shift_eps = None if norm is None else (norm.weight, norm.bias, norm.eps)
         return kernels.norm_linear(x, weight, bias, scale_shift_eps, gelu, residual)
@@ -126,10 +126,18 @@ def norm_linear(
     return y if residual is None else y + residual
 
 
+def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """`norm(x)` over the last dimension."""
+    if kernels.usable(x):
+        return kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)
+    normed: Tensor = norm(x)
+    return normed
+
+
 def norm_mish(x: Tensor, norm: nn.LayerNorm, added: Tensor | None = None) -> Tensor:
     """`mish(norm(x)) + added`.  # [.., channel], [channel]"""
     if kernels.usable(x):
-        return kernels.norm_mish(x, norm.weight, norm.bias, norm.eps, added)
+        return kernels.layer_norm(x, norm.weight, norm.bias, norm.eps, mish=True, added=added)
     y = functional.mish(norm(x))
     return y if added is None else y + added
 

@@ -151,8 +151,10 @@ class AddressedPast:
         contexts: Sequence[Tensor],  # per convolution: [row, context, channel]
         next_contexts: Sequence[Tensor],
         arrived: Tensor,  # int32 [row × head], zero
+        seen: tuple[Tensor, Tensor] | None = None,  # of `visible_slots`; None: `attend` is given a bias
     ) -> None:
         self._addresses = addresses
+        self._seen = seen
         self._layers = layers
         self._contexts = iter(zip(contexts, next_contexts, strict=True))
         self._arrived = arrived
@@ -173,6 +175,7 @@ class AddressedPast:
             past.prefix_slots,
             next(self._layers),
             self._arrived,
+            self._seen,
         )
 
     def convolve(self, conv: CausalConv1d, x: Tensor) -> Tensor:

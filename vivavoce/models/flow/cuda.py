@@ -250,8 +250,9 @@ class GraphedFlow(StreamingFlow):
         named: dict[str, Any] = dict(zip(FlowCache.CONTEXT_AXES, contexts, strict=True))
         cache = replace(self._blank, **named)
         next_cache = cache.empty_like_this()
-        pasts = addressed_pasts(self.config.estimator, past, cache, next_cache)
         span = KeySpan(starts, hop.time, sinks, hop.prefix_slots, slots, ends)
+        seen = self.seen_frames(span, hop.left_chunks)
+        pasts = addressed_pasts(self.config.estimator, past, cache, next_cache, seen)
         codes, chunk = packed[:, NUMBERS:], self.config.chunk
         mel = self.decode(FlowPass(codes, speaker, prompt_mel, span, pasts, chunk, hop.left_chunks))
         return mel, *_contexts(next_cache)

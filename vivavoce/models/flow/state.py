@@ -324,9 +324,16 @@ def addressable(voices: Sequence[FlowVoice], cache: FlowCache, frames: int) -> b
 
 
 def addressed_pasts(
-    estimator: EstimatorSizes, past: FlowAddresses, contexts: FlowCache, next_contexts: FlowCache
+    estimator: EstimatorSizes,
+    past: FlowAddresses,
+    contexts: FlowCache,
+    next_contexts: FlowCache,
+    seen: tuple[Tensor, Tensor],
 ) -> Pasts:
-    """The pasts of a pass on addresses. The caches supply contexts and head sizes; their windows are not read."""
+    """The pasts of a pass on addresses. The caches supply contexts and head sizes; their windows are not read.
+
+    `seen` are the slots that each frame sees in the estimator, as `visible_slots` returns them.
+    """
     streams, ratio = past.sinks.shape[0], contexts.ratio
     layouts = []
     for index, name in enumerate(WINDOWS):
@@ -352,7 +359,7 @@ def addressed_pasts(
     def mel_at(step: int) -> AddressedPast:
         both = [each.mel_contexts[step] for each in (contexts, next_contexts)]
         old, new = (each.view(-1, *each.shape[-2:]).split(channels, dim=-1) for each in both)
-        return AddressedPast(layouts[2], mel_layers, old, new, arrived)
+        return AddressedPast(layouts[2], mel_layers, old, new, arrived, seen)
 
     return Pasts(
         AddressedPast(layouts[0], count(), [contexts.lookahead_context], [next_contexts.lookahead_context], arrived),

@@ -32,7 +32,7 @@ from vivavoce.models.flow.state import (
     addressable,
     addressed_pasts,
 )
-from vivavoce.nn.attention import KeySpan
+from vivavoce.nn.attention import KeySpan, visible_slots
 from vivavoce.nn.modules import allocating
 from vivavoce.nn.streaming import Past, Silence, StreamPast
 
@@ -254,14 +254,19 @@ class StreamingFlow(nn.Module):
         """
         if left_chunks is not None and addressable(voices, cache, span.time * self.config.ratio):
             next_cache = cache.empty_like_this()
-            pasts = addressed_pasts(
-                self.config.estimator, FlowAddresses.of(voices, cache, next_cache), cache, next_cache
-            )
+            addresses = FlowAddresses.of(voices, cache, next_cache)
+            seen = self.seen_frames(span, left_chunks)
+            pasts = addressed_pasts(self.config.estimator, addresses, cache, next_cache, seen)
         else:
             next_cache = cache.resize_windows(cache.code_slots + span.time) if left_chunks is None else cache
             pasts = self._pasts(voices, cache, next_cache)
         conditions, chunk = self._conditions(voices, span), self.config.chunk
         return self.decode(FlowPass(codes, *conditions, span, pasts, chunk, left_chunks)), next_cache
+
+    def seen_frames(self, span: KeySpan, left_chunks: int) -> tuple[Tensor, Tensor]:
+        """The slots that each new mel frame sees under a left window."""
+        ratio = self.config.ratio
+        return visible_slots(span.scaled(ratio), self.config.chunk * ratio, left_chunks)
 
     def span(self, voices: Sequence[FlowVoice], starts: Sequence[int], time: int, cache: FlowCache) -> KeySpan:
         """Positions of the next `time` codes of a batch of streams."""
