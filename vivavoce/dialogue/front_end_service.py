@@ -42,6 +42,7 @@ from vivavoce.log import log_failure
 logger = logging.getLogger(__name__)
 
 MAX_DELAYS = 512
+SLICE_SECONDS = 0.002  # for which results are delivered before other callbacks of the event loop run
 
 
 @dataclass(eq=False)
@@ -150,6 +151,7 @@ class FrontEndWorker(asyncio.Protocol):
         self._ids: dict[ServedFrontEnd, int] = {}
         self._count = 0
         self._outgoing: list[tuple[int, Message]] = []
+        self._answers: deque[Answer] = deque()  # not delivered yet
         self._reader = MessageReader()
         self._transport: asyncio.WriteTransport | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -213,14 +215,27 @@ class FrontEndWorker(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop: deliver the results of whole messages."""
+        """Called by the event loop: take the results of whole messages."""
         answers: list[Answer] | None
         for answers in self._reader.feed(data):
             if answers is None:
                 self._warmed()
-            for id, samples, heard in answers or ():
-                if id in self.sessions:
-                    self.sessions[id].receive(samples, heard)
+                continue
+            is_idle = not self._answers
+            self._answers.extend(answers)
+            if is_idle:
+                self._deliver()
+
+    def _deliver(self) -> None:
+        """Deliver results, in slices: a message has those of all conversations, and timers must not wait for them."""
+        loop = asyncio.get_running_loop()
+        stop = loop.time() + SLICE_SECONDS
+        while self._answers and loop.time() < stop:
+            id, samples, heard = self._answers.popleft()
+            if id in self.sessions:
+                self.sessions[id].receive(samples, heard)
+        if self._answers:
+            loop.call_soon(self._deliver)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the event loop."""
@@ -230,6 +245,7 @@ class FrontEndWorker(asyncio.Protocol):
             return
         logger.error("an audio front end process ended; another takes its %d conversations", len(self.sessions))
         self._outgoing = [(id, session.opened) for id, session in self.sessions.items()]
+        self._answers.clear()
         for session in self.sessions.values():
             session.drop_pending()
         self._restarting = asyncio.get_running_loop().create_task(self._restart())

@@ -67,7 +67,7 @@ class PacingPolicy:
     """Seconds for which a reply rests while its first audio is decoded, so that the decoder has the device."""
 
 
-ON_GRAPHS = PacingPolicy(calm_lead=5.0, spare_lead=4.0)
+ON_GRAPHS = PacingPolicy(calm_lead=5.0, spare_lead=3.0)
 """For devices with CUDA graphs, whose codec decodes many replies in one pass: with larger leads it is given long hops,
 which cost a third of short ones."""
 

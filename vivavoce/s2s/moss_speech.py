@@ -59,7 +59,7 @@ class TurnPace(NamedTuple):
 
 
 CPU_PACE, QUICK_PACE = TurnPace(3, 1), TurnPace(1, 1)
-CROWDED_PACE = TurnPace(24, 64)  # a step with a prefill is not replayed as a graph, and delays all replies
+CROWDED_PACE = TurnPace(32, 64)  # a step with a prefill is not replayed as a graph, and delays all replies
 
 
 @dataclass(frozen=True)
