@@ -57,13 +57,13 @@ class PassTimes:
 H200 = PassTimes(
     step=Curve(((1, 4.35), (8, 4.8), (32, 6.5), (64, 11.0), (128, 14.0), (256, 25.0))),
     hops={
-        5: Curve(((1, 22.7), (4, 28.7), (8, 36.8), (16, 53.1), (32, 76.8))),
-        10: Curve(((1, 23.5), (4, 40.0), (8, 47.6), (16, 62.7), (32, 99.6))),
-        20: Curve(((1, 28.6), (4, 49.7), (8, 63.1), (16, 90.0), (32, 149.0))),
+        5: Curve(((1, 18.3), (4, 26.8), (8, 35.3), (16, 41.4), (32, 57.4))),
+        10: Curve(((1, 19.3), (4, 31.2), (8, 31.5), (16, 44.3), (32, 63.6))),
+        20: Curve(((1, 22.0), (4, 36.0), (8, 45.0), (16, 65.0), (32, 106.7))),
     },
     encoder=Curve(((1, 2.2), (4, 2.6), (16, 4.2), (32, 4.8))),
 )
-"""Steps from `viva bench lm`, hops from `viva bench serve`, each in isolation; batches of 8 replies are interpolated.
+"""Steps from `viva bench lm`, hops timed in isolation; those of 20 codes with fewer than 32 replies are interpolated.
 
 Encoder times are 0.8 of the isolated ones: fitted, with `CONTENTION_FACTOR`, to runs of 64 and 128 sessions.
 """
