@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from vivavoce.kernels.tiles import Entries, Tile, name_around, store_tiles, tile_for, tile_name, window_attention_name
+from vivavoce.kernels.tiles import (
+    FUSED_NORM_ROWS,
+    Entries,
+    Tile,
+    name_around,
+    store_tiles,
+    tile_for,
+    tile_name,
+    window_attention_name,
+)
 from vivavoce.kernels.tiles import tiles as known_tiles
 
 AVAILABLE = importlib.util.find_spec("triton") is not None
@@ -49,6 +58,7 @@ def usable(x: Tensor) -> bool:
 
 __all__ = [
     "AVAILABLE",
+    "FUSED_NORM_ROWS",
     "MAX_CHUNK_FRAMES",
     "MAX_DRAW_COLUMNS",
     "MAX_UNTILED_ROWS",

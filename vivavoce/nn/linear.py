@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from vivavoce import kernels
 from vivavoce.cpu_speed import is_onednn_slow, uses_mkl
-from vivavoce.kernels.tiles import FUSED_NORM_ROWS
 
 _is_postponed = ContextVar("_is_postponed", default=False)
 
@@ -115,7 +114,7 @@ def norm_linear(
 ) -> Tensor:
     """`gelu(linear(norm(x))) + residual`; all but the linear are optional.  # [.., outputs]"""
     rows = x.numel() // x.shape[-1]
-    if norm is not None and not (kernels.usable(x) and rows <= FUSED_NORM_ROWS):
+    if norm is not None and not (kernels.usable(x) and rows <= kernels.FUSED_NORM_ROWS):
         x, norm = layer_norm(x, norm), None
     if kernels.usable(x) and rows <= MAX_FUSED_ROWS and (norm is not None or gelu or residual is not None):
         scale_shift_eps = None if norm is None else (norm.weight, norm.bias, norm.eps)

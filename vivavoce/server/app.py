@@ -40,8 +40,10 @@ from vivavoce.server.rest.http import (
     page_routes,
     readiness_response,
 )
+from vivavoce.server.stalls import StallWatch
 from vivavoce.server.wire import WireError
 
+STALL_SECONDS = 0.1  # of the event loop; longer ones are logged
 WEBHOOK_SECONDS = 5.0  # for the last ones when the server ends
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
@@ -121,7 +123,7 @@ class RealtimeServer:
         webhooks = self.sessions.webhooks
         background = [self.sessions.sweep(), self.sessions.cleanup.run(), self.loop_monitor.run()]
         tasks = [asyncio.create_task(each) for each in (*background, *([webhooks.run()] if webhooks else []))]
-        with self.metrics.exceptions.counting():
+        with self.metrics.exceptions.counting(), StallWatch(STALL_SECONDS).watching():
             yield
             await self.sessions.close()
             if webhooks is not None:

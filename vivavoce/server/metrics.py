@@ -78,7 +78,7 @@ class Metrics:
         self.lag = Histogram(
             "event_loop_lag_seconds",
             "Lateness of a timer.",
-            buckets=(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5),
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5),
             **common,
         )
         self.door_statistics: Callable[[], Mapping[int, DoorStatistics]] = dict
