@@ -127,7 +127,7 @@ class TranscriptionJob(Generic[Result]):
 
     def _answer(self, request: Question) -> Answer:
         if isinstance(request, DetectLanguage):
-            return self._engine.transcriber.likeliest_language(request.memory)
+            return self._engine.transcriber.likeliest_language(request)
         if isinstance(request, EncodeWindow):
             self._engine.driver.call(self._release_window)
             self._encoding = self._engine.batcher.submit(request.mel, ENCODING_SECONDS)

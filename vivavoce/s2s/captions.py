@@ -1,7 +1,6 @@
 """Captions of spoken replies, and transcription by the speech-to-speech model itself."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.dialogue.backend import Piece, ReplyPlan, Spoke, Wrote
 from vivavoce.dialogue.events import Samples
-from vivavoce.dialogue.history import speaking_seconds
+from vivavoce.dialogue.history import WORD, speaking_seconds
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.moss_speech.codec import DECODER_RATE
 from vivavoce.models.moss_speech.prompt import Turn
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 PAUSE_DBFS = -45.0
 AHEAD_SECONDS = 1.0  # captions that are less far ahead of playback are brought forward
 PARTIAL_SECONDS = 0.8  # of new sound between two captions of an unfinished segment
-WORD = re.compile(r"\s*(?:[\u2e80-\uffff]|[^\s\u2e80-\uffff]+)")  # a word, or a letter of a script without spaces
 
 
 @dataclass
@@ -76,7 +74,7 @@ class Captions:
     def __init__(self, backend: "MossSpeechBackend", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]) -> None:
         self._captioner = backend.options.captioner
         self.delays_sound = backend.options.words_first and self._captioner is not None
-        self._words, self._language, self._put = backend.words, plan.settings.language, put
+        self._words, self._language, self._put = backend.words, plan.settings.recognition.language, put
         self._min_samples = round(backend.options.caption_seconds * DECODER_RATE)
         self._played = plan.played
         self._segment = Segment(0.0)

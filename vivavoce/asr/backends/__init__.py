@@ -54,6 +54,11 @@ __all__ = [
 class Backend(Protocol):
     """Transcribes samples at 16 kHz."""
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes of the languages that it knows."""
+        ...
+
     def own_language(self, samples: torch.Tensor) -> str:
         """The language of the transcript if none is given.  # [time]"""
         ...
@@ -87,6 +92,11 @@ class OwnBackend:
     def engine(self) -> TranscribingEngine:
         """Created on first use: a server on a GPU does not need it, since all requests share another engine."""
         return TranscribingEngine(self.transcriber, self._device, windows=self._parallel, drafts=self._drafts)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes of the languages that it knows."""
+        return self.transcriber.languages
 
     def own_language(self, samples: torch.Tensor) -> str:
         """The language of the transcript if none is given.  # [time]"""

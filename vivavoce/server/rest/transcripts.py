@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypedDict
 
+from vivavoce.server.realtime.server_events import DetectedLanguage, Logprob
 from vivavoce.server.rest.languages import language_name
 
 Task = Literal["transcribe", "translate"]
@@ -32,6 +33,8 @@ class WireSegment:
     speaker: str | None = None
     measures: "SegmentMeasures | None" = None
     """None: the recogniser has none, and the response leaves them out."""
+    logprobs: tuple[Logprob, ...] = ()
+    """Of its tokens, where they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,10 @@ def wire_segment(segment: Any) -> WireSegment:
         segment.tokens, segment.temperature, segment.average_logprob, segment.compression, segment.no_speech
     )
     known = measures if segment.tokens else None
-    return WireSegment(segment.text, segment.start, segment.end, words, segment.language, measures=known)
+    logprobs = tuple(Logprob(each.text, list(each.data), each.logprob) for each in segment.logprobs)
+    return WireSegment(
+        segment.text, segment.start, segment.end, words, segment.language, measures=known, logprobs=logprobs
+    )
 
 
 class TranscriptionUsage(TypedDict):
@@ -67,6 +73,8 @@ class PlainTranscript(TypedDict):
 
     text: str
     usage: TranscriptionUsage
+    logprobs: NotRequired[list[Logprob]]
+    languages: NotRequired[list[DetectedLanguage]]
 
 
 class VerboseWord(TypedDict):
@@ -150,18 +158,23 @@ def render(
     if format == "vtt":
         return "WEBVTT\n\n" + _subtitles(segments, ".", numbered=False)
     if format == "verbose_json":
-        transcript = VerboseTranscript(
+        verbose = VerboseTranscript(
             task=task, language=_language(segments, task), duration=seconds, text=text, usage=usage
         )
         if with_words:
-            transcript["words"] = [_word(word) for segment in segments for word in segment.words]
+            verbose["words"] = [_word(word) for segment in segments for word in segment.words]
         if with_segments:
-            transcript["segments"] = [_verbose(segment, index) for index, segment in enumerate(segments)]
-        return transcript
+            verbose["segments"] = [_verbose(segment, index) for index, segment in enumerate(segments)]
+        return verbose
     if format == "diarized_json":
         parts = [_diarized(segment, index) for index, segment in enumerate(segments)]
         return DiarizedTranscript(task=task, duration=seconds, text=text, segments=parts, usage=usage)
-    return PlainTranscript(text=text, usage=usage)
+    transcript = PlainTranscript(text=text, usage=usage)
+    if logprobs := [each for segment in segments for each in segment.logprobs]:
+        transcript["logprobs"] = logprobs
+    if languages := dict.fromkeys(segment.language for segment in segments if segment.language):
+        transcript["languages"] = [DetectedLanguage(code) for code in languages]
+    return transcript
 
 
 def _diarized(segment: WireSegment, index: int) -> DiarizedSegment:
