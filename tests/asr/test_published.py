@@ -15,7 +15,8 @@ from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.models.whisper.config import WhisperTokens
 from vivavoce.models.whisper.files import open_whisper
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.vocabulary import MULTILINGUAL_RANKS, tokenizer_of_ranks
 from vivavoce.train.front_desk.answers import normalise
 

@@ -29,16 +29,16 @@ from vivavoce.models.whisper.cuda import WindowEncoder
 from vivavoce.models.whisper.decoding import Text, best_text
 from vivavoce.models.whisper.engine import BEGUN, TOKEN, WhisperWriter
 from vivavoce.models.whisper.model import WhisperDecoder
-from vivavoce.models.whisper.transcriber import (
+from vivavoce.models.whisper.steps import (
     Answer,
     DetectLanguage,
     EncodeWindow,
     Question,
     TranscriptionOptions,
     TranscriptSegment,
-    WhisperTranscriber,
     WriteText,
 )
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.runtime.async_engine import AsyncEngine
 from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.runtime.executor import DeadlineExecutor, executor_for

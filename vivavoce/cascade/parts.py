@@ -30,7 +30,8 @@ from vivavoce.dialogue.backend import (
 )
 from vivavoce.dialogue.events import ConversationSettings, RecognitionSettings, Samples, TokenLogprob
 from vivavoce.implementations import choose_turn_recogniser
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.nn.process_settings import serving_pace
 from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.runtime.event_loop import iterate_on_thread

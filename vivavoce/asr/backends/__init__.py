@@ -24,7 +24,8 @@ from vivavoce.models.checkpoint import is_pickled
 from vivavoce.models.registry import moonshine_folder, openai_whisper_file
 from vivavoce.models.whisper.cpu import OptimisedEncoder, has_plain_products, optimise_encoder, to_bf16, to_int8
 from vivavoce.models.whisper.files import read_sizes
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.vocabulary import ENGLISH_RANKS, MULTILINGUAL_RANKS
 
 BackendName = Literal["auto", "ours", "faster-whisper", "moonshine"]

@@ -23,17 +23,17 @@ from vivavoce.models.whisper.alignment import TimedWord
 from vivavoce.models.whisper.config import WhisperConfig
 from vivavoce.models.whisper.decoding import Text
 from vivavoce.models.whisper.model import Whisper, WindowMemory
-from vivavoce.models.whisper.transcriber import (
+from vivavoce.models.whisper.steps import (
     Answer,
     DetectLanguage,
     EncodeWindow,
     Question,
     TranscriptionOptions,
     TranscriptSegment,
-    WhisperTranscriber,
     WriteText,
     run_steps,
 )
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 
 CONVERTED = "model.bin"
 COPIED = ("tokenizer.json", "preprocessor_config.json", "generation_config.json")

@@ -13,7 +13,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.hub import resolve
 from vivavoce.models.registry import MOONSHINE_DECODER, MOONSHINE_ENCODER, moonshine_folder
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.steps import TranscriptionOptions, TranscriptSegment
 
 RATE = 16_000
 MAX_SECONDS = 30.0  # per piece; its authors advise against more

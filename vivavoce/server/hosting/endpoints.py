@@ -11,7 +11,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import InputError
-from vivavoce.models.whisper.transcriber import TranscriptionOptions
+from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.server.host import TranscriptionRequest
 from vivavoce.server.rest.transcripts import WireSegment, wire_segment
 from vivavoce.tts.style import Directable

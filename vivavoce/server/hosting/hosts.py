@@ -21,6 +21,7 @@ from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
+from vivavoce.s2s.read_aloud import ReadAloud
 from vivavoce.server.host import ModelAbilities, ModelCard
 from vivavoce.server.hosting.config import DEFAULT_MODEL, ServingOptions
 from vivavoce.server.hosting.endpoints import ASREndpoint, TTSEndpoint, request_gauges
@@ -129,6 +130,8 @@ class SpeechHost:
     transcriber: ASREndpoint | None = None
     sees_images: bool = False
     """Whether its chat endpoint does."""
+    reader: ReadAloud | None = None
+    """Speaks given words in the voice of a speech-to-speech model that was trained to."""
     is_ready: bool = False
 
     @property
@@ -147,9 +150,14 @@ class SpeechHost:
         return LiveConversation(self.pipeline, settings, replace(self.options, transcriber=transcriber))
 
     async def announce(self, text: str, voice: str | None, speed: float) -> AsyncGenerator[Samples, None]:
-        """The sound of a text: by the cascade's synthesizer, or by the TTS model beside a speech-to-speech model."""
+        """The sound of a text: by the cascade's synthesizer, by a speech-to-speech model that reads it aloud, or by the
+        TTS model beside one."""
         if isinstance(self.pipeline, LoadedCascade):
             async for samples in self.pipeline.voice.speak(text, voice, speed):
+                yield samples
+            return
+        if self.reader is not None and await self.reader.can_read(text):
+            async for samples in self.reader.speak(text, voice, speed):
                 yield samples
             return
         assert self.speech is not None
@@ -240,6 +248,8 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     replies = MossSpeechOptions(captioner=recogniser or "model", words_first=dialogue.speaking.moderation is not None)
     pipeline = load_speech(model, options.device, options.codec, options.voice, replies, options.dtype, options.engine)
     host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser, card=_speech_card(model))
+    if model == DEFAULT_MODEL:
+        host.reader = ReadAloud(pipeline)
     host.transcriber = transcriber or ASREndpoint(
         BUNDLED_ASR, None, partial(LocalRecogniser.load, BUNDLED_ASR, "auto", options.device, options.asr_gate)
     )

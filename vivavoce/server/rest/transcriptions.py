@@ -9,12 +9,12 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from vivavoce.server.auth import Identity
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.host import FileTranscriber, TranscriptionRequest
-from vivavoce.server.realtime.server_events import DurationUsage, Logprob
+from vivavoce.server.realtime.server_events import DurationUsage
 from vivavoce.server.rest.audio_files import decoded
 from vivavoce.server.rest.http import json_response, one_of, read_upload, unless_disconnected, within
 from vivavoce.server.rest.languages import language_code
 from vivavoce.server.rest.server_sent import StreamEvent, sse
-from vivavoce.server.rest.transcripts import FORMATS, WireSegment, render, whole_text
+from vivavoce.server.rest.transcripts import FORMATS, LogprobObject, WireSegment, render, whole_text
 from vivavoce.server.wire import WireError
 
 UNSUPPORTED_FIELDS = ("known_speaker_names", "known_speaker_references")
@@ -115,7 +115,7 @@ def _check_fields(values: Mapping[str, str]) -> None:
 
 class TranscriptTextDelta(StreamEvent, tag="transcript.text.delta"):
     delta: str
-    logprobs: list[Logprob] | UnsetType = UNSET
+    logprobs: list[LogprobObject] | UnsetType = UNSET
 
 
 class TranscriptTextSegment(StreamEvent, tag="transcript.text.segment"):
@@ -129,7 +129,7 @@ class TranscriptTextSegment(StreamEvent, tag="transcript.text.segment"):
 class TranscriptTextDone(StreamEvent, tag="transcript.text.done"):
     text: str
     usage: DurationUsage
-    logprobs: list[Logprob] | UnsetType = UNSET
+    logprobs: list[LogprobObject] | UnsetType = UNSET
 
 
 async def _transcript_events(

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypedDict
 
-from vivavoce.server.realtime.server_events import DetectedLanguage, Logprob
 from vivavoce.server.rest.languages import language_name
 
 Task = Literal["transcribe", "translate"]
@@ -33,7 +32,7 @@ class WireSegment:
     speaker: str | None = None
     measures: "SegmentMeasures | None" = None
     """None: the recogniser has none, and the response leaves them out."""
-    logprobs: tuple[Logprob, ...] = ()
+    logprobs: "tuple[LogprobObject, ...]" = ()
     """Of its tokens, where they were asked for."""
 
 
@@ -55,10 +54,26 @@ def wire_segment(segment: Any) -> WireSegment:
         segment.tokens, segment.temperature, segment.average_logprob, segment.compression, segment.no_speech
     )
     known = measures if segment.tokens else None
-    logprobs = tuple(Logprob(each.text, list(each.data), each.logprob) for each in segment.logprobs)
+    logprobs = tuple(
+        LogprobObject(token=each.text, bytes=list(each.data), logprob=each.logprob) for each in segment.logprobs
+    )
     return WireSegment(
         segment.text, segment.start, segment.end, words, segment.language, measures=known, logprobs=logprobs
     )
+
+
+class LogprobObject(TypedDict):
+    """A token of a transcript, its bytes and the logarithm of its probability."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class LanguageObject(TypedDict):
+    """A language that was detected."""
+
+    code: str
 
 
 class TranscriptionUsage(TypedDict):
@@ -73,8 +88,8 @@ class PlainTranscript(TypedDict):
 
     text: str
     usage: TranscriptionUsage
-    logprobs: NotRequired[list[Logprob]]
-    languages: NotRequired[list[DetectedLanguage]]
+    logprobs: NotRequired[list[LogprobObject]]
+    languages: NotRequired[list[LanguageObject]]
 
 
 class VerboseWord(TypedDict):
@@ -173,7 +188,7 @@ def render(
     if logprobs := [each for segment in segments for each in segment.logprobs]:
         transcript["logprobs"] = logprobs
     if languages := dict.fromkeys(segment.language for segment in segments if segment.language):
-        transcript["languages"] = [DetectedLanguage(code) for code in languages]
+        transcript["languages"] = [LanguageObject(code=code) for code in languages]
     return transcript
 
 
