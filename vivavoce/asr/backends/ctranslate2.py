@@ -101,7 +101,7 @@ class FasterWhisper:
 
 def _refuse_logprobs(options: TranscriptionOptions | None) -> None:
     if options is not None and options.logprobs:
-        raise InputError("faster-whisper tells no log-probabilities of tokens; use --backend ours")
+        raise InputError("faster-whisper returns no log-probabilities of tokens; use --backend ours")
 
 
 @dataclass(frozen=True)

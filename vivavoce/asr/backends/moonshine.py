@@ -101,7 +101,7 @@ def _check(options: TranscriptionOptions) -> None:
     if options.prompt or options.hotwords:
         raise InputError("Moonshine takes no prompt and no keywords; use a Whisper")
     if options.logprobs:
-        raise InputError("Moonshine tells no log-probabilities of tokens; use a Whisper")
+        raise InputError("Moonshine returns no log-probabilities of tokens; use a Whisper")
 
 
 def pieces(samples: NDArray[np.float32]) -> Iterator[tuple[int, int]]:

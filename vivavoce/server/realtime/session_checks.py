@@ -76,7 +76,7 @@ def _refuse_in_session(
     change: SessionParams, detector: str, abilities: ModelAbilities, models: Sequence[str], param: str
 ) -> None:
     if change.include and not abilities.recognition.logprobs:
-        raise unsupported(f"{param}.include", "The recogniser tells no log probabilities.")
+        raise unsupported(f"{param}.include", "The recogniser returns no log probabilities.")
     if isinstance(change.truncation, RetentionRatio) and not abilities.retention_ratio:
         raise unsupported(f"{param}.truncation", "The chat model truncates its history itself.")
     if isinstance(change.model, str) and change.model in models[1:]:
