@@ -16,7 +16,7 @@ from vivavoce.device import pick
 from vivavoce.errors import CheckpointError, InputError, MissingDependencyError
 from vivavoce.models.whisper.config import SIZES
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.whisper.transcriber import TranscriptionOptions
+from vivavoce.models.whisper.steps import TranscriptionOptions
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from vivavoce.audio.io import read
 from vivavoce.bench.asr import BUNDLED, spoken_sentences
 from vivavoce.cpu_speed import is_int8_fast
 from vivavoce.errors import InputError
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.steps import TranscriptionOptions, TranscriptSegment
 from vivavoce.train.asr.evaluate import score_texts
 
 RATE = 16_000

@@ -11,7 +11,8 @@ from tests.asr.test_transcribe import folder, noise, transcriber  # noqa: F401 -
 from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.device import pick
 from vivavoce.models.whisper.engine import WhisperWriter
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 
 SOUNDS = [torch.from_numpy(noise(seconds, seed)) for seed, seconds in enumerate((1.3, 6.2, 2.0, 3.9, 0.6))]
 

@@ -13,7 +13,8 @@ from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.device import pick
 from vivavoce.models.whisper.config import WhisperConfig, WhisperSettings, WhisperTokens
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 
 CPU = pick("cpu")
 GREEDY = (0.0,)

@@ -15,7 +15,8 @@ from vivavoce.device import pick
 from vivavoce.errors import CheckpointError
 from vivavoce.models.whisper.drafts import PieceGuesser, WhisperHeads, distilled, save_decoder
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.nn.modules import fill_randomly
 
 CPU = pick("cpu")

@@ -11,11 +11,13 @@ from vivavoce.asr.backends import MoonshineBackend, load_backend
 from vivavoce.asr.backends.ctranslate2 import load_converted
 from vivavoce.bench.asr import LabelledRecording, spoken_sentences
 from vivavoce.bench.recognisers import characters
+from vivavoce.errors import InputError
 from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.models.whisper.config import WhisperTokens
 from vivavoce.models.whisper.files import open_whisper
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.vocabulary import MULTILINGUAL_RANKS, tokenizer_of_ranks
 from vivavoce.train.front_desk.answers import normalise
 
@@ -143,3 +145,33 @@ def test_a_folder_of_openais_needs_only_its_weights(published_model, english, tm
     assert hub.resolve(str(tmp_path)) == tmp_path
     backend = load_backend(tmp_path, "ours", "cpu", "float32")
     assert normalise(texts_of(backend, english[:1], GREEDY)[0]) == normalise(english[0].text)
+
+
+@pytest.mark.parametrize("backend", ["ours", "faster-whisper"])
+def test_a_language_is_detected_among_those_that_are_named(published_model, english, backend):
+    loaded = load_backend(published_model("whisper-base"), backend, "cpu", "float32")
+    spoken = english[0].samples
+    options = TranscriptionOptions(timestamps=False, temperatures=(0.0,))
+    detected = {}
+    for languages in ((), ("fr", "en"), ("zh", "ja"), ("de",)):
+        segments = list(loaded.segments(spoken, replace(options, languages=languages)))
+        detected[languages] = {segment.language for segment in segments}
+    assert detected[()] == detected["fr", "en"] == {"en"} and detected["de",] == {"de"}
+    assert len(detected["zh", "ja"]) == 1 and detected["zh", "ja"] < {"zh", "ja"}
+
+
+def test_log_probabilities_sum_to_those_of_the_text(published_model, english):
+    loaded = load_backend(published_model("whisper-base"), "ours", "cpu", "float32")
+    (segment,) = loaded.segments(english[0].samples, replace(GREEDY, logprobs=True))
+    assert b"".join(each.data for each in segment.logprobs).decode() == segment.text
+    # The mean of a segment counts the end of its text too, which is all but certain.
+    mean = sum(each.logprob for each in segment.logprobs) / (len(segment.logprobs) + 1)
+    assert mean == pytest.approx(segment.average_logprob, abs=0.02)
+
+
+def test_moonshine_refuses_what_it_cannot_follow(published_model, english):
+    loaded = load_backend(published_model("moonshine-base-en"), "moonshine", "cpu")
+    for options in ({"prompt": "Hotels."}, {"hotwords": ("curry",)}, {"logprobs": True}, {"languages": ("zh", "ja")}):
+        with pytest.raises(InputError, match="Moonshine"):
+            list(loaded.segments(english[0].samples, TranscriptionOptions(**options)))
+    assert list(loaded.segments(english[0].samples, TranscriptionOptions(languages=("en", "fr"))))

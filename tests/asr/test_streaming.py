@@ -22,7 +22,8 @@ from vivavoce.asr.streaming import (
 )
 from vivavoce.device import pick
 from vivavoce.errors import InputError
-from vivavoce.models.whisper.transcriber import EncodeWindow, TranscriptionOptions, WhisperTranscriber
+from vivavoce.models.whisper.steps import EncodeWindow, TranscriptionOptions
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 
 OPTIONS = TranscriptionOptions(padding="trim", language="en")
 

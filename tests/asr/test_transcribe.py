@@ -18,12 +18,8 @@ from vivavoce.models.whisper.alignment import TimedWord
 from vivavoce.models.whisper.config import WhisperConfig, WhisperSettings, WhisperTokens
 from vivavoce.models.whisper.decoding import cut_segments
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.whisper.transcriber import (
-    TranscriptionOptions,
-    TranscriptSegment,
-    WhisperTranscriber,
-    is_hallucination,
-)
+from vivavoce.models.whisper.steps import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.transcriber import WhisperTranscriber, is_hallucination
 from vivavoce.train.asr import Vocabulary, save_whisper
 
 RATE = 16_000

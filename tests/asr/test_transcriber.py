@@ -16,7 +16,7 @@ from vivavoce.asr import Transcriber
 from vivavoce.audio.io import read
 from vivavoce.bench.asr import BUNDLED
 from vivavoce.cli import app
-from vivavoce.models.whisper.transcriber import TranscriptionOptions
+from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting.config import ServingOptions

@@ -18,6 +18,7 @@ from vivavoce.dialogue.events import (
     InputTranscript,
     Item,
     Message,
+    RecognitionSettings,
     ReplyAudio,
     ReplyDone,
     ReplyItemStarted,
@@ -225,7 +226,9 @@ async def test_a_spoken_item_is_recognised_at_its_own_rate(serve, rate):
 async def test_a_turn_without_words_is_not_answered(serve):
     endpoint = serve(words("Pardon?"))
     said = np.concatenate([silence(0.5), talk(1.0), silence(0.7)])
-    events, voice, _, _ = await converse(endpoint, said, ConversationSettings(language="nobody's"))
+    events, voice, _, _ = await converse(
+        endpoint, said, ConversationSettings(recognition=RecognitionSettings(("nobody's",)))
+    )
     assert not endpoint.asked and not voice.said
     assert next(event for event in events if isinstance(event, ReplyDone)).reason == "completed"
 

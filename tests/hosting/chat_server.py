@@ -1,7 +1,8 @@
 """A chat server with OpenAI's `/chat/completions`, streamed, as a process of its own: `python chat_server.py`.
 
 It prints its port. Where a tool is offered that the question names, it calls it; a tool's answer it tells; anything
-else it repeats. As OpenAI's, it refuses calls whose outputs do not follow them, in words that quote the request.
+else it repeats, the addresses of images too. As OpenAI's, it refuses calls whose outputs do not follow them, in words
+that quote the request.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 def pieces(body: dict[str, Any]) -> list[dict[str, Any]]:
     """The deltas of an answer."""
     last = body["messages"][-1]
-    question = last.get("content") or ""
+    question = text_of(last.get("content") or "")
     if last["role"] == "tool":
         return [{"content": word} for word in ("The desk ", "says: ", question, ".")]
     tool = next(
@@ -23,6 +24,15 @@ def pieces(body: dict[str, Any]) -> list[dict[str, Any]]:
         rest = [{"index": 0, "function": {"arguments": part}} for part in ('{"seats"', ": 3}")]
         return [{"tool_calls": [part]} for part in (first, *rest)]
     return [{"content": word} for word in ("You said: ", question, ". ", "That is all.")]
+
+
+def text_of(content: str | list[dict[str, Any]]) -> str:
+    """The text of a message, and what it shows."""
+    if isinstance(content, str):
+        return content
+    shown = [part["image_url"] for part in content if part["type"] == "image_url"]
+    text = "".join(part["text"] for part in content if part["type"] == "text")
+    return " ".join([text, *(f"{image['url']} in {image['detail']} detail" for image in shown)])
 
 
 def is_valid(messages: list[dict[str, Any]]) -> bool:

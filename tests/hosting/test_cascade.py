@@ -23,6 +23,7 @@ CONFIG = """
 chat = "{chat}"
 asr = "{asr}"
 tts = "{tts}"
+chat_images = true
 [moderation]
 words = "{words}"
 """
@@ -103,6 +104,32 @@ async def test_a_tool_is_called_and_its_answer_is_spoken(client):
     assert turn.words.strip() == "The desk says: table nine." and len(turn.sound) > 1000
     assert turn.response.status == "completed"
     assert turn.response.usage.input_tokens == 3 and turn.response.usage.output_tokens == 4
+
+
+async def test_an_image_reaches_a_chat_endpoint_that_sees(client):
+    picture = "data:image/png;base64,iVBORw0KGgo="
+    async with client.realtime.connect(model="cascade") as connection:
+        await connection.session.update(session={"type": "realtime", "output_modalities": ["text"]})
+        content = [
+            {"type": "input_text", "text": "What is this?"},
+            {"type": "input_image", "image_url": picture, "detail": "low"},
+        ]
+        item = {"id": "shown", "type": "message", "role": "user", "content": content}
+        await connection.conversation.item.create(item=item)
+        await connection.response.create()
+        turn = await one_turn(connection)
+        assert f"What is this? {picture} in low detail" in turn.words
+        await connection.conversation.item.retrieve(item_id="shown")
+        async for event in connection:
+            if event.type == "conversation.item.retrieved":
+                assert event.item.content[1].image_url == picture and event.item.content[1].detail == "low"
+                break
+        content[1]["image_url"] = "https://example.org/picture.png"
+        await connection.conversation.item.create(item=item | {"id": "linked"})
+        async for event in connection:
+            if event.type == "error":
+                assert event.error.param == "item.content[1].image_url"
+                break
 
 
 async def test_a_tool_that_answers_late_spoils_no_turn(client):

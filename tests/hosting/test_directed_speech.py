@@ -15,7 +15,7 @@ from vivavoce.dialogue.events import ConversationSettings, Item, Message, TextPa
 from vivavoce.errors import InputError
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.hosting.hosts import TTSEndpoint
+from vivavoce.server.hosting.endpoints import TTSEndpoint
 from vivavoce.tts.cosyvoice import CosyVoiceSettings, CosyVoiceTTS
 from vivavoce.tts.interface import SpeakingStyle, VoiceStore
 from vivavoce.tts.style import DirectedStyle, with_instructions, with_user_requests

@@ -1,12 +1,15 @@
 """Who stands behind a server: a speech-to-speech model with a recogniser and a voice beside it, or a cascade."""
 
+import contextlib
+
 import httpx
+import numpy as np
 import pytest
 
 import vivavoce
 from tests.hosting.similarity import likeness
 from tests.s2s.small_parts import small_asr, small_chat, small_tts
-from vivavoce.audio.io import read
+from vivavoce.audio.io import Sound, read
 from vivavoce.dialogue.events import ConversationSettings
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.server.app import build_app
@@ -63,3 +66,20 @@ def test_options_that_cannot_be_served_are_refused_before_loading(parts, tmp_pat
         load_models(ServingOptions(instructions="@" + str(tmp_path / "absent.txt")))
     with pytest.raises(InputError, match="regular expression"):
         load_models(ServingOptions(moderation=ModerationOptions(regex=("(",))))
+
+
+@pytest.mark.full
+async def test_mini_speech_speaks_given_words_in_its_own_voice_where_it_can():
+    host = load_models(ServingOptions(model="mini-speech", device="cpu"))
+    async with contextlib.AsyncExitStack() as stack:
+        for part in host.parts:
+            await stack.enter_async_context(part)
+        text = "Breakfast is served from seven until ten in the morning."
+        for speed in (1.0, 1.25):
+            sound = np.concatenate([samples async for samples in host.announce(text, None, speed)])
+            assert 2.5 < len(sound) / host.pipeline.output_rate * speed < 5.0
+        assert host.speech._part.loaded is None, "no other model was needed"
+        heard = vivavoce.transcribe(Sound(sound, host.pipeline.output_rate), "mini-asr", device="cpu").text
+        assert "breakfast is served" in heard.lower()
+        unread = np.concatenate([samples async for samples in host.announce("Zyzzyva quux, Xerxes.", None, 1.0)])
+        assert len(unread) and host.speech._part.loaded is not None

@@ -66,7 +66,7 @@ async def test_a_spoken_question_is_answered_in_speech(address):
 
 @pytest.mark.full
 async def test_an_interrupted_reply_keeps_the_words_that_were_heard(address):
-    """The caller hears 1.8 s of the answer, then asks something else."""
+    """The caller hears 1.8 s of the answer and its first words, then asks something else."""
     loop = asyncio.get_running_loop()
     client = AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1")
     async with client, client.realtime.connect(model="mini-speech") as connection:
@@ -92,13 +92,46 @@ async def test_an_interrupted_reply_keeps_the_words_that_were_heard(address):
             elif event.type == "conversation.item.retrieved":
                 kept = event.item.content[0].transcript
                 break
-            if began is not None and speaking is not None and loop.time() - began > 1.8:
+            if began is not None and speaking is not None and deltas and loop.time() - began > 1.8:
                 await speaking
                 speaking, interrupting = None, loop.create_task(say("wifi"))
         interrupting.cancel()
     assert response.status == "cancelled" and response.status_details.reason == "turn_detected"
     assert done == kept == response.output[0].content[0].transcript
     assert done.startswith("Breakfast") and deltas.startswith(done) and "morning" not in done, done
+
+
+async def test_what_the_model_cannot_follow_is_refused_by_name(address):
+    def transcription(**fields):
+        return {"audio": {"input": {"transcription": {"model": "any", **fields}}}}
+
+    place = "session.audio.input.transcription"
+    refused = {
+        "session.include": {"include": ["item.input_audio_transcription.logprobs"]},
+        "session.prompt": {"prompt": {"id": "desk"}},
+        f"{place}.prompt": transcription(prompt="Hotels."),
+        f"{place}.keywords": transcription(keywords=["curry"]),
+        f"{place}.delay": transcription(delay="low"),
+        f"{place}.language": transcription(language="fr"),
+    }
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+    client = AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1")
+    async with client, client.realtime.connect(model="mini-speech") as connection:
+
+        async def error():
+            async with asyncio.timeout(20):
+                while (event := await connection.recv()).type != "error":
+                    pass
+            return event.error
+
+        for param, fields in refused.items():
+            await connection.session.update(session={"type": "realtime", **fields})
+            assert (await error()).param == param
+        await connection.conversation.item.create(item={"type": "message", "role": "user", "content": [picture]})
+        assert (await error()).param == "item.content[0]"
+        await connection.session.update(session={"type": "realtime", **transcription(language="en")})
+        while (await connection.recv()).type != "session.updated":
+            pass
 
 
 async def test_the_audio_endpoints_are_there_without_further_models(address):

@@ -8,7 +8,7 @@ from vivavoce.asr.backends import OwnBackend, load_whisper
 from vivavoce.asr.drafts import DraftChoice
 from vivavoce.bench.asr import spoken_sentences
 from vivavoce.device import pick
-from vivavoce.models.whisper.transcriber import TranscriptionOptions
+from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.train.asr.evaluate import score_texts
 
 QUESTIONS = 12

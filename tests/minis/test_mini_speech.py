@@ -91,3 +91,15 @@ def test_a_question_is_understood_as_text_from_its_sound(pipeline):
     codes = pipeline.codec.encode(read(QUESTIONS / entry["file"], rate=16_000)).tolist()
     said = _written(pipeline, [Turn("system", DEFAULT_SYSTEM["text"]), Turn("user", codes)])
     assert judge(said, Exchange(entry["intent"], entry["text"], entry["reply"], ()))
+
+
+async def test_a_transcript_goes_on_from_the_words_that_are_known():
+    async with load_moss_speech(FOLDER, device="cpu") as backend:
+        sound = read(next(QUESTIONS.glob("*-breakfast.opus")), rate=16_000)
+        codes = backend.codec.encode(sound).tolist()
+        whole = await backend.words.of_codes(codes)
+        assert len(whole.split()) > 3
+        first = " ".join(whole.split()[:2])
+        assert await backend.words.of_codes(codes, begins=first) == whole
+        begun = await backend.words.of_codes(codes, begins=first, max_rows=1)
+        assert begun.startswith(first) and len(first) < len(begun) < len(whole) and whole.startswith(begun)

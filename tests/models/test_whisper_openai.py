@@ -12,7 +12,8 @@ from vivavoce.asr.batch import TranscribingEngine
 from vivavoce.device import pick
 from vivavoce.models.whisper.decoding import Text, decode, follow
 from vivavoce.models.whisper.model import WindowMemory
-from vivavoce.models.whisper.transcriber import EncodeWindow, TranscriptionOptions, WhisperTranscriber, WriteText
+from vivavoce.models.whisper.steps import EncodeWindow, TranscriptionOptions, WriteText
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 
 CASES = json.loads(GOLDEN.read_text(encoding="utf8"))["cases"]
 DRAWS = 5

@@ -9,7 +9,8 @@ import torch
 from tests.models.published_tokenizer import published_tokenizer
 from vivavoce.models.whisper.config import WhisperConfig, WhisperTokens
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 faster_whisper = pytest.importorskip("faster_whisper")

@@ -17,6 +17,13 @@ def test_an_unfinished_segment_gives_only_words_that_can_have_been_said():
     assert rest[0][1] == pytest.approx(3.6 * 24 / 56)
 
 
+def test_no_more_is_written_than_can_have_been_said():
+    segment = Segment(at=0.0)
+    assert segment.rows_left(1.0) == 8
+    segment.new_words("Breakfast is served", 1.0, is_whole=False)  # "Breakfast is" takes 0.8 s to say
+    assert segment.rows_left(1.0) == 3 and segment.rows_left(0.5) == 2
+
+
 def test_the_last_word_of_an_unfinished_segment_may_be_cut():
     segment = Segment(at=2.0)
     assert segment.new_words(" It is ser", 5.0, is_whole=False) == [(" It", 2.0), (" is", pytest.approx(3.5))]

@@ -27,7 +27,8 @@ from vivavoce.errors import InputError, VivaError
 from vivavoce.models.chat_template import ChatTokenizer
 from vivavoce.models.llama import Llama
 from vivavoce.models.tokenizers import TextTokenizer
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.nn.decoder import TrunkSizes
 from vivavoce.runtime.event_loop import iterate_on_thread
 

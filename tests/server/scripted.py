@@ -62,6 +62,7 @@ class ScriptedConversation:
     def __init__(self, settings: dialogue.ConversationSettings) -> None:
         self.settings = settings
         self.items: list[Item] = []
+        self.reply_settings: list[dialogue.ConversationSettings] = []
         self.is_closed = self.is_paused = False
         self.heard = np.zeros(0, np.float32)
         self.total_ms = 0
@@ -178,6 +179,7 @@ class ScriptedConversation:
         if self._reply is not None and not request.is_out_of_band:
             raise InputError(f"the reply {self._reply.id} is under way")
         settings = request.settings or self.settings
+        self.reply_settings.append(settings)
         items = [item.content for item in self.items] if request.input is None else list(request.input)
         question = self._question(items)
         reply = Reply(self._id("resp"), self._id("item"), "", settings, request.is_out_of_band)

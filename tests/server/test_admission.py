@@ -23,6 +23,7 @@ from vivavoce.server.admission import (
 )
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
+from vivavoce.server.realtime import sessions
 
 KEY = "sk-test-1234567890"
 
@@ -121,7 +122,7 @@ async def test_a_name_made_up_to_reach_loopback_is_refused(server):
     assert answer.status_code == 403 and answer.json()["error"]["code"] == "unknown_host"
 
 
-async def test_a_full_server_says_so_and_the_others_go_on(running):
+async def test_a_full_server_says_so_and_the_others_go_on(running, caplog):
     server = await running(max_sessions=1)
     async with connected(server) as first:
         await first.until("session.created")
@@ -133,9 +134,25 @@ async def test_a_full_server_says_so_and_the_others_go_on(running):
             refused = await http.post(f"{server.http}/v1/realtime/calls", content="v=0\r\n", headers=sdp)
             assert refused.status_code == 503 and refused.headers["retry-after"]
         assert (await first.say("hello", output_modalities=["text"]))["status"] == "completed"
+    (line,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert line == "a session was refused, session_limit_reached: 1 sessions are open, which is the limit"
     await eventually(lambda: not server.sessions, "the first left")
     async with connected(server) as third:
         await third.until("session.created")
+
+
+async def test_refusals_are_counted_between_two_lines_of_the_log(caplog, monkeypatch):
+    log = sessions.RefusalLog()
+    for _ in range(5):
+        log.note("overloaded", "the event loop is 90 ms late")
+    log.note("capacity", "the cache is full")
+    monkeypatch.setattr(sessions, "REFUSAL_LOG_SECONDS", 0.0)
+    log.note("overloaded", "the event loop is 70 ms late")
+    assert [record.getMessage() for record in caplog.records] == [
+        "a session was refused, overloaded: the event loop is 90 ms late",
+        "a session was refused, capacity: the cache is full",
+        "a session was refused, overloaded: the event loop is 70 ms late (4 more since the last such line)",
+    ]
 
 
 async def test_where_the_models_are_full_a_session_without_a_client_gives_its_place(running):

@@ -59,7 +59,7 @@ class ToneListener:
             start, end = index / 2, (index + 1) / 2
             heard = f"{round(pitch(samples[index * RATE // 2 : (index + 1) * RATE // 2], RATE), -1):g}"
             word = WireWord(heard, start, end)
-            yield WireSegment(f" {heard}", start, end, (word,), listening.language or "en", f"S{index}")
+            yield WireSegment(f" {heard}", start, end, (word,), next(iter(listening.languages), "en"), f"S{index}")
 
 
 class AudioServer(RunningServer):
@@ -131,7 +131,7 @@ async def test_a_language_that_is_not_spoken_is_refused_by_name(client, text, la
 async def test_fields_are_honoured_or_refused_by_name(client):
     transcribe = client.audio.transcriptions.create
     refused = {
-        "include": {"include": ["logprobs"]},
+        "include": {"include": ["logprobs"], "response_format": "verbose_json"},
         "known_speaker_names": {"known_speaker_names": ["ann"]},
         "chunking_strategy": {"chunking_strategy": {"type": "server_vad"}},
         "beam": {"extra_body": {"beam": 5}},
@@ -195,7 +195,7 @@ async def test_what_is_asked_of_a_recording_reaches_the_listener(audio, client):
     async with httpx.AsyncClient() as http:
         await http.post(f"{audio.http}/v1/audio/translations", files={"file": recording()})
     assert audio.listener.asked == [
-        TranscriptionRequest("fr", "Tones.", ("A", "B"), 0.4, True, with_segments=False),
+        TranscriptionRequest(("fr",), "Tones.", ("A", "B"), 0.4, True, with_segments=False),
         TranscriptionRequest(translates=True),
     ]
     with pytest.raises(openai.BadRequestError, match="temperature"):

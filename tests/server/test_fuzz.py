@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 
 import websockets
 from hypothesis import HealthCheck, example, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
 from tests.server.harness import DEADLINE, Client, RunningServer, connected, eventually
+from tests.server.openai_types import SERVER_EVENTS
 from tests.server.scripted import ScriptedHost
 from tests.server.test_live_conversation import LiveHost
 from vivavoce.server.config import ServerOptions
@@ -110,6 +112,17 @@ async def send_all(server: RunningServer, batch: list[str | bytes]) -> None:
         codes = [event["error"]["code"] for event in client.events if event["type"] == "error"]
         assert "internal_error" not in codes and "session_failed" not in codes
         assert len(client.of_type("response.done")) <= len(client.of_type("response.created"))
+        check_types(client.events)
+
+
+def check_types(sent: list[dict]) -> None:
+    """What the server sends is of the types of the `openai` package, whatever it was sent."""
+    for event in sent:
+        if event["type"] in SERVER_EVENTS and not OTHER_RATES.search(json.dumps(event)):
+            SERVER_EVENTS[event["type"]].model_validate_json(json.dumps(event), strict=True)
+
+
+OTHER_RATES = re.compile(r'"rate": (8000|16000|48000)')  # an extension, which clients must ask for
 
 
 fuzzed = settings(

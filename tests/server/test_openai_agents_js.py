@@ -2,35 +2,19 @@
 
 import asyncio
 import base64
-import hashlib
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.server.harness import DEADLINE
+from tests.server.node_packages import installed
 from tests.server.scripted import pitch, watermark
 from vivavoce.server.realtime.audio_formats import WireFormat, decode
 
-NODE = Path(__file__).parent / "node"
 RATE = 24_000
 
 pytestmark = pytest.mark.npm("node", "npm")
-
-
-def installed(script: str) -> Path:
-    """A client beside its locked packages, installed once, outside the repository."""
-    lock = (NODE / "package-lock.json").read_bytes()
-    folder = Path.home() / ".cache" / "vivavoce-tests" / f"node-{hashlib.sha256(lock).hexdigest()[:12]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "package-lock.json", script):
-        shutil.copy(NODE / name, folder / name)
-    if not (folder / "node_modules" / ".package-lock.json").is_file():
-        npm = [shutil.which("npm"), "ci", "--no-audit", "--no-fund"]
-        subprocess.run(npm, cwd=folder, check=True, capture_output=True, timeout=300)
-    return folder / script
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import base64
 import numpy as np
 import openai
 import pytest
+import websockets
 
 from tests.server.harness import DEADLINE
 from tests.server.scripted import ScriptedHost, pitch, tone, watermark
@@ -250,7 +251,6 @@ async def test_parameters_are_refused_by_name_or_returned_in_the_session(client)
         for refused, param in (
             ({"bogus_field": 1}, "session.bogus_field"),
             ({"prompt": {"id": "pmpt_1"}}, "session.prompt"),
-            ({"include": ["item.input_audio_transcription.logprobs"]}, "session.include"),
             ({"audio": {"input": {"noise_reduction": {"type": "near_field"}}}}, "session.audio.input.noise_reduction"),
             ({"audio": {"input": {"turn_detection": {"type": "semantic_vad", "threshold": 0.5}}}}, None),
         ):
@@ -258,6 +258,16 @@ async def test_parameters_are_refused_by_name_or_returned_in_the_session(client)
             error = (await until(connection, "error")).error
             assert error.code == "unknown_parameter"
             assert error.param == (param or "session.audio.input.turn_detection.threshold")
+
+
+async def test_requests_have_ids(client, server):
+    listed = await client.models.with_raw_response.list()
+    assert listed.headers["x-request-id"].startswith("req_")
+    with pytest.raises(openai.NotFoundError) as refused:
+        await client.models.retrieve("nobody")
+    assert refused.value.request_id.startswith("req_") and refused.value.request_id != listed.headers["x-request-id"]
+    async with websockets.connect(f"{server.ws}/v1/realtime") as connection:
+        assert connection.response.headers["x-request-id"].startswith("req_")
 
 
 async def test_the_models_are_listed(client):

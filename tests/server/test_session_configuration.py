@@ -73,7 +73,7 @@ def test_what_the_session_asks_reaches_the_conversation():
     )
     assert asked.modality == "text" and asked.tools[0].name == "look" and asked.tool_choice == "look"
     assert asked.max_output_tokens == 99 and asked.voice == "ben" and asked.speed == 1.25
-    assert asked.transcribe_input and asked.language == "fr"
+    assert asked.transcribe_input and asked.recognition.language == "fr"
 
 
 def test_voices_of_stock_clients_stand_for_ours():

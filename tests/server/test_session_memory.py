@@ -62,8 +62,11 @@ async def test_replies_are_traced_without_their_words(server):
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
+    tracing = {"workflow_name": "desk", "group_id": "guest-7", "metadata": {"room": 12}}
     async with connected(server) as client:
+        await client.send("session.update", session={"tracing": tracing})
         spoken = await client.say("a secret")
+        await client.send("session.update", session={"tracing": None})
         await client.say("please fail")
     await eventually(lambda: len(exporter.get_finished_spans()) == 2, "both are traced")
     span, failed = exporter.get_finished_spans()
@@ -71,5 +74,7 @@ async def test_replies_are_traced_without_their_words(server):
     assert span.attributes["viva.end_reason"] == "completed" and [event.name for event in span.events] == [
         "first_sound"
     ]
+    given = {"viva.workflow": "desk", "viva.group": "guest-7", "viva.metadata.room": "12"}
+    assert given.items() <= span.attributes.items() and not given.keys() & failed.attributes.keys()
     assert failed.attributes["viva.end_reason"] == "failed"
     assert "secret" not in span.to_json()

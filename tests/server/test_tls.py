@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.server.harness import DEADLINE
-from tests.server.test_openai_agents_js import installed
+from tests.server.node_packages import installed
 from tests.server.test_openai_python import says, until
 from vivavoce.errors import InputError
 from vivavoce.server.config import ServerOptions

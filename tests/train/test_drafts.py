@@ -11,7 +11,8 @@ from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.whisper.decoding import decode
 from vivavoce.models.whisper.drafts import PieceGuesser, WhisperHeads, distilled, draft_kind, load_decoder
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.train.asr import Vocabulary, draft
 from vivavoce.train.asr.batches import DraftRecipe, WindowShape
 from vivavoce.train.asr.draft import DecoderStudent, DraftTraining, HeadsStudent, PiecesStudent

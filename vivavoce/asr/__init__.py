@@ -22,7 +22,8 @@ from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.hub import resolve
 from vivavoce.models.whisper.config import Task
-from vivavoce.models.whisper.transcriber import Padding, TranscriptionOptions, TranscriptSegment, WhisperTranscriber
+from vivavoce.models.whisper.steps import Padding, TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 
 RATE = 16_000
 WINDOW = 512

@@ -29,16 +29,16 @@ from vivavoce.models.whisper.cuda import WindowEncoder
 from vivavoce.models.whisper.decoding import Text, best_text
 from vivavoce.models.whisper.engine import BEGUN, TOKEN, WhisperWriter
 from vivavoce.models.whisper.model import WhisperDecoder
-from vivavoce.models.whisper.transcriber import (
+from vivavoce.models.whisper.steps import (
     Answer,
     DetectLanguage,
     EncodeWindow,
     Question,
     TranscriptionOptions,
     TranscriptSegment,
-    WhisperTranscriber,
     WriteText,
 )
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.runtime.async_engine import AsyncEngine
 from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.runtime.executor import DeadlineExecutor, executor_for
@@ -127,7 +127,7 @@ class TranscriptionJob(Generic[Result]):
 
     def _answer(self, request: Question) -> Answer:
         if isinstance(request, DetectLanguage):
-            return self._engine.transcriber.likeliest_language(request.memory)
+            return self._engine.transcriber.likeliest_language(request)
         if isinstance(request, EncodeWindow):
             self._engine.driver.call(self._release_window)
             self._encoding = self._engine.batcher.submit(request.mel, ENCODING_SECONDS)

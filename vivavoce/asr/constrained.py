@@ -17,7 +17,7 @@ from vivavoce.engine.speculative import Speculation
 from vivavoce.models.interface import Row
 from vivavoce.models.whisper.decoding import LogitRule, Text, apply, best_text, follow, take
 from vivavoce.models.whisper.engine import WhisperWriter
-from vivavoce.models.whisper.transcriber import WriteText
+from vivavoce.models.whisper.steps import WriteText
 from vivavoce.runtime.async_engine import AsyncEngine
 from vivavoce.runtime.reply import BlockingReply
 

@@ -39,7 +39,8 @@ from vivavoce.models.whisper.drafts import (
 )
 from vivavoce.models.whisper.engine import BEGUN, TOKEN, WINDOW, WhisperWriter, WindowHeads
 from vivavoce.models.whisper.model import Whisper, WhisperDecoder
-from vivavoce.models.whisper.transcriber import WhisperTranscriber, WriteText
+from vivavoce.models.whisper.steps import WriteText
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 
 MIN_DRAFT_PROBABILITY = 0.3  # of a whole draft, which ends before it falls below this
 MIN_HEAD_PROBABILITY = 0.05  # of a branch of Medusa heads, which draft all positions in one pass

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vivavoce.asr.batch import TranscribingEngine, TranscriptionJob
 from vivavoce.asr.drafts import DraftReport
 from vivavoce.asr.streaming import CommitPolicy, LiveHypothesis, LiveState, LiveTranscriber, LiveUpdate
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.steps import TranscriptionOptions, TranscriptSegment
 from vivavoce.runtime.event_loop import iterate_on_thread
 
 Result = TypeVar("Result")

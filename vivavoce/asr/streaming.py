@@ -27,15 +27,15 @@ from vivavoce.models.whisper.alignment import (
 from vivavoce.models.whisper.config import CONV_STRIDE, MEL_FRAMES_PER_SECOND, SECONDS_PER_TIMESTAMP
 from vivavoce.models.whisper.decoding import Text
 from vivavoce.models.whisper.model import WindowMemory
-from vivavoce.models.whisper.transcriber import (
+from vivavoce.models.whisper.steps import (
     Answer,
     DetectLanguage,
     EncodeWindow,
     Question,
     TranscriptionOptions,
-    WhisperTranscriber,
     WriteText,
 )
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 
 RATE = 16_000
 TRIM_FROM = 0.5  # share of a window that the buffer may fill before audio of committed words is dropped

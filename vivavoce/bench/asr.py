@@ -27,7 +27,8 @@ from vivavoce.device import Device, dtype_name, pick
 from vivavoce.errors import InputError, MissingDependencyError, VivaError
 from vivavoce.evaluation.machine import stage
 from vivavoce.hub import resolve
-from vivavoce.models.whisper.transcriber import Padding, TranscriptionOptions, WhisperTranscriber
+from vivavoce.models.whisper.steps import Padding, TranscriptionOptions
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.train.asr.evaluate import score_texts
 from vivavoce.train.corpus import Corpus
 

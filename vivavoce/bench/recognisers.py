@@ -26,7 +26,7 @@ from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import stage
 from vivavoce.evaluation.scoring import error_rate
 from vivavoce.hub import resolve
-from vivavoce.models.whisper.transcriber import TranscriptionOptions
+from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.train.front_desk.answers import normalise
 
 PROMPTS = Path("usr/share/asterisk/sounds/en_US_f_Allison")

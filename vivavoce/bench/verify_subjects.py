@@ -28,7 +28,8 @@ from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.moss_tts_nano.prompt import NanoSampling
 from vivavoce.models.registry import Task, family_of
 from vivavoce.models.tokenizers import TextTokenizer
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.nn.quantised import Int8Linear
 from vivavoce.tts.interface import SpeakingStyle, SpeechModel, open_speech_model
 from vivavoce.tts.nano import NanoTTS

@@ -26,14 +26,18 @@ from vivavoce.dialogue.backend import (
     ReplyStream,
     ReplyTranscriber,
     Spoke,
+    TurnTranscript,
     Wrote,
     failed,
+    transcribe_turn,
 )
 from vivavoce.dialogue.events import (
     AudioPart,
     ConversationSettings,
+    ImagePart,
     Item,
     Message,
+    RecognitionSettings,
     Samples,
     Tool,
     ToolCall,
@@ -56,7 +60,7 @@ class LiveRecognition(Protocol):
         """Add the next samples, 16 kHz."""
         ...
 
-    async def text(self) -> str:
+    async def transcript(self) -> TurnTranscript:
         """The transcript so far; more samples may follow."""
         ...
 
@@ -64,7 +68,7 @@ class LiveRecognition(Protocol):
 class CascadeRecogniser(Protocol):
     """Speech recognition of live turns."""
 
-    def open(self, language: str | None) -> LiveRecognition:
+    def open(self, settings: RecognitionSettings) -> LiveRecognition:
         """Start the recognition of a turn."""
         ...
 
@@ -133,29 +137,29 @@ class WholeTurns:
     def __init__(self, transcriber: ReplyTranscriber, rate: int = 16_000) -> None:
         self._transcriber, self._rate = transcriber, rate
 
-    def open(self, language: str | None) -> LiveRecognition:
+    def open(self, settings: RecognitionSettings) -> LiveRecognition:
         """Start the recognition of a turn."""
-        return _WholeTurn(self._transcriber, self._rate, language)
+        return _WholeTurn(self._transcriber, self._rate, settings)
 
 
 @dataclass
 class _WholeTurn:
     transcriber: ReplyTranscriber
     rate: int
-    language: str | None
+    settings: RecognitionSettings
 
     def __post_init__(self) -> None:
         self._sound: list[Samples] = []
-        self._requested: tuple[int, asyncio.Future[str]] | None = None
+        self._requested: tuple[int, asyncio.Future[TurnTranscript]] | None = None
 
     def hear(self, samples: Samples) -> None:
         self._sound.append(samples)
 
-    async def text(self) -> str:
+    async def transcript(self) -> TurnTranscript:
         if self._requested is None or self._requested[0] != len(self._sound):
             sound = np.concatenate([np.zeros(0, np.float32), *self._sound])
-            text = asyncio.ensure_future(self.transcriber.transcribe(sound, self.rate, self.language))
-            self._requested = (len(self._sound), text)
+            heard = asyncio.ensure_future(transcribe_turn(self.transcriber, sound, self.rate, self.settings))
+            self._requested = (len(self._sound), heard)
         return await asyncio.shield(self._requested[1])
 
 
@@ -179,7 +183,7 @@ class CascadeConversation:
 
     def __init__(self, backend: CascadeBackend, on_transcript: OnTranscript) -> None:
         self.backend = backend
-        self.transcripts: dict[str, asyncio.Future[str]] = {}
+        self.transcripts: dict[str, asyncio.Future[TurnTranscript]] = {}
         self._on_transcript = on_transcript
         self._past: Sequence[Item] = ()
         self._settings = ConversationSettings()
@@ -198,7 +202,7 @@ class CascadeConversation:
     def listen(self, samples: Samples) -> None:
         """Add sound to the user's open turn."""
         if self._turn is None:
-            self._turn = self.backend.recogniser.open(self._settings.language)
+            self._turn = self.backend.recogniser.open(self._settings.recognition)
         self._turn.hear(samples)
 
     def discard_turn(self) -> None:
@@ -209,9 +213,9 @@ class CascadeConversation:
         """End the open turn, which becomes this item."""
         turn, self._turn = self._turn, None
         if turn is not None:
-            self.set_transcript(item, asyncio.ensure_future(turn.text()))
+            self.set_transcript(item, asyncio.ensure_future(turn.transcript()))
 
-    def set_transcript(self, item: str, words: "asyncio.Future[str]") -> None:
+    def set_transcript(self, item: str, words: "asyncio.Future[TurnTranscript]") -> None:
         """Set the transcript of an item, and report it when it is known."""
         self.transcripts[item] = words
         task = asyncio.ensure_future(self._report_words(item, words))
@@ -222,8 +226,8 @@ class CascadeConversation:
         """Start a reply, held until its release."""
         past = self._past if plan.past is None else plan.past
         turn = self._turn if plan.includes_turn and plan.past is None else None
-        turn_text = asyncio.ensure_future(turn.text()) if turn is not None else None
-        reply = CascadeReply(self, plan, past, turn_text, self._replies.discard)
+        heard = asyncio.ensure_future(turn.transcript()) if turn is not None else None
+        reply = CascadeReply(self, plan, past, heard, self._replies.discard)
         self._replies.add(reply)
         return reply
 
@@ -240,21 +244,21 @@ class CascadeConversation:
         texts = {}
         for item in past:
             if item.id in self.transcripts:
-                texts[item.id] = await asyncio.shield(self.transcripts[item.id])
+                texts[item.id] = (await asyncio.shield(self.transcripts[item.id])).text
             elif _needs_words(item):
                 assert isinstance(item.content, Message)
-                recognition = self.backend.recogniser.open(self._settings.language)
+                recognition = self.backend.recogniser.open(self._settings.recognition)
                 for part in item.content.parts:
                     if isinstance(part, AudioPart):
                         recognition.hear(await asyncio.to_thread(_at_rate, part, self.backend.input_rate))
-                texts[item.id] = await recognition.text()
+                texts[item.id] = (await recognition.transcript()).text
         return texts
 
-    def commit_answered_turn(self, item: str, turn_text: "asyncio.Future[str] | None") -> None:
+    def commit_answered_turn(self, item: str, heard: "asyncio.Future[TurnTranscript] | None") -> None:
         """Make the open turn, which a released reply answers, this item."""
         self._turn = None
-        if turn_text is not None:
-            self.set_transcript(item, turn_text)
+        if heard is not None:
+            self.set_transcript(item, heard)
 
     async def close(self) -> None:
         """Drop its replies and cancel its tasks."""
@@ -264,12 +268,12 @@ class CascadeConversation:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _report_words(self, item: str, words: "asyncio.Future[str]") -> None:
+    async def _report_words(self, item: str, words: "asyncio.Future[TurnTranscript]") -> None:
         try:
-            self._on_transcript(item, await asyncio.shield(words), True)
+            self._on_transcript(item, await asyncio.shield(words))
         except Exception as error:  # an error of the recogniser costs the transcript, not the conversation
             log_failure(logger, error, "recognition of a turn failed")
-            self._on_transcript(item, error, True)
+            self._on_transcript(item, error)
 
 
 class CascadeReply:
@@ -280,11 +284,11 @@ class CascadeReply:
         conversation: CascadeConversation,
         plan: ReplyPlan,
         past: Sequence[Item],
-        turn_text: "asyncio.Future[str] | None",
+        heard: "asyncio.Future[TurnTranscript] | None",
         on_drop: Callable[["CascadeReply"], None],
     ) -> None:
         self.plan = plan
-        self._conversation, self._past, self._turn_text, self._on_drop = conversation, past, turn_text, on_drop
+        self._conversation, self._past, self._heard, self._on_drop = conversation, past, heard, on_drop
         self._pieces = PieceQueue()
         self._synthesiser: Synthesiser = conversation.backend.synthesiser
         self._usage = Usage()
@@ -299,7 +303,7 @@ class CascadeReply:
     def release(self, turn: str | None) -> None:
         """Make the turn that it answers an item."""
         if turn is not None:
-            self._conversation.commit_answered_turn(turn, self._turn_text)
+            self._conversation.commit_answered_turn(turn, self._heard)
 
     def drop(self) -> None:
         """Stop generating; nothing more is emitted."""
@@ -326,15 +330,15 @@ class CascadeReply:
         await self._conversation.is_attended.wait()
         spoken = await self._conversation.spoken_words(self._past)
         messages = chat_messages(self._past, settings.instructions, spoken)
-        if self._turn_text is not None:
-            text = await asyncio.shield(self._turn_text)
+        if self._heard is not None:
+            text = (await asyncio.shield(self._heard)).text
             if not text.strip():
                 return "stop"  # an empty transcript needs no answer
             messages.append({"role": "user", "content": text})
         await self._conversation.is_attended.wait()
         if isinstance(self._synthesiser, StyledSynthesiser):
             self._synthesiser = self._synthesiser.with_user_requests(
-                [each["content"] for each in messages if each["role"] == "user"]
+                [_text_of(each) for each in messages if each["role"] == "user"]
             )
         splitter, call = SentenceSplitter(), -1
         reason = "stop"
@@ -396,12 +400,26 @@ def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str
             continue
         for item in group:
             if isinstance(item.content, Message):
-                text = spoken.get(item.id) or written(item)
-                if text:
-                    messages.append({"role": item.content.role, "content": text})
+                content = _with_images(item.content, spoken.get(item.id) or written(item))
+                if content:
+                    messages.append({"role": item.content.role, "content": content})
             elif isinstance(item.content, ToolOutput) and item.content.call_id not in called:
                 messages.append({"role": "system", "content": f"Output of a function: {item.content.output}"})
     return messages
+
+
+def _with_images(message: Message, text: str) -> str | list[dict[str, Any]]:
+    """The content of a chat message: its text, or a list of parts where it has pictures."""
+    images = [part for part in message.parts if isinstance(part, ImagePart)]
+    if not images:
+        return text
+    pictures = [{"type": "image_url", "image_url": {"url": each.url, "detail": each.detail}} for each in images]
+    return [*([{"type": "text", "text": text}] if text else []), *pictures]
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def tool_schema(tool: Tool) -> dict[str, Any]:

@@ -20,10 +20,18 @@ from vivavoce.cascade.backend import CascadeBackend, ChatModel, WholeTurns
 from vivavoce.cascade.local_chat import BUNDLED, LocalChat
 from vivavoce.cascade.remote import ChatEndpoint, RemoteRecogniser, RemoteSynthesiser
 from vivavoce.device import Device, pick
-from vivavoce.dialogue.backend import Address, ReplyTranscriber, Resolver, is_address
-from vivavoce.dialogue.events import ConversationSettings, Samples
+from vivavoce.dialogue.backend import (
+    Address,
+    RecognitionAbilities,
+    ReplyTranscriber,
+    Resolver,
+    TurnTranscript,
+    is_address,
+)
+from vivavoce.dialogue.events import ConversationSettings, RecognitionSettings, Samples, TokenLogprob
 from vivavoce.implementations import choose_turn_recogniser
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.nn.process_settings import serving_pace
 from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.runtime.event_loop import iterate_on_thread
@@ -97,19 +105,46 @@ class LocalRecogniser:
         """Transcribe a buzz once."""
         await self.transcribe(buzz(1.0, RATE).samples[0], RATE)
 
+    @property
+    def abilities(self) -> RecognitionAbilities:
+        """Which settings it follows."""
+        listener = self.listener
+        return RecognitionAbilities(
+            prompts=not isinstance(listener, MoonshineBackend),
+            logprobs=isinstance(listener, WhisperTranscriber),
+            languages=listener.languages,
+        )
+
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
-        """The transcript of a turn."""
+        """The text of a turn."""
+        settings = RecognitionSettings(() if language is None else (language,))
+        return (await self.transcribe_turn(samples, rate, settings)).text
+
+    async def transcribe_turn(self, samples: Samples, rate: int, settings: RecognitionSettings) -> TurnTranscript:
+        """The transcript of a turn. A language that the model does not know is left to the model."""
         if not len(samples):
-            return ""
+            return TurnTranscript("")
         sound = Sound(samples, rate).mono().resampled(RATE).samples[0]
         options = TranscriptionOptions(
-            self._known_language(language), padding="trim", timestamps=False, temperatures=(0.0,)
+            languages=tuple(each for each in settings.languages if each in self.listener.languages),
+            prompt=settings.prompt or None,
+            hotwords=settings.keywords,
+            logprobs=settings.with_logprobs,
+            padding="trim",
+            timestamps=False,
+            temperatures=(0.0,),
         )
         if self._service is not None:
             segments = await self._service.transcribe(sound, options)
         else:
             segments = await self._turns.do((torch.from_numpy(sound), options))
-        return "".join(segment.text for segment in segments).strip()
+        return TurnTranscript(
+            "".join(segment.text for segment in segments).strip(),
+            tuple(
+                TokenLogprob(each.text, each.data, each.logprob) for segment in segments for each in segment.logprobs
+            ),
+            tuple(dict.fromkeys(segment.language for segment in segments if segment.language)),
+        )
 
     def segments(self, samples: Samples, options: TranscriptionOptions) -> AsyncIterator[TranscriptSegment]:
         """Stream the segments of a recording at `rate`.
@@ -136,13 +171,6 @@ class LocalRecogniser:
     def _recording_engine(self) -> TranscribingEngine:
         assert isinstance(self.transcriber.backend, OwnBackend)
         return self.transcriber.backend.engine  # allocated on first use
-
-    def _known_language(self, language: str | None) -> str | None:
-        """The client's language if the model knows it; None: the model detects it."""
-        if isinstance(self.listener, MoonshineBackend):
-            return None
-        is_foreign = isinstance(self.listener, WhisperTranscriber) and language not in self.listener.tokens.languages
-        return None if is_foreign else language
 
     def _transcribe_batch(self, turns: Sequence[Turn]) -> list[list[TranscriptSegment]]:
         return [list(self.listener.segments(*turn)) for turn in turns]

@@ -18,8 +18,8 @@ from vivavoce.audio.io import Sound, pcm16_to_float, write
 from vivavoce.cascade.backend import ChatCall, ChatEnd, ChatPiece, ChatText, tool_schema
 from vivavoce.cascade.http_pool import ConnectionPool
 from vivavoce.cascade.sentences import ReasoningFilter
-from vivavoce.dialogue.backend import EndpointRef, Resolver
-from vivavoce.dialogue.events import ConversationSettings, Samples
+from vivavoce.dialogue.backend import EndpointRef, RecognitionAbilities, Resolver, TurnTranscript
+from vivavoce.dialogue.events import ConversationSettings, RecognitionSettings, Samples, TokenLogprob
 from vivavoce.errors import EndpointError, InputError, UnreachableEndpointError, shown
 from vivavoce.runtime.event_loop import iterate_on_thread
 
@@ -49,18 +49,28 @@ class RemoteRecogniser:
         """Check that there is an endpoint."""
         await self._resolve()
 
+    @property
+    def abilities(self) -> RecognitionAbilities:
+        """All settings are passed on; what the endpoint refuses, it refuses turn by turn."""
+        return RecognitionAbilities()
+
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
+        """The text of a turn."""
+        settings = RecognitionSettings(() if language is None else (language,))
+        return (await self.transcribe_turn(samples, rate, settings)).text
+
+    async def transcribe_turn(self, samples: Samples, rate: int, settings: RecognitionSettings) -> TurnTranscript:
         """The transcript of a turn."""
         if not len(samples):
-            return ""
+            return TurnTranscript("")
         self.waiting += 1
         try:
-            kind, form = await asyncio.to_thread(_form, samples, rate, language)
+            kind, form = await asyncio.to_thread(_form, samples, rate, settings)
             return await self._request(kind, form)
         finally:
             self.waiting -= 1
 
-    async def _request(self, kind: str, form: bytes) -> str:
+    async def _request(self, kind: str, form: bytes) -> TurnTranscript:
         endpoint = await self._resolve()
         try:
             return await asyncio.to_thread(_transcript, endpoint, kind, form)
@@ -98,17 +108,26 @@ class RemoteSynthesiser:
             yield piece
 
 
-def _form(samples: Samples, rate: int, language: str | None) -> tuple[str, bytes]:
+def _form(samples: Samples, rate: int, settings: RecognitionSettings) -> tuple[str, bytes]:
     """A recording as a form, and the form's content type."""
     sound = Sound(samples, rate).mono().resampled(ASR_RATE)
     file = io.BytesIO()
     write(file, sound, "wav")
     edge = secrets.token_hex(16)
-    fields = {"model": ANY_MODEL, "response_format": "json"} | ({"language": language} if language else {})
-    parts = [f'--{edge}\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields.items()]
+    fields = [("model", ANY_MODEL), ("response_format", "json"), *_recognition_fields(settings)]
+    parts = [f'--{edge}\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields]
     head = f'--{edge}\r\nContent-Disposition: form-data; name="file"; filename="turn.wav"\r\n'
     begin = "".join(parts) + head + "Content-Type: audio/wav\r\n\r\n"
     return f"multipart/form-data; boundary={edge}", begin.encode() + file.getvalue() + f"\r\n--{edge}--\r\n".encode()
+
+
+def _recognition_fields(settings: RecognitionSettings) -> list[tuple[str, str]]:
+    """The settings as fields of a form; those that are not set are left out, as not every endpoint knows them."""
+    languages = settings.languages
+    fields = [("language", languages[0])] if len(languages) == 1 else [("languages[]", each) for each in languages]
+    fields += [("prompt", settings.prompt)] if settings.prompt else []
+    fields += [("keywords[]", each) for each in settings.keywords]
+    return fields + ([("include[]", "logprobs")] if settings.with_logprobs else [])
 
 
 def _connect(endpoint: EndpointRef) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
@@ -147,9 +166,14 @@ def _refused(response: http.client.HTTPResponse, what: str, where: str) -> Endpo
     return EndpointError(f"{what} answered {response.status}{reason}", f"{where}: {body or response.reason}")
 
 
-def _transcript(endpoint: EndpointRef, kind: str, form: bytes) -> str:
+def _transcript(endpoint: EndpointRef, kind: str, form: bytes) -> TurnTranscript:
     answer = json.loads(b"".join(_answer(endpoint, "POST", "/audio/transcriptions", kind, form)))
-    return str(answer.get("text", "")).strip()
+    logprobs = tuple(
+        TokenLogprob(str(each["token"]), bytes(each["bytes"] or ()), float(each["logprob"]))
+        for each in answer.get("logprobs") or ()
+    )
+    languages = tuple(str(each["code"]) for each in answer.get("languages") or ())
+    return TurnTranscript(str(answer.get("text", "")).strip(), logprobs, languages)
 
 
 def get_json(endpoint: EndpointRef, path: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from vivavoce.engine.sampling import Generation
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
-from vivavoce.models.whisper.transcriber import TranscriptionOptions
+from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_moss_speech
 

@@ -17,12 +17,12 @@ MODELS, TURNS, MODERATION, SERVER = "Models", "Turns", "Moderation", "Server"
 HIDDEN = "…"
 SERVING_FLAGS = (  # flags with the names of `ServingOptions`
     *("model", "codec", "voice", "device", "instructions", "chat", "chat_model", "chat_key", "asr", "tts"),
-    *("asr_backend", "asr_gate", "audio_only", "smart_turn"),
+    *("asr_backend", "asr_gate", "audio_only", "chat_images", "smart_turn"),
 )
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
     *("host", "port", "doors", "tls_cert", "tls_key", "max_sessions", "idle_seconds", "resume_seconds"),
     *("drain_seconds", "greeting", "greeting_instructions", "webhook_url", "webhook_secret", "record"),
-    *("log_level", "log_format", "log_content"),
+    *("prompts", "log_level", "log_format", "log_content"),
 )
 
 ConfigFile = Annotated[
@@ -54,6 +54,10 @@ Chat = Annotated[
 ChatModel = Annotated[str | None, typer.Option(rich_help_panel=MODELS, help="The model's name at the --chat URL.")]
 ChatKey = Annotated[
     str | None, typer.Option(rich_help_panel=MODELS, envvar="VIVA_CHAT_KEY", help="The API key for the --chat URL.")
+]
+ChatImages = Annotated[
+    bool | None,
+    typer.Option("--chat-images", rich_help_panel=MODELS, help="The chat endpoint sees: pass images on to it."),
 ]
 Asr = Annotated[
     str | None,
@@ -214,6 +218,9 @@ GreetingInterruptible = Annotated[
         help="Whether speech interrupts the greeting. Default: yes.",
     ),
 ]
+Prompts = Annotated[
+    str | None, typer.Option(rich_help_panel=SERVER, help="Folder of stored prompts that sessions name by their id.")
+]
 WebhookUrl = Annotated[
     str | None, typer.Option(rich_help_panel=SERVER, help="URL that is sent session.started and session.ended.")
 ]
@@ -254,6 +261,7 @@ def serve(
     chat: Chat = None,
     chat_model: ChatModel = None,
     chat_key: ChatKey = None,
+    chat_images: ChatImages = None,
     asr: Asr = None,
     asr_backend: AsrBackend = None,
     asr_gate: AsrGate = None,
@@ -288,6 +296,7 @@ def serve(
     greeting: Greeting = None,
     greeting_instructions: GreetingInstructions = None,
     greeting_interruptible: GreetingInterruptible = None,
+    prompts: Prompts = None,
     webhook_url: WebhookUrl = None,
     webhook_secret: WebhookSecret = None,
     record: Record = None,

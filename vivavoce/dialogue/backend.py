@@ -8,14 +8,26 @@ take effect in order.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from vivavoce.dialogue.events import ConversationSettings, Item, Samples, Usage
+from vivavoce.dialogue.events import ConversationSettings, Item, RecognitionSettings, Samples, TokenLogprob, Usage
 from vivavoce.errors import InputError, public_message
 
-OnTranscript = Callable[[str, str | Exception, bool], None]
-"""Called with the transcript of a user turn: its item, the text so far or the error, and whether it is final."""
+
+@dataclass(frozen=True)
+class TurnTranscript:
+    """What was said in a turn."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of its tokens, where they were asked for."""
+    languages: tuple[str, ...] = ()
+    """Codes of the languages that were detected; empty: not known."""
+
+
+OnTranscript = Callable[[str, TurnTranscript | Exception], None]
+"""Called with the transcript of a user turn: its item, and the transcript or the error."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +195,42 @@ class ReplyTranscriber(Protocol):
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
         """The transcript."""
         ...
+
+
+@dataclass(frozen=True)
+class RecognitionAbilities:
+    """Which settings of transcription a recogniser follows; the others are refused."""
+
+    prompts: bool = True
+    """Whether it takes a prompt and keywords."""
+    logprobs: bool = True
+    partials: bool = True
+    """Whether turns can be transcribed while they last."""
+    languages: tuple[str, ...] = ()
+    """Codes of those it knows; empty: not known."""
+
+
+@runtime_checkable
+class TurnTranscriber(ReplyTranscriber, Protocol):
+    """A recogniser that follows settings."""
+
+    @property
+    def abilities(self) -> RecognitionAbilities:
+        """Which settings it follows."""
+        ...
+
+    async def transcribe_turn(self, samples: Samples, rate: int, settings: RecognitionSettings) -> TurnTranscript:
+        """The transcript of a turn, or of its first part."""
+        ...
+
+
+async def transcribe_turn(
+    transcriber: ReplyTranscriber, samples: Samples, rate: int, settings: RecognitionSettings
+) -> TurnTranscript:
+    """The transcript of a turn, under the settings as far as the transcriber follows any."""
+    if isinstance(transcriber, TurnTranscriber):
+        return await transcriber.transcribe_turn(samples, rate, settings)
+    return TurnTranscript(await transcriber.transcribe(samples, rate, settings.language))
 
 
 @dataclass(frozen=True)

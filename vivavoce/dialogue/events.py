@@ -57,6 +57,26 @@ class Truncation:
 
 
 @dataclass(frozen=True)
+class RecognitionSettings:
+    """How the user's speech is transcribed."""
+
+    languages: tuple[str, ...] = ()
+    """Those that may be spoken, as codes; of several the likeliest is detected, of none any."""
+    prompt: str = ""
+    """Text that precedes the speech as context: names, spellings, style."""
+    keywords: tuple[str, ...] = ()
+    with_logprobs: bool = False
+    """Whether transcripts have the log-probabilities of their tokens."""
+    partial_seconds: float | None = None
+    """Seconds of speech between two transcripts of an open turn; None: a turn is transcribed at its end."""
+
+    @property
+    def language(self) -> str | None:
+        """The language, where only one may be spoken."""
+        return self.languages[0] if len(self.languages) == 1 else None
+
+
+@dataclass(frozen=True)
 class ConversationSettings:
     """Settings that a client may choose. Every field can change between replies."""
 
@@ -75,7 +95,7 @@ class ConversationSettings:
     """Replaces that of `sampling`."""
     truncation: Truncation = field(default_factory=Truncation)
     transcribe_input: bool = False
-    language: str | None = None
+    recognition: RecognitionSettings = field(default_factory=RecognitionSettings)
 
 
 @dataclass(frozen=True)
@@ -95,11 +115,23 @@ class AudioPart:
 
 
 @dataclass(frozen=True)
+class ImagePart:
+    """A picture for models that see."""
+
+    url: str
+    """A data URI of a PNG or JPEG."""
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+Part = TextPart | AudioPart | ImagePart
+
+
+@dataclass(frozen=True)
 class Message:
     """A message of one role."""
 
     role: Role
-    parts: tuple[TextPart | AudioPart, ...]
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -181,6 +213,16 @@ class TurnTimedOut:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """A token of a transcript and the logarithm of its probability."""
+
+    text: str
+    data: bytes
+    """Its bytes; a token may be a part of a character."""
+    logprob: float
+
+
+@dataclass(frozen=True)
 class InputTranscript:
     """The transcript of the user's turn so far; `is_final` once, with the whole text."""
 
@@ -188,6 +230,9 @@ class InputTranscript:
     text: str
     is_final: bool
     seconds: float = 0.0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    languages: tuple[str, ...] = ()
+    """Codes of the languages that were detected."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """The ordered items of a conversation: added, removed, cut to what was played; stored audio is bounded."""
 
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from vivavoce.dialogue.events import AudioPart, Content, Item, Message, Samples, TextPart, ToolCall, ToolOutput
+from vivavoce.dialogue.events import AudioPart, Content, Item, Message, Part, Samples, TextPart, ToolCall, ToolOutput
 from vivavoce.errors import InputError
 
 MAX_ITEMS = 2000
@@ -49,6 +50,9 @@ class SpokenWords:
                 break
             words.append(text if share >= 1 else first_words(text, share))
         return "".join(words)
+
+
+WORD = re.compile(r"\s*(?:[\u2e80-\uffff]|[^\s\u2e80-\uffff]+)")  # a word, or a letter of a script without spaces
 
 
 def speaking_seconds(text: str) -> float:
@@ -196,7 +200,14 @@ def written(item: Item) -> str:
         return item.content.arguments
     if isinstance(item.content, ToolOutput):
         return item.content.output
-    return "".join(part.text if isinstance(part, TextPart) else (part.transcript or "") for part in item.content.parts)
+    return "".join(text_of_part(part) for part in item.content.parts)
+
+
+def text_of_part(part: Part) -> str:
+    """The text of a part of a message, as far as it is known; a picture has none."""
+    if isinstance(part, TextPart):
+        return part.text
+    return (part.transcript or "") if isinstance(part, AudioPart) else ""
 
 
 @dataclass(frozen=True)

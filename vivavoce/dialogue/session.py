@@ -6,13 +6,13 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.player import Clock, WallClock
 from vivavoce.audio.vad import RATE, VoiceActivity, voice_activity
-from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber
+from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber, TurnTranscript, transcribe_turn
 from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapWatch
 from vivavoce.dialogue.events import (
     AudioPart,
@@ -30,6 +30,7 @@ from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, EchoRemover,
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.history import History
 from vivavoce.dialogue.output_timeline import OutputTimeline, PlayedOutput
+from vivavoce.dialogue.partial_transcripts import PartialTranscripts
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.turns import LIKELY_END_MS, ListeningOptions, OpenTurn, UserTurns
@@ -95,6 +96,7 @@ class LiveConversation:
             pipeline.output_rate,
         )
         self._context.set_history()
+        self._partials = PartialTranscripts(self._transcribe_open_turn, self._on_partial_transcript, self._start)
         self._replies = Replies(self._context, options.speaking)
         self._listening = UserTurns(self._context, self._replies, self._listening_options())
 
@@ -122,6 +124,7 @@ class LiveConversation:
             self._request_words if options.words_decide and options.transcriber is not None else None,
             self._request_turn_model if options.turn_model is not None else None,
             self._turn_committed,
+            self._turn_grew,
         )
 
     @property
@@ -178,6 +181,7 @@ class LiveConversation:
     def clear_input(self) -> None:
         """Discard the audio since the last turn."""
         self._require_open()
+        self._partials.end()
         self._listening.clear()
 
     def add(self, content: Content, id: str | None = None, after: str | None = None) -> tuple[Item, str | None]:
@@ -249,7 +253,21 @@ class LiveConversation:
 
     # Transcripts and the turn model run concurrently with the audio.
 
+    def _turn_grew(self, turn: OpenTurn) -> None:
+        every = self.settings.recognition.partial_seconds
+        if every is not None and self.settings.transcribe_input and self._options.transcriber is not None:
+            self._partials.turn_grew(turn, every)
+
+    async def _transcribe_open_turn(self, sound: Samples) -> str:
+        assert self._options.transcriber is not None
+        settings = replace(self.settings.recognition, with_logprobs=False)
+        return (await transcribe_turn(self._options.transcriber, sound, RATE, settings)).text
+
+    def _on_partial_transcript(self, item: str, text: str) -> None:
+        self._emit(InputTranscript(item, text, False))
+
     def _turn_committed(self, item: Item, sound: Samples) -> None:
+        self._partials.end()
         transcriber = self._options.transcriber
         if self.settings.transcribe_input and not self._backend.transcribes and transcriber is not None:
             self._start(self._transcribe(item.id, sound, transcriber))
@@ -260,21 +278,21 @@ class LiveConversation:
             await self._replies.generating.wait_for_output()
         await self._is_attended.wait()
         try:
-            text = await transcriber.transcribe(sound, RATE, self.settings.language)
+            transcript = await transcribe_turn(transcriber, sound, RATE, self.settings.recognition)
         except Exception as error:  # an error of the transcriber costs the transcript, not the conversation
             log_failure(logger, error, "transcription of a turn failed")
-            self._on_transcript(item, error, True)
+            self._on_transcript(item, error)
             return
-        self._on_transcript(item, text, True)
+        self._on_transcript(item, transcript)
 
-    def _on_transcript(self, item: str, text: str | Exception, is_final: bool) -> None:
-        if isinstance(text, Exception):
+    def _on_transcript(self, item: str, heard: TurnTranscript | Exception) -> None:
+        if isinstance(heard, Exception):
             if self.settings.transcribe_input:
-                self._emit(InputTranscriptFailed(item, public_message(text) or type(text).__name__))
+                self._emit(InputTranscriptFailed(item, public_message(heard) or type(heard).__name__))
             return
-        seconds = self._note_transcript(item, text)
+        seconds = self._note_transcript(item, heard.text)
         if self.settings.transcribe_input:
-            self._emit(InputTranscript(item, text, is_final, seconds))
+            self._emit(InputTranscript(item, heard.text, True, seconds, heard.logprobs, heard.languages))
 
     def _note_transcript(self, item: str, text: str) -> float:
         """Store a transcript in its item; returns the item's duration in seconds."""
@@ -292,7 +310,9 @@ class LiveConversation:
         async def ask() -> None:
             assert self._options.transcriber is not None
             try:
-                watch.words = await self._options.transcriber.transcribe(sound, RATE, self.settings.language)
+                watch.words = await self._options.transcriber.transcribe(
+                    sound, RATE, self.settings.recognition.language
+                )
             except Exception as error:  # without a transcript the sound alone decides
                 log_failure(logger, error, "transcription of an overlap failed")
 

@@ -186,6 +186,8 @@ class ListeningOptions:
     """Requests the turn model for a turn that is likely over."""
     committed: Callable[[Item, Samples], None]
     """Called with every spoken turn."""
+    grew: Callable[[OpenTurn], None] | None = None
+    """Called when audio was added to the open turn."""
 
 
 class UserTurns:
@@ -296,6 +298,8 @@ class UserTurns:
         turn.waiting.append(samples)
         if not self._replies.is_held:
             self._pass_on(turn)
+        if self._options.grew is not None:
+            self._options.grew(turn)
         if len(turn.windows) * WINDOW_MS > MAX_TURN_SECONDS * 1e3:
             self._context.emit(Warned("turn_too_long", f"the turn was ended after {MAX_TURN_SECONDS:.0f} s"))
             self._end_turn(turn)

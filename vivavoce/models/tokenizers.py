@@ -50,6 +50,24 @@ class TextTokenizer:
         id_: int | None = self._backend.token_to_id(token)
         return id_
 
+    def bytes_of(self, id: int) -> bytes:
+        """The bytes of one token, which may be a part of a character."""
+        token: str | None = self._backend.id_to_token(id)
+        values = _byte_values()
+        return bytes(values[letter] for letter in token or "" if letter in values)
+
+
+def byte_letters() -> list[str]:
+    """The printable letter that stands for each byte in GPT-2's kind of vocabulary."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+@functools.cache
+def _byte_values() -> dict[str, int]:
+    return {letter: byte for byte, letter in enumerate(byte_letters())}
+
 
 SPACE = "▁"
 NORMAL, UNKNOWN, USER_DEFINED, BYTE = 1, 2, 4, 6  # kinds of pieces; the others are never produced

@@ -1,7 +1,6 @@
 """Captions of spoken replies, and transcription by the speech-to-speech model itself."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.dialogue.backend import Piece, ReplyPlan, Spoke, Wrote
 from vivavoce.dialogue.events import Samples
-from vivavoce.dialogue.history import speaking_seconds
+from vivavoce.dialogue.history import WORD, speaking_seconds
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.moss_speech.codec import DECODER_RATE
 from vivavoce.models.moss_speech.prompt import Turn
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
 
 PAUSE_DBFS = -45.0
 AHEAD_SECONDS = 1.0  # captions that are less far ahead of playback are brought forward
-PARTIAL_SECONDS = 0.8  # of new sound between two captions of an unfinished segment
-WORD = re.compile(r"\s*(?:[\u2e80-\uffff]|[^\s\u2e80-\uffff]+)")  # a word, or a letter of a script without spaces
+PARTIAL_SECONDS = 0.3  # of new sound between two captions of an unfinished segment
+PARTIAL_ROWS_PER_SECOND = 6  # of speech: more tokens than are spoken
+MIN_PARTIAL_ROWS = 2  # the last word is not certain, and left out
 
 
 @dataclass
@@ -46,6 +46,11 @@ class Segment:
         self.sound.append(samples)
         self.codes += codes
         self.samples += len(samples)
+
+    def rows_left(self, seconds: float) -> int:
+        """How many more rows of text its first seconds may have: what a model goes on to write was not said yet."""
+        unsaid = max(0.0, seconds - speaking_seconds("".join(self.words)))
+        return MIN_PARTIAL_ROWS + round(PARTIAL_ROWS_PER_SECOND * unsaid)
 
     def new_words(self, text: str, seconds: float, is_whole: bool) -> list[tuple[str, float]]:
         """The words of a transcript of its first seconds that were not emitted yet, and where each begins.
@@ -76,19 +81,24 @@ class Captions:
     def __init__(self, backend: "MossSpeechBackend", plan: ReplyPlan, put: Callable[[Piece], Awaitable[None]]) -> None:
         self._captioner = backend.options.captioner
         self.delays_sound = backend.options.words_first and self._captioner is not None
-        self._words, self._language, self._put = backend.words, plan.settings.language, put
+        self._words, self._language, self._put = backend.words, plan.settings.recognition.language, put
         self._min_samples = round(backend.options.caption_seconds * DECODER_RATE)
         self._played = plan.played
         self._segment = Segment(0.0)
+        self._upcoming: Sequence[int] = ()
+        self._seconds_per_code = backend.policy.unit.frame_seconds / plan.settings.speed
         self._captioned = 0.0  # seconds of sound whose words were emitted
         self._last: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, samples: Samples, codes: list[int]) -> None:
-        """Add the next sound of the reply and its codes; starts a caption at a pause, or when the segment is long."""
+    def add(self, samples: Samples, codes: list[int], upcoming: Sequence[int] = ()) -> None:
+        """Add the next sound of the reply and its codes; starts a caption at a pause, or when the segment is long.
+
+        `upcoming` are codes after it, whose sound is not made yet: by them words are known before they are heard.
+        """
         if self._captioner is None:
             return
-        segment = self._segment
+        segment, self._upcoming = self._segment, upcoming
         segment.add(samples, codes)
         pauses = rms_dbfs(samples[-DECODER_RATE // 12 :]) < PAUSE_DBFS
         if segment.samples >= 3 * self._min_samples or (segment.samples >= self._min_samples and pauses):
@@ -134,8 +144,13 @@ class Captions:
         is_whole: bool,
         previous: "asyncio.Task[None] | None",
     ) -> None:
+        seconds = len(sound) / DECODER_RATE
         if self._captioner is None or self._captioner == "model":
-            text = await self._words.of_codes(codes, WORDS_URGENCY if is_whole else PARTIAL_URGENCY)
+            upcoming = () if is_whole else self._upcoming
+            seconds += len(upcoming) * self._seconds_per_code
+            max_rows = None if is_whole else segment.rows_left(seconds)
+            begins = "".join(segment.words).strip()
+            text = await self._words.of_codes([*codes, *upcoming], self._urgency, begins, max_rows)
         else:
             text = await self._captioner.transcribe(sound, DECODER_RATE, self._language)
         if previous is not None:
@@ -147,18 +162,22 @@ class Captions:
             if len(sound):
                 await self._put(Spoke(sound))
             return
-        seconds = len(sound) / DECODER_RATE
         for word, at in segment.new_words(text, seconds, is_whole):
             self._captioned = max(at, self._captioned)
             await self._put(Wrote(word, self._captioned))
         if is_whole:
             self._captioned = segment.at + seconds
 
+    @property
+    def _urgency(self) -> float:
+        """Seconds until playback comes to words that are not known yet, within limits."""
+        return min(max(self._captioned - self._played(), MIN_URGENCY), WORDS_URGENCY)
+
 
 WRITE_DOWN = "Write down what is said."
 ROWS_PER_CODE = 2  # 80 ms of speech hold at most a few letters
 MIN_ROWS = 16
-PARTIAL_URGENCY = 0.3  # seconds: these words are about to be heard
+MIN_URGENCY = 0.3  # seconds: for words that are about to be heard
 WORDS_URGENCY = 1.5  # seconds: captions are less urgent than sound, so their rows join steps that sound needs
 
 
@@ -175,18 +194,21 @@ class MossSpeechTranscriber:
         codes, _ = await self._backend.speech_encoder.do((state, torch.from_numpy(sound), True), urgency=1.0)
         return await self.of_codes(codes)
 
-    async def of_codes(self, codes: Sequence[int], urgency: float = WORDS_URGENCY) -> str:
-        """The transcript of some speech codes, needed in `urgency` seconds."""
+    async def of_codes(
+        self, codes: Sequence[int], urgency: float = WORDS_URGENCY, begins: str = "", max_rows: int | None = None
+    ) -> str:
+        """The transcript of some speech codes, needed in `urgency` seconds; how it begins may be known already."""
         if not codes:
             return ""
         engine, prompt, model = self._backend.engine, self._backend.prompt, self._backend.model
         rows = prompt.turn(Turn("system", self._instructions)) + prompt.turn(Turn("user", codes))
-        sequence = await engine.open(rows + prompt.open_reply("text"))
+        sequence = await engine.open(rows + prompt.open_reply("text") + prompt.text(begins))
         try:
-            max_rows = MIN_ROWS + ROWS_PER_CODE * len(codes)
+            max_rows = MIN_ROWS + ROWS_PER_CODE * len(codes) if max_rows is None else max_rows
             async with await engine.generate(sequence, Generation(GREEDY, max_new_rows=max_rows)) as reply:
                 reply.needed_by(asyncio.get_running_loop().time() + urgency)
                 rows = [row async for row in reply]
         finally:
             await engine.close(sequence)
-        return self._backend.tokenizer.decode(model.written_ids(row for row in rows if not model.ends(row))).strip()
+        written = self._backend.tokenizer.decode(model.written_ids(row for row in rows if not model.ends(row)))
+        return f"{begins}{written}".strip()

@@ -214,7 +214,7 @@ class MossSpeechBackend:
         sizes = self.policy.sizes()
         widest = max(self.voices.values(), key=lambda voice: voice.sink)
         await asyncio.to_thread(self.local_codec.warm_up, widest, self.options.warm_batches, sizes)
-        conversation = self.open(lambda item, text, is_final: None)
+        conversation = self.open(lambda item, heard: None)
         settings = ConversationSettings(max_output_tokens=3 * self.policy.unit.frames)
         conversation.set_history((), settings)
         conversation.listen(buzz(1.0, ENCODER_RATE).samples[0])

@@ -64,6 +64,10 @@ class ChunkedDecoder:
         max_tokens = policy.min_later_units * policy.unit.frames + policy.unit.lookahead
         return max(0, min(max_tokens, wanted - (len(codes) - self._decoded)))
 
+    def undecoded(self, codes: list[int]) -> list[int]:
+        """The codes whose sound is not made yet."""
+        return codes[self._decoded :]
+
     async def decode(self, codes: list[int], size: int, is_last: bool, urgency: float) -> tuple[Samples, list[int]]:
         """The next chunk of sound, of `size` codes, and its codes; it is needed in `urgency` seconds."""
         if not codes:
@@ -299,7 +303,7 @@ class MossSpeechReply:
                 )
                 self.trimmed_seconds = decoder.trimmed_seconds
                 if chunk_codes or captions.delays_sound:
-                    captions.add(samples, chunk_codes)
+                    captions.add(samples, chunk_codes, decoder.undecoded(self.codes))
                 if len(samples):
                     if not self._generated_seconds:
                         self._backend.engine.report_first_audio(reply.sequence)

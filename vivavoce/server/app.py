@@ -23,7 +23,6 @@ from vivavoce.server.metrics import Metrics
 from vivavoce.server.realtime.sessions import Sessions
 from vivavoce.server.realtime.websocket import serve_socket
 from vivavoce.server.rest.about import AboutApi
-from vivavoce.server.rest.audio import SpeechApi, TranscriptionApi, VoicesApi
 from vivavoce.server.rest.calls import CallsApi
 from vivavoce.server.rest.http import (
     MAX_BODY,
@@ -40,6 +39,10 @@ from vivavoce.server.rest.http import (
     page_routes,
     readiness_response,
 )
+from vivavoce.server.rest.request_ids import RequestIds
+from vivavoce.server.rest.speech import SpeechApi
+from vivavoce.server.rest.transcriptions import TranscriptionApi
+from vivavoce.server.rest.voices import VoicesApi
 from vivavoce.server.stalls import StallWatch
 from vivavoce.server.wire import WireError
 
@@ -71,7 +74,7 @@ def build_app(
 
 
 def middleware(options: ServerOptions) -> list[Middleware]:
-    """CORS, and the limits of request bodies."""
+    """Request ids, CORS, and the limits of request bodies."""
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(options.allowed_origins),
@@ -81,7 +84,7 @@ def middleware(options: ServerOptions) -> list[Middleware]:
         expose_headers=["Location", "X-Request-Id"],
     )
     max_bytes = options.max_upload_bytes + MAX_BODY  # the file of a form, and its other fields
-    return [cors, Middleware(BodyLimits, seconds=options.stall_seconds, max_bytes=max_bytes)]
+    return [Middleware(RequestIds), cors, Middleware(BodyLimits, seconds=options.stall_seconds, max_bytes=max_bytes)]
 
 
 def serve(

@@ -152,6 +152,8 @@ class ServerOptions:
     greeting_instructions: str | None = None
     """How the model is to greet, in words of its own."""
     greeting_may_be_interrupted: bool = True
+    prompts: str | None = None
+    """A folder of stored prompts: files of instructions that sessions name by id; None: there are none."""
     webhook_url: str | None = None
     """Is sent `session.started` and `session.ended`."""
     webhook_secret: str | None = None
@@ -180,6 +182,8 @@ class ServerOptions:
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
             raise InputError("an API key needs at least 8 printable ASCII characters without spaces")
         self._check_certificate()
+        if self.prompts is not None and not Path(self.prompts).is_dir():
+            raise InputError(f"there is no folder {self.prompts!r} for --prompts")
         if self.greeting is not None and self.greeting_instructions is not None:
             raise InputError("give --greeting or --greeting-instructions, not both")
         if (self.webhook_url is None) != (self.webhook_secret is None):

@@ -1,10 +1,11 @@
 """The interfaces between the server and the models it serves."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from vivavoce.audio.io import Sound
+from vivavoce.dialogue.backend import RecognitionAbilities
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
 from vivavoce.server.rest.transcripts import WireSegment
 
@@ -44,6 +45,9 @@ class ModelAbilities:
     reasoning: bool = True
     retention_ratio: bool = True
     """Whether the server truncates histories itself; a chat endpoint does it otherwise."""
+    images: bool = True
+    recognition: RecognitionAbilities = field(default_factory=RecognitionAbilities)
+    """What the transcription of the user's speech follows."""
 
 
 def abilities_of(host: "Host") -> ModelAbilities:
@@ -146,8 +150,8 @@ class VoiceRegistry(Protocol):
 class TranscriptionRequest:
     """How a recording is to be transcribed."""
 
-    language: str | None = None
-    """None: detected by the model."""
+    languages: tuple[str, ...] = ()
+    """Codes of those that may be spoken; of several the likeliest is detected, of none any."""
     prompt: str = ""
     keywords: tuple[str, ...] = ()
     temperature: float = 0.0
@@ -157,6 +161,8 @@ class TranscriptionRequest:
     """Whether segments are told beside them."""
     translates: bool = False
     """Into English."""
+    with_logprobs: bool = False
+    """Whether segments have the log-probabilities of their tokens."""
 
 
 class FileTranscriber(Protocol):

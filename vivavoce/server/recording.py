@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from vivavoce.dialogue.events import AudioPart, Item, Message, Samples, TextPart
+from vivavoce.dialogue.events import AudioPart, Item, Message, Samples
+from vivavoce.dialogue.history import text_of_part
 from vivavoce.log import log_failure
 from vivavoce.server.realtime.audio_formats import resampler
 
@@ -120,7 +121,7 @@ def spoken_line(item: Item) -> dict[str, str] | None:
     """The words of an item of the history; None for tool calls and their results."""
     if not isinstance(item.content, Message):
         return None
-    parts = [part.text if isinstance(part, TextPart) else part.transcript or "" for part in item.content.parts]
+    parts = [text_of_part(part) for part in item.content.parts]
     is_spoken = any(isinstance(part, AudioPart) for part in item.content.parts)
     return {
         "id": item.id,

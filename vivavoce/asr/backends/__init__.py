@@ -24,7 +24,8 @@ from vivavoce.models.checkpoint import is_pickled
 from vivavoce.models.registry import moonshine_folder, openai_whisper_file
 from vivavoce.models.whisper.cpu import OptimisedEncoder, has_plain_products, optimise_encoder, to_bf16, to_int8
 from vivavoce.models.whisper.files import read_sizes
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.models.whisper.vocabulary import ENGLISH_RANKS, MULTILINGUAL_RANKS
 
 BackendName = Literal["auto", "ours", "faster-whisper", "moonshine"]
@@ -53,6 +54,11 @@ __all__ = [
 
 class Backend(Protocol):
     """Transcribes samples at 16 kHz."""
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes of the languages that it knows."""
+        ...
 
     def own_language(self, samples: torch.Tensor) -> str:
         """The language of the transcript if none is given.  # [time]"""
@@ -87,6 +93,11 @@ class OwnBackend:
     def engine(self) -> TranscribingEngine:
         """Created on first use: a server on a GPU does not need it, since all requests share another engine."""
         return TranscribingEngine(self.transcriber, self._device, windows=self._parallel, drafts=self._drafts)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes of the languages that it knows."""
+        return self.transcriber.languages
 
     def own_language(self, samples: torch.Tensor) -> str:
         """The language of the transcript if none is given.  # [time]"""

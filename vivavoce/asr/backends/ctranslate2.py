@@ -6,7 +6,7 @@ faster-whisper pads every window to 30 s, so models with shorter windows run in 
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,17 @@ from vivavoce.models.whisper.alignment import TimedWord
 from vivavoce.models.whisper.config import WhisperConfig
 from vivavoce.models.whisper.decoding import Text
 from vivavoce.models.whisper.model import Whisper, WindowMemory
-from vivavoce.models.whisper.transcriber import (
+from vivavoce.models.whisper.steps import (
     Answer,
     DetectLanguage,
     EncodeWindow,
     Question,
     TranscriptionOptions,
     TranscriptSegment,
-    WhisperTranscriber,
     WriteText,
     run_steps,
 )
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 
 CONVERTED = "model.bin"
 COPIED = ("tokenizer.json", "preprocessor_config.json", "generation_config.json")
@@ -47,6 +47,11 @@ class FasterWhisper:
     def __init__(self, model: Any) -> None:
         self.model = model
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes of the languages that it knows."""
+        return tuple(self.model.supported_languages)
+
     def own_language(self, samples: torch.Tensor) -> str:
         """The language detected in the first window."""
         if not self.model.model.is_multilingual:
@@ -59,6 +64,7 @@ class FasterWhisper:
     ) -> Iterator[TranscriptSegment]:
         """Segments as they become final."""
         options = options or TranscriptionOptions()
+        _refuse_logprobs(options)
         extra: dict[str, Any] = {}
         if options.temperatures is not None:
             extra["temperature"] = list(options.temperatures)
@@ -66,7 +72,7 @@ class FasterWhisper:
             extra["hotwords"] = " ".join(options.hotwords)
         segments, info = self.model.transcribe(
             samples.numpy().astype(np.float32),
-            language=options.language,
+            language=options.language or self._likeliest(samples, options.languages),
             task=options.task,
             beam_size=options.beams,
             initial_prompt=options.prompt,
@@ -84,6 +90,19 @@ class FasterWhisper:
                 segment.avg_logprob, segment.compression_ratio, segment.no_speech_prob, words, info.language,
             )  # fmt: skip
 
+    def _likeliest(self, samples: torch.Tensor, languages: Sequence[str]) -> str | None:
+        """The likeliest of several languages; None: the model detects one of all."""
+        if len(languages) < 2 or not self.model.model.is_multilingual:
+            return languages[0] if len(languages) == 1 and self.model.model.is_multilingual else None
+        _, _, probabilities = self.model.detect_language(samples.numpy())
+        known = dict(probabilities)
+        return max((name for name in languages if name in known), key=known.__getitem__, default=None)
+
+
+def _refuse_logprobs(options: TranscriptionOptions | None) -> None:
+    if options is not None and options.logprobs:
+        raise InputError("faster-whisper returns no log-probabilities of tokens; use --backend ours")
+
 
 @dataclass(frozen=True)
 class EncodedWindow(WindowMemory):
@@ -100,6 +119,11 @@ class ConvertedWindows:
         seconds = max(MIN_WINDOW_SECONDS, transcriber.settings.min_window_seconds)
         transcriber.settings = replace(transcriber.settings, min_window_seconds=seconds)
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes of the languages that it knows."""
+        return self.transcriber.languages
+
     def own_language(self, samples: torch.Tensor) -> str:
         """The language of the transcript if none is given.  # [time]"""
         return self.transcriber.own_language(samples)
@@ -110,6 +134,10 @@ class ConvertedWindows:
         """Segments as they become final."""
         if options is not None and options.word_times:
             raise InputError("faster-whisper has no word times for this model; use --backend ours")
+        _refuse_logprobs(options)
+        if options is not None and options.hotwords:  # its decoder takes no rules of ours
+            prompt = f"{options.prompt or ''} {', '.join(options.hotwords)}"
+            options = replace(options, prompt=prompt, hotwords=())
         yield from run_steps(self.transcriber.transcription_steps(samples, options), self._answer)
 
     def _answer(self, request: Question) -> Answer:
@@ -120,7 +148,7 @@ class ConvertedWindows:
     def _language(self, request: DetectLanguage) -> str:
         assert isinstance(request.memory, EncodedWindow)
         (probabilities,) = self.model.detect_language(request.memory.encoded)
-        return str(max(probabilities, key=lambda pair: pair[1])[0]).strip("<|>")
+        return request.likeliest({name.strip("<|>"): probability for name, probability in probabilities})
 
     def _encode(self, request: EncodeWindow) -> EncodedWindow:
         import ctranslate2

@@ -13,7 +13,7 @@ from vivavoce.audio.io import Sound
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.hub import resolve
 from vivavoce.models.registry import MOONSHINE_DECODER, MOONSHINE_ENCODER, moonshine_folder
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, TranscriptSegment
+from vivavoce.models.whisper.steps import TranscriptionOptions, TranscriptSegment
 
 RATE = 16_000
 MAX_SECONDS = 30.0  # per piece; its authors advise against more
@@ -73,6 +73,8 @@ class Moonshine:
 class MoonshineBackend:
     """`Moonshine` as a `Backend`: a segment for every 30 seconds or less, without word times."""
 
+    languages: tuple[str, ...] = ("en",)
+
     def __init__(self, folder: str | Path, threads: int = 2) -> None:
         self.model = Moonshine(folder, threads)
 
@@ -84,12 +86,22 @@ class MoonshineBackend:
         self, samples: torch.Tensor, options: TranscriptionOptions | None = None
     ) -> Iterator[TranscriptSegment]:
         """A segment for every piece of up to 30 seconds; long sounds are cut where they are quiet."""
-        if options is not None and (options.language not in (None, "en") or options.task != "transcribe"):
-            raise InputError(f"Moonshine transcribes English only, not {options.language!r}; use another backend")
+        _check(options or TranscriptionOptions())
         for first, end in pieces(samples.numpy()):
             text = self.model.write(samples[first:end].numpy()).strip()
             if text:
                 yield TranscriptSegment(first / RATE, end / RATE, f" {text}", (), 0.0, 0.0, 0.0, 0.0, language="en")
+
+
+def _check(options: TranscriptionOptions) -> None:
+    """InputError for an option that Moonshine cannot follow."""
+    languages = (options.language,) if options.language else options.languages
+    if options.task != "transcribe" or (languages and "en" not in languages):
+        raise InputError(f"Moonshine transcribes English only, not {', '.join(languages)}; use another backend")
+    if options.prompt or options.hotwords:
+        raise InputError("Moonshine takes no prompt and no keywords; use a Whisper")
+    if options.logprobs:
+        raise InputError("Moonshine returns no log-probabilities of tokens; use a Whisper")
 
 
 def pieces(samples: NDArray[np.float32]) -> Iterator[tuple[int, int]]:

@@ -207,12 +207,29 @@ def score(
     hidden = model.decoder(ids, memory)
     logits = model.decoder.logits(hidden[0, len(prompt) - 1 :])
     chosen = [*written, tokens.endoftext] if is_ended else list(written)
-    total = 0.0
-    for index, token in enumerate(chosen):
-        ruled = apply(rules, logits[index : index + 1], ids[:, len(prompt) : len(prompt) + index])
-        total += float(ruled.log_softmax(-1)[0, token])
+    total = sum(_logprobs(logits, ids[:, len(prompt) :], chosen, rules))
     (silence,) = no_speech_probabilities(model.decoder, tokens, hidden, ids[:, : len(prompt)])
     return Text(list(written), total, is_ended, silence)
+
+
+@torch.inference_mode()
+def token_logprobs(
+    model: Whisper,
+    memory: WindowMemory,
+    prompt: Sequence[int],
+    written: Sequence[int],
+    rules: Sequence[LogitRule] = (),
+) -> list[float]:
+    """The log-probability of each token of a finished text of one window, in one pass."""
+    ids = torch.tensor([[*prompt, *written]], device=memory.keys.device)
+    logits = model.decoder.logits(model.decoder(ids, memory)[0, len(prompt) - 1 :])
+    return _logprobs(logits, ids[:, len(prompt) :], written, rules)
+
+
+def _logprobs(logits: Tensor, written: Tensor, chosen: Sequence[int], rules: Sequence[LogitRule]) -> list[float]:
+    """The log-probability of each chosen token under the rules.  # [token, vocabulary], [1, token]"""
+    ruled = (apply(rules, logits[index : index + 1], written[:, :index]) for index in range(len(chosen)))
+    return [float(row.log_softmax(-1)[0, token]) for row, token in zip(ruled, chosen, strict=True)]
 
 
 @torch.inference_mode()

@@ -7,10 +7,9 @@ engine, and CTranslate2 share it.
 """
 
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from vivavoce.audio.mel import WhisperMel, whisper_normalise
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.models.whisper.alignment import TimedWord, word_times
-from vivavoce.models.whisper.config import CONV_STRIDE, MEL_FRAMES_PER_SECOND, Task, WhisperSettings, WhisperTokens
+from vivavoce.models.whisper.config import CONV_STRIDE, MEL_FRAMES_PER_SECOND, WhisperSettings, WhisperTokens
 from vivavoce.models.whisper.decoding import (
     Hotwords,
     LogitRule,
@@ -32,108 +31,23 @@ from vivavoce.models.whisper.decoding import (
     cut_segments,
     decode,
     language_probabilities,
+    token_logprobs,
 )
 from vivavoce.models.whisper.model import Whisper, WindowMemory
+from vivavoce.models.whisper.steps import (
+    Answer,
+    DetectLanguage,
+    EncodeWindow,
+    Padding,
+    Question,
+    ScoredToken,
+    TranscriptionOptions,
+    TranscriptionSteps,
+    TranscriptSegment,
+    WriteText,
+    run_steps,
+)
 from vivavoce.models.whisper.vocabulary import load_tokenizer
-
-Padding = Literal["full", "trim"]
-
-
-@dataclass(frozen=True)
-class TranscriptionOptions:
-    """Options of a transcription; None leaves the choice to the model's settings."""
-
-    language: str | None = None
-    task: Task = "transcribe"
-    prompt: str | None = None
-    """Text that precedes the recording as context: names, spellings, style."""
-    prefix: str | None = None
-    """Text that the first window begins with."""
-    hotwords: tuple[str, ...] = ()
-    word_times: bool = False
-    timestamps: bool | None = None
-    follow_earlier: bool = True
-    padding: Padding = "full"
-    temperatures: tuple[float, ...] | None = None
-    max_silence: float | None = None
-    """With word times: a doubtful segment after more seconds than this without a word is dropped as a hallucination."""
-    seed: int = 0
-    beams: int = 1
-    """Beams at temperature 0; 1 is greedy."""
-
-
-@dataclass(frozen=True)
-class TranscriptSegment:
-    """Text with its times in seconds and its quality measures."""
-
-    start: float
-    end: float
-    text: str
-    tokens: tuple[int, ...]
-    temperature: float
-    average_logprob: float
-    compression: float
-    no_speech: float
-    words: tuple[TimedWord, ...] = ()
-    language: str | None = None
-
-
-@dataclass(frozen=True)
-class EncodeWindow:
-    """Request to encode a window.  # mel [1, mel, frame]"""
-
-    mel: Tensor
-
-
-@dataclass(frozen=True)
-class WriteText:
-    """Request to decode a text of a window."""
-
-    memory: WindowMemory
-    prompt: tuple[int, ...]
-    options: TranscriptionOptions
-    temperature: float
-    best_of: int
-    max_tokens: int
-    is_started: bool = False
-    """Whether the prompt ends inside the text, so that the first sampled token does not start it."""
-
-    @property
-    def beams(self) -> int:
-        """Beams at this temperature."""
-        return self.options.beams if self.temperature == 0 else 1
-
-
-@dataclass(frozen=True)
-class DetectLanguage:
-    """Request to detect the language of a window."""
-
-    memory: WindowMemory
-
-
-Question = EncodeWindow | DetectLanguage | WriteText
-
-
-Answer = WindowMemory | str | Text | None
-
-
-TranscriptionSteps = Generator[Question | TranscriptSegment, Answer, None]
-
-
-def run_steps(steps: TranscriptionSteps, answer: Callable[[Question], Answer]) -> Iterator[TranscriptSegment]:
-    """The segments of a recording, with every request answered by `answer` on the calling thread."""
-    sent: Answer = None
-    while True:
-        try:
-            item = steps.send(sent)
-        except StopIteration:
-            return
-        sent = None
-        if isinstance(item, TranscriptSegment):
-            yield item
-        else:
-            sent = answer(item)
-
 
 MEL_BLOCK_SECONDS = 60
 FADING_SAMPLES = 800  # of silence after a recording; later frames hold only silence
@@ -187,6 +101,11 @@ class WhisperTranscriber:
         return self.default_language or next(iter(self.language(samples)))
 
     @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes of the languages that the model knows."""
+        return tuple(self.tokens.languages) if self.tokens.is_multilingual else ("en",)
+
+    @property
     def default_language(self) -> str | None:
         """The only language of the model, or the default of its settings; None: it is detected."""
         if not self.tokens.is_multilingual:
@@ -194,10 +113,10 @@ class WhisperTranscriber:
         only = next(iter(self.tokens.languages)) if len(self.tokens.languages) == 1 else None
         return only or self.settings.language
 
-    def likeliest_language(self, memory: WindowMemory) -> str:
+    def likeliest_language(self, question: DetectLanguage) -> str:
         """The language of one encoded window."""
-        (probabilities,) = language_probabilities(self.model, self.tokens, memory)
-        return max(probabilities, key=lambda language: probabilities[language])
+        (probabilities,) = language_probabilities(self.model, self.tokens, question.memory)
+        return question.likeliest(probabilities)
 
     def segments(self, samples: Tensor, options: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
         """Yield segments as soon as they are final.  # [time] at 16 kHz"""
@@ -205,7 +124,7 @@ class WhisperTranscriber:
 
     def _answer(self, question: Question) -> Answer:
         if isinstance(question, DetectLanguage):
-            return self.likeliest_language(question.memory)
+            return self.likeliest_language(question)
         return self.encode(question.mel) if isinstance(question, EncodeWindow) else self.answer(question)
 
     def transcription_steps(self, samples: Tensor, options: TranscriptionOptions | None = None) -> TranscriptionSteps:
@@ -226,7 +145,7 @@ class WhisperTranscriber:
             memory = yield EncodeWindow(self.window(mel, seek, options.padding, size))
             assert isinstance(memory, WindowMemory)
             if options.language is None:
-                options = replace(options, language=str((yield DetectLanguage(memory))))
+                options = replace(options, language=str((yield DetectLanguage(memory, options.languages))))
             segments, frames, trusted = yield from self._transcribe_window(memory, seek, size, options, earlier)
             for segment in segments:
                 if not is_hallucination(segment, spoken_until, options.max_silence):
@@ -240,7 +159,8 @@ class WhisperTranscriber:
         self, memory: WindowMemory, seek: int, size: int, options: TranscriptionOptions, earlier: list[int]
     ) -> Generator[Question, Answer, tuple[list[TranscriptSegment], int, bool]]:
         """The segments of a window, the frames by which to advance, and whether they may prompt the next window."""
-        text, temperature = yield from self._write(memory, options, earlier, is_first=seek == 0)
+        prompt = self._prompt(options, earlier)
+        text, temperature = yield from self._write(memory, options, prompt, is_first=seek == 0)
         if self.is_silence(text):
             return [], size, True
         offset = seek / MEL_FRAMES_PER_SECOND
@@ -249,6 +169,8 @@ class WhisperTranscriber:
             self._segment(part.tokens, part.start + offset, part.end + offset, text, temperature)
             for part in cut.segments
         ]
+        if options.logprobs:
+            segments = self._with_logprobs(segments, memory, options, prompt, text)
         segments = [segment for segment in segments if segment.text.strip() and segment.end > segment.start]
         if options.word_times:
             segments = self._timed(segments, memory, options, offset, size)
@@ -276,13 +198,21 @@ class WhisperTranscriber:
 
     def _with_defaults(self, options: TranscriptionOptions, seconds: float) -> TranscriptionOptions:
         """The options with the model's defaults filled in; the language stays None where it has to be detected."""
-        language = options.language or self.default_language
+        only = options.languages[0] if len(options.languages) == 1 else None
+        language = options.language or only or (None if self._detects(options.languages) else self.default_language)
         if language is not None:
             self.tokens.prompt(language)  # raises for an unknown language
         timestamps = options.timestamps
         if timestamps is None:
             timestamps = self.settings.writes_times and seconds > self.settings.untimed_up_to
         return replace(options, language=language, timestamps=timestamps)
+
+    def _detects(self, languages: Sequence[str]) -> bool:
+        """Whether one of several languages is to be detected, rather than the model's default taken."""
+        known = [language for language in languages if language in self.languages]
+        if languages and not known:
+            raise InputError(f"this model knows none of the languages {', '.join(languages)}")
+        return self.tokens.is_multilingual and len(self.tokens.languages) > 1 and bool(known)
 
     def window(self, mel: Tensor, seek: int, padding: Padding, size: int | None = None) -> Tensor:
         """The frames of a window, `size` of them sound; with "trim", rounded up to a few more.  # [1, mel, frame]"""
@@ -300,12 +230,16 @@ class WhisperTranscriber:
     def encode(self, mel: Tensor) -> WindowMemory:
         return self.model.decoder.cross_kv(self.model.encoder(mel))
 
+    def _prompt(self, options: TranscriptionOptions, earlier: list[int]) -> list[int]:
+        """The prompt of a window after the tokens of an earlier text, of which the last ones are kept."""
+        half = self.model.config.max_target_positions // 2
+        return self.tokens.prompt(options.language, options.task, bool(options.timestamps), earlier[-(half - 1) :])
+
     def _write(
-        self, memory: WindowMemory, options: TranscriptionOptions, earlier: list[int], is_first: bool
+        self, memory: WindowMemory, options: TranscriptionOptions, prompt: list[int], is_first: bool
     ) -> Generator[Question, Answer, tuple[Text, float]]:
         """The text of the first temperature at which it is trusted; else that of the last."""
         half = self.model.config.max_target_positions // 2
-        prompt = self.tokens.prompt(options.language, options.task, bool(options.timestamps), earlier[-(half - 1) :])
         prefix = self.tokenizer.encode(f" {options.prefix.strip()}") if options.prefix and is_first else []
         if len(prompt) + len(prefix) + 8 > self.model.config.max_target_positions:
             raise InputError(f"the prefix has {len(prefix)} tokens, which leaves no room for a transcript")
@@ -381,6 +315,27 @@ class WhisperTranscriber:
         return TranscriptSegment(
             start, end, spelled, tuple(tokens), temperature, text.average_logprob, compression(spelled), text.no_speech
         )
+
+    def _with_logprobs(
+        self,
+        segments: list[TranscriptSegment],
+        memory: WindowMemory,
+        options: TranscriptionOptions,
+        prompt: Sequence[int],
+        text: Text,
+    ) -> list[TranscriptSegment]:
+        """The segments of one window with the log-probabilities of their tokens."""
+        values = iter(token_logprobs(self.model, memory, prompt, text.tokens, self.rules(options)))
+        result = []
+        for segment in segments:  # consecutive pieces of the text
+            scored = [(token, next(values)) for token in segment.tokens]
+            logprobs = (
+                ScoredToken(self.tokenizer.decode([token]), self.tokenizer.bytes_of(token), logprob)
+                for token, logprob in scored
+                if token < self.tokens.endoftext
+            )
+            result.append(replace(segment, logprobs=tuple(logprobs)))
+        return result
 
     def _timed(
         self,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.errors import CheckpointError
-from vivavoce.models.tokenizers import TextTokenizer
+from vivavoce.models.tokenizers import TextTokenizer, byte_letters
 from vivavoce.models.whisper.config import ENGLISH_ONLY, WhisperTokens
 
 ENGLISH_RANKS, MULTILINGUAL_RANKS = "gpt2.tiktoken", "multilingual.tiktoken"
@@ -32,7 +32,7 @@ def tokenizer_of_ranks(file: Path, tokens: WhisperTokens) -> TextTokenizer:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     ranks = read_ranks(file)
-    letters = _byte_letters()
+    letters = byte_letters()
 
     def spelled(text: bytes) -> str:
         return "".join(letters[byte] for byte in text)
@@ -77,10 +77,3 @@ def _last_pair(text: bytes, rank: int, ranks: dict[bytes, int]) -> tuple[bytes, 
         first = min(range(len(joined)), key=joined.__getitem__)
         parts[first : first + 2] = [parts[first] + parts[first + 1]]
     return parts[0], parts[1]
-
-
-def _byte_letters() -> list[str]:
-    """The printable letter that stands for each byte in GPT-2's vocabulary."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -20,6 +20,7 @@ from vivavoce.server.realtime.items import (
     ContentPart,
     ConversationItem,
     InputAudio,
+    InputImage,
     InputText,
     MessageItem,
     OutputAudio,
@@ -364,6 +365,8 @@ class SessionMirror:
     def _creatable_part(self, part: ContentPart) -> ContentPart | None:
         if isinstance(part, InputText | OutputText):
             return part if part.text else None
+        if isinstance(part, InputImage):
+            return part if part.image_url else None
         is_output = isinstance(part, OutputAudio)
         if part.audio and (not is_output or self.input_format == self.output_format):
             return part

@@ -12,7 +12,7 @@ from typing import Any
 from vivavoce.asr.backends import BackendName
 from vivavoce.audio.vad import SmartTurn
 from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL, CascadeParts
-from vivavoce.dialogue.backend import Resolver
+from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.events import ConversationSettings, TurnSettings
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.moderation import Checker, HttpChecker, Moderation, Several, WordList
@@ -111,6 +111,8 @@ class ServingOptions:
     chat: str | None = None
     chat_model: str = DEFAULT_CHAT_MODEL
     chat_key: str | None = None
+    chat_images: bool = False
+    """Whether the chat endpoint sees; images of clients are refused otherwise."""
     tts: str | Resolver | None = None
     """The TTS model of the cascade and of `/v1/audio/speech`, or the address of one."""
     audio_only: bool = False
@@ -131,6 +133,8 @@ class ServingOptions:
     def __post_init__(self) -> None:
         if self.chat is not None and self.model is not None:
             raise InputError(f"serve the model {self.model!r} or a cascade with the chat model {self.chat!r}, not both")
+        if self.chat_images and not is_address(self.chat or ""):
+            raise InputError("--chat-images is for a chat endpoint at an address; local chat models see nothing")
         if self.audio_only and (self.chat or self.model or not (self.asr or self.tts)):
             raise InputError(
                 "a server without conversations needs --asr, --tts or both, and neither --model nor --chat"

@@ -1,189 +1,34 @@
 """The hosts of models: `SpeechHost` for conversations, `AudioHost` for `/v1/audio/*` only, and their loading."""
 
-import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Generic, Self, TypeVar
 
 from safetensors import safe_open
 
 from vivavoce import hub
-from vivavoce.asr import RATE
-from vivavoce.audio.io import Sound
 from vivavoce.audio.resample import LiveResampler
 from vivavoce.cascade.backend import CascadeBackend, ChatPiece, WholeTurns
 from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
-from vivavoce.dialogue.backend import Resolver, is_address
+from vivavoce.dialogue.backend import RecognitionAbilities, ReplyTranscriber, Resolver, TurnTranscriber, is_address
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
-from vivavoce.models.whisper.transcriber import TranscriptionOptions
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
-from vivavoce.server.host import ModelAbilities, ModelCard, TranscriptionRequest
+from vivavoce.s2s.read_aloud import ReadAloud
+from vivavoce.server.host import ModelAbilities, ModelCard
 from vivavoce.server.hosting.config import DEFAULT_MODEL, ServingOptions
-from vivavoce.server.rest.transcripts import WireSegment, wire_segment
+from vivavoce.server.hosting.endpoints import ASREndpoint, TTSEndpoint, request_gauges
 from vivavoce.server.wire import JsonObject
 from vivavoce.tts.interface import open_speech_model
-from vivavoce.tts.style import Directable
 
 logger = logging.getLogger(__name__)
-
-Item = TypeVar("Item")
-Part = TypeVar("Part")
-
-
-class RequestCounter:
-    """How many requests are in progress, and how many were started."""
-
-    def __init__(self) -> None:
-        self.active = self.started = 0
-
-    async def counted(self, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
-        """The results of one request, which counts as active until the iterator ends or is closed."""
-        self.active, self.started = self.active + 1, self.started + 1
-        try:
-            async for item in items:
-                yield item
-        finally:
-            self.active -= 1
-
-
-class OnDemand(Generic[Part]):
-    """A part that is given, or made on a thread when it is first needed."""
-
-    def __init__(self, part: Part | None, make: Callable[[], Part] | None = None) -> None:
-        self.loaded, self._make = part, make
-        self._lock = asyncio.Lock()
-
-    @property
-    def value(self) -> Part:
-        """The part, once it is loaded."""
-        assert self.loaded is not None
-        return self.loaded
-
-    async def load(self) -> bool:
-        """Return when the part is there; whether it was made by this call."""
-        async with self._lock:
-            if self.loaded is not None or self._make is None:
-                return False
-            self.loaded = await asyncio.to_thread(self._make)
-            return True
-
-
-class TTSEndpoint:
-    """A `SpeechMaker` and a `VoiceRegistry`. Its model is given, or loaded when it is first needed."""
-
-    def __init__(
-        self, model: str, voice: TTSSynthesiser | None, make: Callable[[], TTSSynthesiser] | None = None
-    ) -> None:
-        self.model, self.requests = model, RequestCounter()
-        self._part = OnDemand(voice, make)
-
-    async def load(self) -> None:
-        """Return when the model is loaded."""
-        await self._part.load()
-
-    async def warm_up(self) -> None:
-        """Speak a sentence, unless the model is not loaded yet."""
-        if self._part.loaded is not None:
-            await self._part.loaded.warm_up()
-
-    @property
-    def voice(self) -> TTSSynthesiser:
-        """The loaded model."""
-        return self._part.value
-
-    @property
-    def rate(self) -> int:
-        """Sample rate of its audio."""
-        return self.voice.rate
-
-    @property
-    def voices(self) -> Sequence[str]:
-        """Names of its voices, the default first."""
-        return self.voice.voices
-
-    @property
-    def languages(self) -> Sequence[str]:
-        """Codes of the languages it speaks."""
-        return self.voice.languages
-
-    def speak(self, text: str, voice: str | None, speed: float, instructions: str) -> AsyncIterator[Samples]:
-        """The audio as it is generated; instructions change nothing where the model takes none."""
-        try:
-            directed = self.voice.with_instructions(instructions)
-        except InputError:
-            if isinstance(self.voice.speaker, Directable):
-                raise
-            logger.info("%s takes no instructions; those of a request are ignored", self.model)
-            directed = self.voice
-        return self.requests.counted(directed.speak(text, voice, speed))
-
-    def count_tokens(self, text: str, seconds: float) -> tuple[int, int]:
-        """The tokens of a text, and the frames of its audio."""
-        return self.voice.count_tokens(text, seconds)
-
-    def add_voice(self, name: str, sound: Sound, consent: str, text: str) -> None:
-        """Store a voice on this machine."""
-        self.voice.speaker.add_voice(name, sound, consent, text)
-
-    def remove_voice(self, name: str) -> None:
-        """Remove a stored voice."""
-        self.voice.speaker.voices.remove(name)
-
-
-class ASREndpoint:
-    """A `FileTranscriber`. Its model is given, or loaded when it is first needed. Use as `async with`."""
-
-    rate = RATE
-
-    def __init__(
-        self, model: str, recogniser: LocalRecogniser | None, make: Callable[[], LocalRecogniser] | None = None
-    ) -> None:
-        self.model, self.requests = model, RequestCounter()
-        self._part = OnDemand(recogniser, make)
-        self._entered = AsyncExitStack()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self._entered.aclose()
-
-    async def load(self) -> None:
-        """Return when the model is loaded."""
-        if await self._part.load():
-            await self._entered.enter_async_context(self._part.value)
-
-    def transcribe(self, samples: Samples, request: TranscriptionRequest) -> AsyncIterator[WireSegment]:
-        """The transcript, segment by segment."""
-        return self.requests.counted(self._segments(samples, request))
-
-    async def _segments(self, samples: Samples, request: TranscriptionRequest) -> AsyncIterator[WireSegment]:
-        options = TranscriptionOptions(
-            request.language,
-            task="translate" if request.translates else "transcribe",
-            prompt=request.prompt or None,
-            hotwords=request.keywords,
-            word_times=request.with_words,
-            temperatures=(request.temperature,) if request.temperature else None,
-        )
-        async for segment in self._part.value.segments(samples, options):
-            yield wire_segment(segment)
-
-
-def request_gauges(*endpoints: TTSEndpoint | ASREndpoint | None) -> dict[str, float]:
-    """Requests of `/v1/audio/*` in progress and started, for `/metrics`."""
-    counters = [endpoint.requests for endpoint in endpoints if endpoint is not None]
-    active, started = sum(each.active for each in counters), sum(each.started for each in counters)
-    return {"audio_requests": float(active), "audio_requests_begun": float(started)}
 
 
 @dataclass
@@ -196,6 +41,11 @@ class AudioHost:
     options: DialogueOptions = field(default_factory=DialogueOptions)
     settings: ConversationSettings = field(default_factory=ConversationSettings)
     is_ready: bool = False
+
+    @property
+    def abilities(self) -> ModelAbilities:
+        """Of transcription sessions; there are no others."""
+        return ModelAbilities(False, False, False, False, recognition_abilities(self.recogniser))
 
     @property
     def name(self) -> str:
@@ -278,6 +128,10 @@ class SpeechHost:
     """What is known of the model; None: its name."""
     speech: TTSEndpoint | None = None
     transcriber: ASREndpoint | None = None
+    sees_images: bool = False
+    """Whether its chat endpoint does."""
+    reader: ReadAloud | None = None
+    """Speaks given words in the voice of a speech-to-speech model that was trained to."""
     is_ready: bool = False
 
     @property
@@ -296,9 +150,14 @@ class SpeechHost:
         return LiveConversation(self.pipeline, settings, replace(self.options, transcriber=transcriber))
 
     async def announce(self, text: str, voice: str | None, speed: float) -> AsyncGenerator[Samples, None]:
-        """The sound of a text: by the cascade's synthesizer, or by the TTS model beside a speech-to-speech model."""
+        """The sound of a text: by the cascade's synthesizer, by a speech-to-speech model that reads it aloud, or by the
+        TTS model beside one."""
         if isinstance(self.pipeline, LoadedCascade):
             async for samples in self.pipeline.voice.speak(text, voice, speed):
+                yield samples
+            return
+        if self.reader is not None and await self.reader.can_read(text):
+            async for samples in self.reader.speak(text, voice, speed):
                 yield samples
             return
         assert self.speech is not None
@@ -313,12 +172,14 @@ class SpeechHost:
     @property
     def abilities(self) -> ModelAbilities:
         """A chat endpoint takes tools and reasoning, a local chat model tools if its template has them."""
+        recognition = recognition_abilities(self.recogniser or self.pipeline.words, self.models[0].languages)
         if not isinstance(self.pipeline, LoadedCascade):
-            return ModelAbilities(False, False, isinstance(self.pipeline, MossSpeechBackend))
+            has_window = isinstance(self.pipeline, MossSpeechBackend)
+            return ModelAbilities(False, False, has_window, False, recognition)
         chat = self.pipeline.chat
         if isinstance(chat, LocalChat):
-            return ModelAbilities(chat.offers_tools, False, False)
-        return ModelAbilities(True, True, False)
+            return ModelAbilities(chat.offers_tools, False, False, False, recognition)
+        return ModelAbilities(True, True, False, self.sees_images, recognition)
 
     @property
     def parts(self) -> Sequence[AbstractAsyncContextManager[object]]:
@@ -361,6 +222,13 @@ class SpeechHost:
         self.is_ready = True
 
 
+def recognition_abilities(transcriber: ReplyTranscriber | None, languages: Sequence[str] = ()) -> RecognitionAbilities:
+    """What the transcription of the user follows; a model that transcribes itself does so in its own languages."""
+    if isinstance(transcriber, TurnTranscriber):
+        return transcriber.abilities
+    return RecognitionAbilities(False, False, False, tuple(languages))
+
+
 async def _warm_front_end(options: DialogueOptions) -> None:
     if options.front_end is not None:
         await options.front_end.warm_up(options.activity, options.echo)
@@ -380,6 +248,8 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     replies = MossSpeechOptions(captioner=recogniser or "model", words_first=dialogue.speaking.moderation is not None)
     pipeline = load_speech(model, options.device, options.codec, options.voice, replies, options.dtype, options.engine)
     host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser, card=_speech_card(model))
+    if model == DEFAULT_MODEL:
+        host.reader = ReadAloud(pipeline)
     host.transcriber = transcriber or ASREndpoint(
         BUNDLED_ASR, None, partial(LocalRecogniser.load, BUNDLED_ASR, "auto", options.device, options.asr_gate)
     )
@@ -413,7 +283,7 @@ def count_parameters(folder: Path) -> int | None:
 
 def _cascade_host(options: ServingOptions, dialogue: DialogueOptions, settings: ConversationSettings) -> SpeechHost:
     cascade = load_cascade(options.cascade, options.device)
-    host = SpeechHost(CASCADE, cascade, dialogue, settings)
+    host = SpeechHost(CASCADE, cascade, dialogue, settings, sees_images=options.chat_images)
     if isinstance(cascade.voice, TTSSynthesiser):
         host.speech = TTSEndpoint(_short_name(options.cascade.tts), cascade.voice)
     if isinstance(cascade.asr, LocalRecogniser):

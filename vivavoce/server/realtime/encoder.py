@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import UNSET
+
 from vivavoce.dialogue import events as dialogue
 from vivavoce.errors import InputError, VivaError
 from vivavoce.log import log_failure
@@ -205,9 +207,13 @@ class EventEncoder:
     def _input_transcript(self, event: dialogue.InputTranscript) -> None:
         """Deltas cannot be revised on the wire: text that changed is sent with the final transcript."""
         sent = self._transcripts.get(event.item, "")
+        logprobs = [events.Logprob(each.text, list(each.data), each.logprob) for each in event.logprobs] or UNSET
         if event.text.startswith(sent) and len(event.text) > len(sent):
             self._transcripts[event.item] = event.text
-            self.send(events.TranscriptionDelta(event.item, event.text[len(sent) :]))
+            # The tokens of a text whose beginning was sent before are not those of its rest.
+            self.send(
+                events.TranscriptionDelta(event.item, event.text[len(sent) :], logprobs=UNSET if sent else logprobs)
+            )
         if event.is_final:
             self._transcripts.pop(event.item, None)
             usage = events.DurationUsage(event.seconds)
@@ -217,7 +223,10 @@ class EventEncoder:
                     event.item, id=f"seg_{event.item}", text=event.text, start=0.0, end=event.seconds
                 )
                 self.send(segment)
-            self.send(events.TranscriptionCompleted(event.item, event.text, usage))
+            languages = [events.DetectedLanguage(code) for code in event.languages] or UNSET
+            self.send(
+                events.TranscriptionCompleted(event.item, event.text, usage, languages=languages, logprobs=logprobs)
+            )
 
     def _input_transcript_failed(self, event: dialogue.InputTranscriptFailed) -> None:
         error = events.server_error("transcription_failed", event.message)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from vivavoce.dialogue.events import Conversation, Message, ReplyRequest, Samples
+from vivavoce.dialogue.events import Content, Conversation, ImagePart, Message, ReplyRequest, Samples
 from vivavoce.errors import InputError, VivaError
 from vivavoce.server.metrics import TurnClock
 from vivavoce.server.realtime import client_events as client
@@ -22,6 +22,7 @@ COMMIT_EMPTY = (
     "0.00ms of audio."
 )
 CANCEL_NOT_ACTIVE = "Cancellation failed: no active response found"
+MAX_IMAGE_BYTES = 32 << 20
 MAX_UNPROCESSED_SECONDS = 1.0  # of a session's audio; a client that sends faster than it is processed waits
 
 
@@ -190,7 +191,9 @@ class ClientEventHandlers:
             self.encoder.send(events.OutputAudioBufferCleared(self.encoder.last_reply))
 
     def item_create(self, event: client.ConversationItemCreate) -> None:
+        self.configuration.check_images([event.item], ["item"])
         content = content_of(event.item, self.configuration.input_format, self.conversation.input_rate)
+        self._check_image_bytes(content)
         id = value_or(event.item.id, None)
         if id is not None and self._has_item(id):
             message = f"Error adding item: an item with id '{id}' already exists."
@@ -209,6 +212,13 @@ class ClientEventHandlers:
         formats = (self.configuration.input_format, self.configuration.output_format)
         item = wire_item(self.conversation.item(event.item_id), audio=formats)
         self.encoder.send(events.ConversationItemRetrieved(item))
+
+    def _check_image_bytes(self, content: Content) -> None:
+        """WireError where the pictures of the history would need too much memory."""
+        stored = sum(_image_bytes(item.content) for item in self.conversation.items)
+        if (new := _image_bytes(content)) and stored + new > MAX_IMAGE_BYTES:
+            limit = MAX_IMAGE_BYTES >> 20
+            raise WireError(f"The images of a session may have {limit} MiB; delete some.", "images_too_large", "item")
 
     def _has_item(self, id: str) -> bool:
         return any(item.id == id for item in self.conversation.items)
@@ -271,6 +281,7 @@ class ClientEventHandlers:
         session = self.configuration.changed(params, "response")
         content = None
         if (items := value_or(params.input, None)) is not None:
+            self.configuration.check_images(items, [f"response.input[{index}]" for index in range(len(items))])
             rate, format = self.conversation.input_rate, self.configuration.input_format
             content = contents_of(items, format, rate, self.conversation.item)
         settings = replace(self.configuration.settings(session), turn=self.conversation.settings.turn)
@@ -290,6 +301,11 @@ class ClientEventHandlers:
 
     def played(self, event: client.VivaPlayed) -> None:
         self.encoder.client_played(event.response_id, event.audio_ms)
+
+
+def _image_bytes(content: Content) -> int:
+    parts = content.parts if isinstance(content, Message) else ()
+    return sum(len(part.url) for part in parts if isinstance(part, ImagePart))
 
 
 def _already_active(reply: str) -> WireError:

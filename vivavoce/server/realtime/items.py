@@ -36,6 +36,13 @@ class InputAudio(Struct, tag_field="type", tag="input_audio", forbid_unknown_fie
     audio: Maybe[bytes] = UNSET
 
 
+class InputImage(Struct, tag_field="type", tag="input_image", forbid_unknown_fields=True):
+    """A picture; its data is sent back with `conversation.item.retrieved` only."""
+
+    image_url: Maybe[str] = UNSET
+    detail: Maybe[Literal["auto", "low", "high"]] = UNSET
+
+
 class OutputAudio(Struct, tag_field="type", tag="output_audio", forbid_unknown_fields=True):
     transcript: str | None = None
     audio: Maybe[bytes] = UNSET
@@ -49,12 +56,12 @@ class BetaAudio(OutputAudio, tag_field="type", tag="audio", forbid_unknown_field
     """The beta protocol's name of `output_audio`."""
 
 
-ContentPart = InputText | OutputText | InputAudio | OutputAudio | BetaText | BetaAudio
+ContentPart = InputText | OutputText | InputAudio | InputImage | OutputAudio | BetaText | BetaAudio
 Role = Literal["system", "user", "assistant"]
 Status = Literal["in_progress", "completed", "incomplete"]
 PARTS_OF: dict[Role, tuple[type, ...]] = {
     "system": (InputText, BetaText),
-    "user": (InputText, InputAudio),
+    "user": (InputText, InputAudio, InputImage),
     "assistant": (OutputText, OutputAudio),
 }
 
@@ -163,6 +170,9 @@ class Response(Struct, kw_only=True):
 # Conversion
 
 
+IMAGE_TYPES = ("data:image/png;base64,", "data:image/jpeg;base64,")
+
+
 def content_of(item: ConversationItem, format: WireFormat, rate: int, param: str = "item") -> dialogue.Content:
     """The content of an item of a client; its audio is resampled to `rate`."""
     if isinstance(item, FunctionCallItem):
@@ -175,14 +185,34 @@ def content_of(item: ConversationItem, format: WireFormat, rate: int, param: str
     return dialogue.Message(item.role, tuple(parts))
 
 
-def _part_of(part: ContentPart, format: WireFormat, rate: int, param: str) -> dialogue.TextPart | dialogue.AudioPart:
+def _part_of(part: ContentPart, format: WireFormat, rate: int, param: str) -> dialogue.Part:
     if isinstance(part, InputText | OutputText):
         return dialogue.TextPart(part.text)
+    if isinstance(part, InputImage):
+        return _image_of(part, param)
     if part.audio is None or part.audio is UNSET:
         if isinstance(part, OutputAudio):
             return dialogue.TextPart(part.transcript or "")  # a history of another server: the text without the audio
         raise WireError(f"Missing required parameter: '{param}.audio'.", "missing_required_parameter", f"{param}.audio")
     return dialogue.AudioPart(resample(decode(part.audio, format), format.rate, rate), rate, part.transcript)
+
+
+def _image_of(part: InputImage, param: str) -> dialogue.ImagePart:
+    param = f"{param}.image_url"
+    if not part.image_url:
+        raise WireError(f"Missing required parameter: '{param}'.", "missing_required_parameter", param)
+    if not part.image_url.startswith(IMAGE_TYPES):
+        raise WireError(f"Invalid '{param}'. Expected a base64-encoded data URI of a PNG or JPEG image.", param=param)
+    return dialogue.ImagePart(part.image_url, part.detail or "auto")
+
+
+def image_param(items: Sequence[ConversationItem | ItemReference], params: Sequence[str]) -> str | None:
+    """Where the first picture in these items is; `params` has the path of each."""
+    for item, param in zip(items, params, strict=True):
+        for index, part in enumerate(item.content if isinstance(item, MessageItem) else ()):
+            if isinstance(part, InputImage):
+                return f"{param}.content[{index}]"
+    return None
 
 
 def contents_of(
@@ -226,12 +256,14 @@ def wire_item(
 
 def _wire_part(
     role: dialogue.Role,
-    part: dialogue.TextPart | dialogue.AudioPart,
+    part: dialogue.Part,
     audio: tuple[WireFormat, WireFormat] | None,
 ) -> ContentPart:
     is_ours = role == "assistant"
     if isinstance(part, dialogue.TextPart):
         return OutputText(part.text) if is_ours else InputText(part.text)
+    if isinstance(part, dialogue.ImagePart):
+        return InputImage(UNSET if audio is None else part.url, part.detail)
     kind = OutputAudio if is_ours else InputAudio
     if audio is None:
         return kind(part.transcript)

@@ -10,6 +10,7 @@ from msgspec import UNSET
 from vivavoce.audio.io import check_finite
 from vivavoce.dialogue import events as dialogue
 from vivavoce.dialogue.events import EndReason, Item, ReplyItemStarted
+from vivavoce.dialogue.history import written
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.audio_events import OPUS, AudioHead, AudioPiece, Encoding
 from vivavoce.server.realtime.event_log import EventLog
@@ -221,10 +222,7 @@ def response_usage(usage: dialogue.Usage) -> ResponseUsage:
 
 
 def _text_of(item: Item) -> str:
-    if not isinstance(item.content, dialogue.Message):
-        return ""
-    parts = item.content.parts
-    return "".join((part.transcript or "") if isinstance(part, dialogue.AudioPart) else part.text for part in parts)
+    return written(item) if isinstance(item.content, dialogue.Message) else ""
 
 
 # Audio

@@ -3,7 +3,7 @@
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from vivavoce.server.realtime.items import ConversationItem, Response
 from vivavoce.server.realtime.session_types import SessionObject
@@ -104,10 +104,23 @@ class InputAudioBufferTimeoutTriggered(ServerEvent, tag="input_audio_buffer.time
     audio_end_ms: int
 
 
+class Logprob(Struct):
+    """A token of a transcript, its bytes and the logarithm of its probability."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
 class TranscriptionDelta(ServerEvent, tag="conversation.item.input_audio_transcription.delta"):
     item_id: str
     delta: str
     content_index: int = 0
+    logprobs: list[Logprob] | UnsetType = UNSET
+
+
+class DetectedLanguage(Struct):
+    code: str
 
 
 class DurationUsage(Struct, tag_field="type", tag="duration"):
@@ -119,6 +132,8 @@ class TranscriptionCompleted(ServerEvent, tag="conversation.item.input_audio_tra
     transcript: str
     usage: DurationUsage
     content_index: int = 0
+    languages: list[DetectedLanguage] | UnsetType = UNSET
+    logprobs: list[Logprob] | UnsetType = UNSET
 
 
 class TranscriptionSegment(ServerEvent, tag="conversation.item.input_audio_transcription.segment"):

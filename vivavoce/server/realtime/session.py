@@ -23,6 +23,7 @@ from vivavoce.server.realtime.encoder import EventEncoder
 from vivavoce.server.realtime.event_log import Cursor, EventLog
 from vivavoce.server.realtime.handlers import AudioInputStream, ClientEventHandlers, DecodedAudio
 from vivavoce.server.realtime.output import Lead
+from vivavoce.server.realtime.prompts import prompt_folder
 from vivavoce.server.realtime.response import AudioSink, WebSocketOutput
 from vivavoce.server.realtime.session_config import Configuration, value_or
 from vivavoce.server.realtime.session_types import Binary, SessionObject, SessionParams, SessionType, VivaSession
@@ -70,7 +71,7 @@ class RealtimeSession:
         self.resume_token = secrets.token_urlsafe(24)
         self.options, self.metrics = options, metrics
         self.opened_with = opening.opened_with
-        self.configuration = Configuration(host, opening.model, opening.kind, opening.session)
+        self.configuration = Configuration(host, opening.model, opening.kind, opening.session, prompt_folder(options))
         if opening.binary is not None:
             viva = VivaSession(binary=opening.binary)
             self.configuration.session = replace(self.configuration.session, viva=viva)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
+from vivavoce.dialogue.backend import RecognitionAbilities
 from vivavoce.server.host import ModelAbilities
 from vivavoce.server.realtime.refusals import refusal
 from vivavoce.server.realtime.session_types import (
@@ -16,7 +17,6 @@ from vivavoce.server.realtime.session_types import (
     FunctionTool,
     Maybe,
     NoiseReduction,
-    Prompt,
     Reasoning,
     ResponseOptions,
     RetentionRatio,
@@ -26,8 +26,10 @@ from vivavoce.server.realtime.session_types import (
     Transcription,
     TurnDetectionParams,
 )
+from vivavoce.server.rest.languages import language_code
 from vivavoce.server.wire import WireError
 
+MAX_LISTED = 12
 REALTIME_ONLY = (
     *("instructions", "output_modalities", "modalities", "tools", "tool_choice", "parallel_tool_calls"),
     *("max_output_tokens", "max_response_output_tokens", "output_audio_format", "voice", "speed", "temperature"),
@@ -60,8 +62,6 @@ def refuse_unsupported(
         for name in REALTIME_ONLY:
             if _is_set(getattr(change, name, UNSET)):
                 raise unsupported(f"{param}.{name}", "This is a transcription session.")
-    if isinstance(change.prompt, Prompt):
-        raise unsupported(f"{param}.prompt", "There are no stored prompts; send instructions.")
     if isinstance(change.reasoning, Reasoning) and _is_set(change.reasoning.effort) and not abilities.reasoning:
         raise unsupported(f"{param}.reasoning", "The model does not reason.")
     if change.tool_choice not in (UNSET, None, "auto", "none") and not abilities.tools:
@@ -75,8 +75,8 @@ def refuse_unsupported(
 def _refuse_in_session(
     change: SessionParams, detector: str, abilities: ModelAbilities, models: Sequence[str], param: str
 ) -> None:
-    if change.include:
-        raise unsupported(f"{param}.include", "There are no log probabilities of transcripts.")
+    if change.include and not abilities.recognition.logprobs:
+        raise unsupported(f"{param}.include", "The recogniser returns no log probabilities.")
     if isinstance(change.truncation, RetentionRatio) and not abilities.retention_ratio:
         raise unsupported(f"{param}.truncation", "The chat model truncates its history itself.")
     if isinstance(change.model, str) and change.model in models[1:]:
@@ -85,10 +85,10 @@ def _refuse_in_session(
     if isinstance(audio_input, AudioInputParams):
         prefix = f"{param}.audio.input"
         _refuse_noise_reduction(audio_input.noise_reduction, f"{prefix}.noise_reduction")
-        _refuse_transcription(audio_input.transcription, f"{prefix}.transcription")
+        _refuse_transcription(audio_input.transcription, abilities.recognition, f"{prefix}.transcription")
         _refuse_detection(audio_input.turn_detection, detector, f"{prefix}.turn_detection")
     _refuse_noise_reduction(change.input_audio_noise_reduction, f"{param}.input_audio_noise_reduction")
-    _refuse_transcription(change.input_audio_transcription, f"{param}.input_audio_transcription")
+    _refuse_transcription(change.input_audio_transcription, abilities.recognition, f"{param}.input_audio_transcription")
     _refuse_detection(change.turn_detection, detector, f"{param}.turn_detection")
 
 
@@ -97,13 +97,21 @@ def _refuse_noise_reduction(value: Maybe[NoiseReduction], param: str) -> None:
         raise unsupported(param, "Audio is not denoised.")
 
 
-def _refuse_transcription(value: Maybe[Transcription], param: str) -> None:
-    if isinstance(value, Transcription):
-        for name in ("prompt", "keywords", "delay"):
-            if getattr(value, name):
-                raise unsupported(f"{param}.{name}")
-        if value.languages and (len(value.languages) > 1 or value.language):
-            raise unsupported(f"{param}.languages", "Name one language, or none.")
+def _refuse_transcription(value: Maybe[Transcription], abilities: RecognitionAbilities, param: str) -> None:
+    if not isinstance(value, Transcription):
+        return
+    for name in ("prompt", "keywords"):
+        if getattr(value, name) and not abilities.prompts:
+            raise unsupported(f"{param}.{name}", "The recogniser takes no prompt.")
+    if value.delay and not abilities.partials:
+        raise unsupported(f"{param}.delay", "The recogniser transcribes whole turns only.")
+    if value.language and value.languages:
+        raise unsupported(f"{param}.languages", "Name a language or several, not both.")
+    named = [value.language] if value.language else value.languages or []
+    if abilities.languages and named and not {language_code(each) for each in named} & set(abilities.languages):
+        known = ", ".join(abilities.languages[:MAX_LISTED]) + (" …" if len(abilities.languages) > MAX_LISTED else "")
+        name = "language" if value.language else "languages"
+        raise WireError(f"The recogniser does not know {', '.join(named)}; it knows {known}.", param=f"{param}.{name}")
 
 
 def _refuse_detection(value: Maybe[TurnDetectionParams], detector: str, param: str) -> None:

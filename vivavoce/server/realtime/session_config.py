@@ -7,10 +7,12 @@ from typing import Literal, TypeVar
 from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
-from vivavoce.dialogue.events import ConversationSettings, Tool, Truncation, TurnSettings
+from vivavoce.dialogue.events import ConversationSettings, RecognitionSettings, Tool, Truncation, TurnSettings
 from vivavoce.server.host import STOCK_VOICES, Host, ModelAbilities, abilities_of, stand_in
 from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
-from vivavoce.server.realtime.session_checks import refuse_unsupported, supported_tools
+from vivavoce.server.realtime.items import ConversationItem, ItemReference, image_param
+from vivavoce.server.realtime.prompts import PromptFolder
+from vivavoce.server.realtime.session_checks import refuse_unsupported, supported_tools, unsupported
 from vivavoce.server.realtime.session_types import (
     AudioInput,
     AudioInputParams,
@@ -41,6 +43,7 @@ from vivavoce.server.realtime.session_types import (
     Voice,
 )
 from vivavoce.server.realtime.session_types import Truncation as TruncationParams
+from vivavoce.server.rest.languages import language_code
 from vivavoce.server.wire import WireError
 
 T = TypeVar("T")
@@ -73,10 +76,16 @@ class Configuration:
     """A session object that is always complete and valid."""
 
     def __init__(
-        self, host: Host, model: str, kind: SessionType = "realtime", change: SessionParams | None = None
+        self,
+        host: Host,
+        model: str,
+        kind: SessionType = "realtime",
+        change: SessionParams | None = None,
+        prompts: PromptFolder | None = None,
     ) -> None:
         self._base, self._voices, self._abilities = host.settings, tuple(host.voices), abilities_of(host)
         self._models = [model, *(card.id for card in host.models if card.id != model)]
+        self._prompts = prompts
         self.session = default_session(self._base, model, kind)
         if change is not None:
             self.session = self.changed(change)
@@ -98,7 +107,25 @@ class Configuration:
         detector = "server_vad" if detection is None else str(detection.__struct_config__.tag)
         refuse_unsupported(change, is_transcription, detector, self._abilities, self._models, param)
         tools, refused = supported_tools(value_or(change.tools, []), self._abilities, param)
+        change = self._with_prompt(change, param)
         return merged(self.session, change, self._base.turn, self._voices, param, tools), refused
+
+    def _with_prompt(self, change: Options, param: str) -> Options:
+        """The change with the text of its stored prompt as instructions, unless it has instructions of its own."""
+        if isinstance(change.prompt, UnsetType) or not isinstance(change.instructions, UnsetType):
+            return change
+        if change.prompt is None:
+            has_prompt = getattr(self.session, "prompt", None) is not None
+            return replace(change, instructions=self._base.instructions) if has_prompt else change
+        if self._prompts is None:
+            raise unsupported(f"{param}.prompt", "The server has no folder of prompts; send instructions.")
+        return replace(change, instructions=self._prompts.text(change.prompt, f"{param}.prompt"))
+
+    def check_images(self, items: Sequence[ConversationItem | ItemReference], params: Sequence[str]) -> None:
+        """WireError where items of a client have pictures and the model does not see; `params` are their paths."""
+        param = None if self._abilities.images else image_param(items, params)
+        if param is not None:
+            raise unsupported(param, "The model sees no images; a cascade does, by a chat endpoint that sees.")
 
     def settings(self, session: SessionObject | None = None) -> ConversationSettings:
         """The conversation settings of this session object, or of another."""
@@ -308,7 +335,7 @@ def conversation_settings(
         base,
         turn=turn_settings(session.audio.input.turn_detection, base.turn),
         transcribe_input=transcription is not None,
-        language=None if transcription is None else _language(transcription),
+        recognition=_recognition(transcription or Transcription(), bool(session.include)),
     )
     if isinstance(session, TranscriptionSessionObject):
         return replaced(settings, turn=replaced(settings.turn, create_response=False, interrupt_response=False))
@@ -330,8 +357,20 @@ def conversation_settings(
     )
 
 
-def _language(transcription: Transcription) -> str | None:
-    return value_or(transcription.language, None) or next(iter(value_or(transcription.languages, [])), None)
+PARTIAL_SECONDS = {"minimal": 0.5, "low": 0.8, "medium": 1.2, "high": 2.0, "xhigh": 3.0}
+"""By `delay`: seconds of speech between two transcripts of a turn that is not over."""
+
+
+def _recognition(transcription: Transcription, with_logprobs: bool) -> RecognitionSettings:
+    named = [transcription.language] if transcription.language else value_or(transcription.languages, [])
+    delay = value_or(transcription.delay, None)
+    return RecognitionSettings(
+        languages=tuple(map(language_code, named)),
+        prompt=value_or(transcription.prompt, ""),
+        keywords=tuple(value_or(transcription.keywords, [])),
+        with_logprobs=with_logprobs,
+        partial_seconds=None if delay is None else PARTIAL_SECONDS[delay],
+    )
 
 
 def _truncation(value: TruncationParams) -> Truncation:

@@ -7,6 +7,7 @@ import hmac
 import logging
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from vivavoce.errors import CapacityError
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.5
 RETRY_AFTER_SECONDS = 5
+REFUSAL_LOG_SECONDS = 10.0
 UNANSWERED_SECONDS = 15.0  # age from which on a session without an answer counts as idle
 CLEANUP_DELAY_SECONDS = 5.0  # between two looks whether there is garbage to collect
 MANY_OBJECTS = 50_000  # allocated since the last collection, for which a collection pays
@@ -65,6 +67,24 @@ def trim_heap() -> None:
         trim(0)
 
 
+class RefusalLog:
+    """Logs why sessions are refused: for each code at once, then at most every few seconds."""
+
+    def __init__(self) -> None:
+        self._logged_at: dict[str, float] = {}
+        self._unlogged: Counter[str] = Counter()
+
+    def note(self, code: str, reason: str) -> None:
+        """Note a refused session."""
+        now = asyncio.get_running_loop().time()
+        if now - self._logged_at.get(code, -REFUSAL_LOG_SECONDS) < REFUSAL_LOG_SECONDS:
+            self._unlogged[code] += 1
+            return
+        before = f" ({count} more since the last such line)" if (count := self._unlogged.pop(code, 0)) else ""
+        logger.warning("a session was refused, %s: %s%s", code, reason, before)
+        self._logged_at[code] = now
+
+
 class Sessions:
     """The open sessions."""
 
@@ -73,6 +93,7 @@ class Sessions:
         self._admission = admission
         self._sessions: dict[str, RealtimeSession] = {}
         self._rate = OpenRate(options.opens_per_minute)
+        self._refusals = RefusalLog()
         self._ending: set[asyncio.Task[None]] = set()
         self.cleanup = SessionCleanup(metrics, lambda: any(each.encoder.is_speaking for each in self))
         self.is_stopping = False
@@ -210,6 +231,8 @@ class Sessions:
 
     def _refusal(self, message: str, code: str, status: int) -> WireError:
         self.metrics.refused.labels(code).inc()
+        if status == 503:  # an address that opens too many sessions says nothing of the server
+            self._refusals.note(code, message)
         return WireError(f"{message}; try again in {RETRY_AFTER_SECONDS} s", code, status=status, kind="server_error")
 
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from vivavoce.server.auth import Identity, Keys
 from vivavoce.server.realtime.client_events import decode_object
+from vivavoce.server.realtime.prompts import prompt_folder
 from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.realtime.session_config import Configuration, overridden
 from vivavoce.server.realtime.session_types import SessionObject, SessionParams
@@ -126,7 +127,8 @@ class CallsApi:
     def _mint(self, params: SessionParams, seconds: int | None) -> tuple[ClientSecret, SessionObject]:
         kind = params.type or "realtime"
         model = served_model(self.sessions, params.model or None)
-        session = Configuration(self.sessions.host, model, kind, params).session
+        prompts = prompt_folder(self.sessions.options)
+        session = Configuration(self.sessions.host, model, kind, params, prompts).session
         key, expires_at = self.keys.mint(msgspec.structs.replace(params, type=kind, model=model), seconds)
         session = msgspec.structs.replace(session, id=f"sess_{key[3:15]}", expires_at=0)
         return ClientSecret(key, expires_at), session

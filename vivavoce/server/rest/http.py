@@ -22,6 +22,7 @@ from vivavoce.log import log_failure
 from vivavoce.server.auth import Identity
 from vivavoce.server.host import ModelCard
 from vivavoce.server.realtime.client_events import decode_object
+from vivavoce.server.rest.request_ids import REQUEST_ID
 from vivavoce.server.wire import ErrorBody, WireError
 
 logger = logging.getLogger(__name__)
@@ -91,8 +92,9 @@ def authenticated(
 
 
 def _route(request: Request) -> str:
-    """The route of a request; its path is text of the client and is not logged."""
-    return f"{request.method} {getattr(request.scope.get('route'), 'path', '?')}"
+    """The route and the id of a request; its path is text of the client and is not logged."""
+    route, id = getattr(request.scope.get("route"), "path", "?"), request.scope.get(REQUEST_ID)
+    return f"{request.method} {route}" + (f" ({id})" if id else "")
 
 
 def http_exception_response(request: Request, error: Exception) -> Response:

@@ -32,6 +32,8 @@ class WireSegment:
     speaker: str | None = None
     measures: "SegmentMeasures | None" = None
     """None: the recogniser has none, and the response leaves them out."""
+    logprobs: "tuple[LogprobObject, ...]" = ()
+    """Of its tokens, where they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,26 @@ def wire_segment(segment: Any) -> WireSegment:
         segment.tokens, segment.temperature, segment.average_logprob, segment.compression, segment.no_speech
     )
     known = measures if segment.tokens else None
-    return WireSegment(segment.text, segment.start, segment.end, words, segment.language, measures=known)
+    logprobs = tuple(
+        LogprobObject(token=each.text, bytes=list(each.data), logprob=each.logprob) for each in segment.logprobs
+    )
+    return WireSegment(
+        segment.text, segment.start, segment.end, words, segment.language, measures=known, logprobs=logprobs
+    )
+
+
+class LogprobObject(TypedDict):
+    """A token of a transcript, its bytes and the logarithm of its probability."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class LanguageObject(TypedDict):
+    """A language that was detected."""
+
+    code: str
 
 
 class TranscriptionUsage(TypedDict):
@@ -67,6 +88,8 @@ class PlainTranscript(TypedDict):
 
     text: str
     usage: TranscriptionUsage
+    logprobs: NotRequired[list[LogprobObject]]
+    languages: NotRequired[list[LanguageObject]]
 
 
 class VerboseWord(TypedDict):
@@ -150,18 +173,23 @@ def render(
     if format == "vtt":
         return "WEBVTT\n\n" + _subtitles(segments, ".", numbered=False)
     if format == "verbose_json":
-        transcript = VerboseTranscript(
+        verbose = VerboseTranscript(
             task=task, language=_language(segments, task), duration=seconds, text=text, usage=usage
         )
         if with_words:
-            transcript["words"] = [_word(word) for segment in segments for word in segment.words]
+            verbose["words"] = [_word(word) for segment in segments for word in segment.words]
         if with_segments:
-            transcript["segments"] = [_verbose(segment, index) for index, segment in enumerate(segments)]
-        return transcript
+            verbose["segments"] = [_verbose(segment, index) for index, segment in enumerate(segments)]
+        return verbose
     if format == "diarized_json":
         parts = [_diarized(segment, index) for index, segment in enumerate(segments)]
         return DiarizedTranscript(task=task, duration=seconds, text=text, segments=parts, usage=usage)
-    return PlainTranscript(text=text, usage=usage)
+    transcript = PlainTranscript(text=text, usage=usage)
+    if logprobs := [each for segment in segments for each in segment.logprobs]:
+        transcript["logprobs"] = logprobs
+    if languages := dict.fromkeys(segment.language for segment in segments if segment.language):
+        transcript["languages"] = [LanguageObject(code=code) for code in languages]
+    return transcript
 
 
 def _diarized(segment: WireSegment, index: int) -> DiarizedSegment:

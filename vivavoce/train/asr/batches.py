@@ -16,7 +16,8 @@ from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.config import WhisperTokens
 from vivavoce.models.whisper.decoding import Text, decode
-from vivavoce.models.whisper.transcriber import TranscriptionOptions, WhisperTranscriber
+from vivavoce.models.whisper.steps import TranscriptionOptions
+from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.train.asr import LANGUAGE, Vocabulary
 from vivavoce.train.augment import AcousticAugmentation, mask_mel, warp_bands
 from vivavoce.train.corpus import Corpus
