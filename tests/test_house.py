@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "engine": {"errors", "device", "log", "kernels", "nn", "engine", "models.interface"},
     "runtime": {"errors", "device", "log", "nn", "engine", "models.interface", "runtime"},
     "dialogue": {"errors", "log", "audio", "nn.modules", "engine.sampling", "dialogue"},
+    "stacks": {"errors", "hub"},
     "asr": {"errors", "device", "log", "hub", "audio", "models", "engine", "runtime", "asr"},
     "tts": {"errors", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "tts"},
     "s2s": {"errors", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "dialogue", "s2s"},
