@@ -57,7 +57,7 @@ for may_import in MAY_IMPORT.values():  # where the device is known, so is what 
 # Below `server`: loading models behind the wire may use everything but the tools.
 HOSTING = "server.hosting"
 # The tools behind `viva`: each may import those before it, and nothing outside imports any of them.
-TOOLS = ("minis", "evaluation", "train", "quant", "export", "plan", "bench", "cli")
+TOOLS = ("minis", "evaluation", "train", "quant", "export", "plan", "bench", "talk", "cli")
 FRONT_AND_TOOLS = {"__init__", "_deprecated", "api", *TOOLS}
 BARE = {"errors", "log", "cpu_speed", "device", "implementations", "nn", "kernels", "models", "engine"}
 ON_A_BARE_BOX = {"torch", "numpy", "safetensors", "jinja2"}  # torch needs jinja2 itself

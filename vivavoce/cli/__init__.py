@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vivavoce import __version__, log
-from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, train, transcribe
+from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, talk, train, transcribe
 from vivavoce.cli.options import DeviceSpec, Json, gigabytes, made_folder, print_json, progress_to, table
 from vivavoce.errors import InputError, VivaError, missing_dependency
 
@@ -31,6 +31,7 @@ app.command()(models.verify)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 app.command()(serve.serve)
+app.command()(talk.talk)
 app.command()(transcribe.transcribe)
 app.command()(plan.plan)
 app.command()(quantize.quantize)
