@@ -7,7 +7,7 @@ import asyncio
 import json
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,6 +84,8 @@ class MossSpeechOptions:
     """A caption covers at least this much sound, up to its next pause, at most three times as much."""
     recogniser: ReplyTranscriber | None = None
     """Writes the user's turns down, which the model then reads; None: the model hears them."""
+    normalise: Callable[[str], str] | None = None
+    """Brings such words into the form that the model was trained on."""
     words_first: bool = False
     """Whether sound waits for its caption, so that moderation sees the text first."""
     threads: int | None = None

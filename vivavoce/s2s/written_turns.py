@@ -43,7 +43,14 @@ class WrittenTurnConversation(MossSpeechConversation):
         assert isinstance(item.content, Message)
         if item.content.role == "user" and item.id not in self._codes:
             self._codes[item.id] = audio.transcript or await self._words(audio.samples, audio.rate)
-        return await super()._codes_of(item, audio)
+        return self._readable(await super()._codes_of(item, audio))
+
+    def _turn_rows(self, content: TurnContent) -> list[Row]:
+        return super()._turn_rows(self._readable(content))
+
+    def _readable(self, content: TurnContent) -> TurnContent:
+        normalise = self._backend.options.normalise
+        return normalise(content) if isinstance(content, str) and normalise is not None else content
 
     async def _words(self, samples: Samples, rate: int) -> str:
         return (await self._recogniser.transcribe(samples, rate, self._settings.language)).strip()

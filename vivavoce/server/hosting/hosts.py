@@ -33,6 +33,7 @@ from vivavoce.server.wire import JsonObject
 from vivavoce.stacks import PARTS, STACKS, stack_named
 from vivavoce.tts.interface import open_speech_model
 from vivavoce.tts.style import Directable
+from vivavoce.tts.text import numbers_as_words
 
 logger = logging.getLogger(__name__)
 
@@ -381,6 +382,7 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     replies = MossSpeechOptions(
         captioner="model" if recogniser is None or reads_turns else recogniser,
         recogniser=recogniser if reads_turns else None,
+        normalise=numbers_as_words if model == DEFAULT_MODEL else None,  # its training had no digits
         words_first=dialogue.speaking.moderation is not None,
     )
     pipeline = load_speech(model, options.device, options.codec, options.voice, replies, options.dtype, options.engine)
