@@ -18,6 +18,11 @@ from vivavoce.errors import InputError
 CONFIG_VARIABLE = "VIVA_CONFIG"
 PARTS = ("model", "asr", "chat", "tts")
 ENGLISH_ONLY = {"mini-speech", "moonshine-base-en", "whisper-tiny.en", "hibari", "smollm2-135m-instruct"}
+MODULES_OF_MODEL = {  # of optional packages
+    "moonshine-base-en": ("onnxruntime",),
+    "hibari": ("hibari",),
+    "kokoro-82m": ("onnx", "hibari", "misaki", "jieba", "pypinyin"),
+}
 FRONT_DESK_EXAMPLES = (
     *("What time is breakfast?", "Please wake us at eight thirty.", "What do I pay for the vegetable curry?"),
 )
@@ -45,10 +50,6 @@ class Stack:
     memory: int = 0
     """Bytes that its models take, on the GPU where it needs one."""
     needs_gpu: bool = False
-    modules: tuple[str, ...] = ()
-    """Modules of optional packages that its models need."""
-    extra: str = "talk"
-    """The extra that installs them."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -83,8 +84,9 @@ class Stack:
 
     @property
     def missing_modules(self) -> tuple[str, ...]:
-        """Modules of optional packages that are not installed."""
-        return tuple(module for module in self.modules if find_spec(module) is None)
+        """Modules that its models need and that are not installed; the extra `talk` has them all."""
+        needed = dict.fromkeys(module for name in self.models for module in MODULES_OF_MODEL.get(name, ()))
+        return tuple(module for module in needed if find_spec(module) is None)
 
     def with_parts(self, **parts: str | None) -> "Stack":
         """The stack with some of its models replaced; None leaves one as it is."""
@@ -116,7 +118,6 @@ STACKS = {
             model="mini-speech",
             examples=FRONT_DESK_EXAMPLES,
             memory=900_000_000,
-            modules=("onnxruntime",),
         ),
         Stack(
             "assistant",
@@ -127,7 +128,6 @@ STACKS = {
             tts="kokoro-82m",
             instructions=ASSISTANT,
             memory=2_500_000_000,
-            modules=("onnx", "hibari", "misaki", "jieba", "pypinyin"),
         ),
         Stack(
             "s2s",

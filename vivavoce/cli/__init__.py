@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vivavoce import __version__, log
-from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, talk, train, transcribe
+from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, setup, talk, train, transcribe
 from vivavoce.cli.options import DeviceSpec, Json, gigabytes, made_folder, print_json, progress_to, table
 from vivavoce.errors import InputError, VivaError, missing_dependency
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="viva",
-    help="Viva Voce: a real-time speech engine. Start with `viva doctor`, then `viva demo`.",
+    help="Viva Voce: a real-time speech engine. Start with `viva setup`, then `viva talk`.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -31,6 +31,7 @@ app.command()(models.verify)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 app.command()(serve.serve)
+app.command()(setup.setup)
 app.command()(talk.talk)
 app.command()(transcribe.transcribe)
 app.command()(plan.plan)
