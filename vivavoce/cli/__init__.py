@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from vivavoce import __version__, log
 from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, setup, talk, train, transcribe
-from vivavoce.cli.options import DeviceSpec, Json, gigabytes, made_folder, print_json, progress_to, table
+from vivavoce.cli.options import DeviceSpec, Json, StackName, gigabytes, made_folder, print_json, progress_to, table
 from vivavoce.errors import InputError, VivaError, missing_dependency
 
 if TYPE_CHECKING:
@@ -113,8 +113,9 @@ def demo(
     microphone: Annotated[
         float | None, typer.Option(min=1.0, max=30.0, help="Record a question for this many seconds.")
     ] = None,
+    stack: StackName = None,
     model: Annotated[
-        str | None, typer.Option(help="A speech-to-speech model with a bundled codec. Default: mini-speech.")
+        str | None, typer.Option(help="A speech-to-speech model with a bundled codec, instead of a stack.")
     ] = None,
     device: DeviceSpec = "auto",
     out: Annotated[
@@ -137,16 +138,20 @@ def demo(
         raise InputError(f"--cascade has three models: leave out --model {model}, or --cascade")
     if chat is not None and not cascade:
         raise InputError(f"--chat {chat} needs --cascade")
+    if stack is not None and (cascade or model is not None):
+        raise InputError(f"--stack {stack} names all models: leave out --model and --cascade")
     with progress_to(as_json):
+        from vivavoce.cascade.parts import CascadeParts
+        from vivavoce.cli.demo import run, run_cascade, run_stack
+
         if cascade:
-            from vivavoce.cascade.parts import CascadeParts
-            from vivavoce.cli.demo import run_cascade
-
             result = run_cascade(device, CascadeParts(chat=chat or "smollm2"), wav, microphone, out)
+        elif model is not None:
+            result = run(device, model, wav, microphone, out)
         else:
-            from vivavoce.cli.demo import run
+            from vivavoce.stacks import choose_stack
 
-            result = run(device, model or "mini-speech", wav, microphone, out)
+            result = run_stack(choose_stack(stack), device, wav, microphone, out)
     if as_json:
         print_json(result)
 

@@ -11,7 +11,7 @@ from vivavoce.cli.options import StackName, complete_device, complete_model, pri
 from vivavoce.log import configure
 
 if TYPE_CHECKING:
-    from vivavoce.server.hosting import ServingOptions
+    from vivavoce.server.hosting import Served, ServingOptions
 
 MODELS, TURNS, MODERATION, SERVER = "Models", "Turns", "Moderation", "Server"
 HIDDEN = "…"
@@ -338,9 +338,15 @@ def _run(options: "ServingOptions", replicas: int | None, ray_address: str | Non
 
     def announce(address: str) -> None:
         what = "its audio endpoints" if options.audio_only else "open it in a browser and speak"
-        console.print(f"{hosted.name} on {address} — {what}")
+        console.print(f"{_what_answers(hosted)} on {address} — {what}")
 
     event_loop.run(serve(hosted, options.server, announce))
+
+
+def _what_answers(hosted: "Served") -> str:
+    """The stack and its models, or the models that were named one by one."""
+    card = next(iter(hosted.models), None)
+    return hosted.name if card is None or not card.stack else f"{card.stack} ({' → '.join(card.parts)})"
 
 
 def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
