@@ -91,7 +91,7 @@ class FileAudio:
         """Until the last reply is over."""
         async with AsyncExitStack() as stack:
             is_played = self._out is None and self._open_loudspeaker(stack, playback)
-            pace = _Pace(hear, None if is_played else playback, rate, self._heard, self._played)
+            pace = PacketPace(hear, None if is_played else playback, rate, self._heard, self._played)
             for sound in self._sounds:
                 for packet in pace.packets(sound.resampled(rate).samples[0]):
                     await pace.send(packet)
@@ -119,7 +119,7 @@ class FileAudio:
         write(self._out, Sound(np.stack(sides), rate))
 
 
-class _Pace:
+class PacketPace:
     """Sends packets at the pace of a microphone, and empties the playback buffer where no loudspeaker does."""
 
     def __init__(
