@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 from vivavoce import hub
 from vivavoce.cli import app
-from vivavoce.cli.setup import Machine
+from vivavoce.cli.setup import MachineSummary
 from vivavoce.errors import CapacityError, CheckpointError, InputError, MissingDependencyError
 from vivavoce.hub.catalogue import KnownModel, ModelFile
 from vivavoce.server.hosting.config import read_serving_options
 from vivavoce.stacks import ENGLISH_PARTS, STACKS, StackConfig, choose_stack, config_file, read_config
 
 GIGABYTE = 10**9
-BIG = Machine(64, 256 * GIGABYTE, "H200", 140 * GIGABYTE, "cache", 1000 * GIGABYTE)
+BIG = MachineSummary(64, 256 * GIGABYTE, "H200", 140 * GIGABYTE, "cache", 1000 * GIGABYTE)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_serve_takes_the_stored_stack_unless_models_are_named(file):
 
 def test_a_machine_is_offered_what_it_can_run(file, monkeypatch):
     monkeypatch.setattr("vivavoce.stacks.find_spec", lambda module: object())
-    small = Machine(1, 700_000_000, None, 0, "cache", 10 * GIGABYTE)
+    small = MachineSummary(1, 700_000_000, None, 0, "cache", 10 * GIGABYTE)
     medium = replace(small, memory=GIGABYTE)
     large = replace(small, memory=8 * GIGABYTE)
     assert [each.proposal().name for each in (small, medium, large, BIG)] == ["mini", "desk", "assistant", "assistant"]
@@ -129,7 +129,7 @@ def test_setup_asks_on_a_terminal_only(file):
 
 
 def test_setup_refuses_what_cannot_run(file, monkeypatch):
-    monkeypatch.setattr("vivavoce.cli.setup.Machine.look", lambda: replace(BIG, gpu=None, gpu_memory=0))
+    monkeypatch.setattr("vivavoce.cli.setup.MachineSummary.look", lambda: replace(BIG, gpu=None, gpu_memory=0))
     with pytest.raises(CapacityError, match="needs a GPU"):
         setup("--stack", "s2s", "--yes")
     monkeypatch.setattr("vivavoce.stacks.find_spec", lambda module: None)

@@ -23,7 +23,7 @@ MODULES_OF_MODEL = {  # of optional packages
     "hibari": ("hibari",),
     "kokoro-82m": ("onnx", "hibari", "misaki", "jieba", "pypinyin"),
 }
-FRONT_DESK_EXAMPLES = (
+HOTEL_EXAMPLES = (
     *("What time is breakfast?", "Please wake us at eight thirty.", "What do I pay for the vegetable curry?"),
 )
 ASSISTANT = """\
@@ -107,7 +107,7 @@ STACKS = {
             "the bundled miniature: the front desk of a hotel, for synthetic voices",
             ("en",),
             model="mini-speech",
-            examples=FRONT_DESK_EXAMPLES,
+            examples=HOTEL_EXAMPLES,
             memory=500_000_000,
         ),
         Stack(
@@ -116,7 +116,7 @@ STACKS = {
             ("en",),
             asr="moonshine-base-en",
             model="mini-speech",
-            examples=FRONT_DESK_EXAMPLES,
+            examples=HOTEL_EXAMPLES,
             memory=900_000_000,
         ),
         Stack(

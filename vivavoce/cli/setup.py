@@ -22,7 +22,7 @@ PREFERRED = ("assistant", "desk", "mini")
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineSummary:
     """What decides which stack can run."""
 
     cores: int
@@ -33,7 +33,7 @@ class Machine:
     disk: int
 
     @classmethod
-    def look(cls) -> "Machine":
+    def look(cls) -> "MachineSummary":
         """This machine."""
         from vivavoce import hub
         from vivavoce.device import available
@@ -87,7 +87,7 @@ def setup(
     file = config_file()
     if file is None:
         raise InputError("VIVA_CONFIG is empty: unset it, or name the file to write")
-    machine = Machine.look()
+    machine = MachineSummary.look()
     _print_machine(console, machine)
     console.print(_stack_table(machine))
     chosen = machine.proposal() if stack is None else stack_named(stack)
@@ -107,7 +107,7 @@ def fetched_bytes(stack: "Stack") -> int:
     return sum(model.bytes for model in stack.missing_models)
 
 
-def _require(machine: Machine, stack: "Stack") -> None:
+def _require(machine: MachineSummary, stack: "Stack") -> None:
     """Raise where this machine cannot run the stack."""
     if stack.missing_modules:
         raise MissingDependencyError(f"{stack.name} {INSTALL}: {', '.join(stack.missing_modules)} are not installed")
@@ -134,7 +134,7 @@ def _fetch(stack: "Stack") -> None:
             raise InputError(f"{model.name}: {report.problems[0]}; run the same command again")
 
 
-def _print_machine(console: Console, machine: Machine) -> None:
+def _print_machine(console: Console, machine: MachineSummary) -> None:
     gpu = "no GPU" if machine.gpu is None else f"{machine.gpu} with {gigabytes(machine.gpu_memory)}"
     cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
     console.print(
@@ -143,7 +143,7 @@ def _print_machine(console: Console, machine: Machine) -> None:
     )
 
 
-def _stack_table(machine: Machine) -> Table:
+def _stack_table(machine: MachineSummary) -> Table:
     from vivavoce.stacks import STACKS
 
     shown = table("Stacks", "stack", "what", "to fetch", "here")

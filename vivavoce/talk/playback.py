@@ -20,7 +20,7 @@ class _Piece:
 
 
 @dataclass
-class PlayedReply:
+class PlayedAmount:
     """How much of a reply was played, and when its first audible sample was."""
 
     samples: int = 0
@@ -34,7 +34,7 @@ class PlaybackBuffer:
         self.rate, self.clock, self.latency = rate, clock, 0.0
         """`latency`: seconds from `read` to the air."""
         self._pieces: deque[_Piece] = deque()
-        self._played: dict[str, PlayedReply] = {}
+        self._played: dict[str, PlayedAmount] = {}
         self._gain = 1.0
         self._loudest = 0.0
         self._lock = threading.Lock()
@@ -68,10 +68,10 @@ class PlaybackBuffer:
         loudest, self._loudest = self._loudest, 0.0
         return loudest
 
-    def played(self, reply: str) -> PlayedReply:
+    def played(self, reply: str) -> PlayedAmount:
         """What was played of a reply."""
         with self._lock:
-            return self._played.get(reply, PlayedReply())
+            return self._played.get(reply, PlayedAmount())
 
     def read(self, count: int) -> Samples:
         """The next samples to play, with silence where there are none."""
@@ -92,7 +92,7 @@ class PlaybackBuffer:
         return output
 
     def _note(self, reply: str, part: Samples, offset: int) -> None:
-        played = self._played.setdefault(reply, PlayedReply())
+        played = self._played.setdefault(reply, PlayedAmount())
         audible = np.abs(part) > AUDIBLE
         if played.first_audible is None and audible.any():
             played.first_audible = self.clock() + self.latency + (offset + int(np.argmax(audible))) / self.rate

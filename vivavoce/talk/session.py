@@ -59,12 +59,12 @@ class TalkSession:
         self.conversation, self.screen, self._clock = conversation, screen, clock
         self.playback = PlaybackBuffer(conversation.output_rate, clock)
         self.turns: list[TalkTurn] = []
-        self._is_hearing = False
+        self._user_speaks = False
         self._shown = 0  # turns whose captions are final
 
     def is_idle(self) -> bool:
         """Whether nobody speaks and no reply is being generated."""
-        return not self._is_hearing and all(turn.is_generated for turn in self.turns)
+        return not self._user_speaks and all(turn.is_generated for turn in self.turns)
 
     async def run(self, audio: TalkAudio) -> list[TalkTurn]:
         """Talk until the audio is over or the task is cancelled."""
@@ -122,9 +122,9 @@ class TalkSession:
     def _take(self, event: Event) -> None:
         match event:
             case SpeechStarted():
-                self._is_hearing = True
+                self._user_speaks = True
             case TurnCommitted(item=item):
-                self._is_hearing = False
+                self._user_speaks = False
                 self.turns.append(TalkTurn(item.id, voiced_until=self._clock() - _quiet_end(item)))
             case InputTranscript(item=item_id, text=text):
                 self._turn(item=item_id).heard = text
