@@ -198,21 +198,20 @@ class MossSpeechConversation:
         try:
             if plan.past is not None:
                 rows = await self._rows_of_history(plan.past, plan.settings) + head
-                await reply.start(None, 0, rows, None)
+                await reply.start(None, 0, rows)
                 return
-            content = None
             rows = await self._visible_rows(plan.settings)
             if plan.is_out_of_band and self._adopted is not None:  # a reply is writing to the sequence
-                await reply.start(None, 0, rows + head, None)
+                await reply.start(None, 0, rows + head)
                 return
             if plan.includes_turn and self._turn is not None:
-                content = await self._whole_turn(self._turn)
+                content = reply.turn_content = await self._whole_turn(self._turn)
                 if content == "":
                     reply.finish_empty()  # no word was recognised
                     return
                 rows = rows + self._turn_rows(content)
             rows = rows + head
-            await reply.start(self._sequence, rows_in_common(self._rows, rows), rows, content)
+            await reply.start(self._sequence, rows_in_common(self._rows, rows), rows)
         except Exception as error:  # the reply fails, the conversation goes on
             log_failure(logger, error, "a reply could not start")
             reply.fail(error)

@@ -134,6 +134,7 @@ class MossSpeechReply:
         self.rows: list[Row] = []
         self._cached_rows = 0  # of them, those that the sequence of the conversation had
         self.turn_content: list[int] | str | None = None
+        """The codes or words of the open turn that it answers."""
         self.codes: list[int] = []
         self.is_dropped = self.is_released = False
         self.speed = float(np.clip(plan.settings.speed, SLOWEST, FASTEST))
@@ -199,11 +200,9 @@ class MossSpeechReply:
         input_text, cached_text = len(self.rows) - spoken, self._cached_rows - cached
         return Usage(input_text, spoken, len(self._written), len(self.codes), cached_text, cached)
 
-    async def start(
-        self, past: EngineSequence | None, same: int, rows: list[Row], turn_content: list[int] | str | None
-    ) -> None:
+    async def start(self, past: EngineSequence | None, same: int, rows: list[Row]) -> None:
         """Start generating after these rows, the first `same` of which are those of `past`."""
-        self.rows, self.turn_content, self._cached_rows = rows, turn_content, same
+        self.rows, self._cached_rows = rows, same
         self.first.heard = asyncio.get_running_loop().time()
         is_spoken = self.plan.settings.modality != "text"
         listener = self._listener() if is_spoken else None

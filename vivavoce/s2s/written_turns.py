@@ -27,6 +27,7 @@ class WrittenTurnConversation(MossSpeechConversation):
     def __init__(self, backend: "MossSpeechBackend", recogniser: ReplyTranscriber, on_transcript: OnTranscript) -> None:
         super().__init__(backend)
         self._recogniser, self._on_transcript = recogniser, on_transcript
+        self._failure: Exception | None = None  # of the recogniser, at the open turn
 
     async def _listen(self, samples: Samples) -> None:
         if self._turn is None:
@@ -37,7 +38,13 @@ class WrittenTurnConversation(MossSpeechConversation):
         return []  # its words are known at its end
 
     async def _whole_turn(self, turn: EncodedTurn) -> TurnContent:
-        return await self._words(np.concatenate([np.zeros(0, np.float32), *turn.waiting]), self._backend.input_rate)
+        sound = np.concatenate([np.zeros(0, np.float32), *turn.waiting])
+        self._failure = None
+        try:
+            return await self._words(sound, self._backend.input_rate)
+        except Exception as error:
+            self._failure = error
+            raise
 
     async def _codes_of(self, item: Item, audio: AudioPart) -> TurnContent:
         assert isinstance(item.content, Message)
@@ -58,9 +65,8 @@ class WrittenTurnConversation(MossSpeechConversation):
     async def _commit_turn(self, item: str) -> None:
         try:
             await super()._commit_turn(item)
-        except Exception as error:  # an error of the recogniser costs the turn, not the conversation
+        except Exception as error:  # it costs the turn, not the conversation
             log_failure(logger, error, "recognition of a turn failed")
-            self._on_transcript(item, error, True)
         self._report(item)
 
     async def _adopt_reply(self, reply: MossSpeechReply, turn: str | None) -> None:
@@ -69,6 +75,8 @@ class WrittenTurnConversation(MossSpeechConversation):
             self._report(turn)
 
     def _report(self, item: str) -> None:
-        words = self._codes.get(item)
-        if isinstance(words, str):
+        words = self._codes.get(item, self._failure)
+        if isinstance(words, Exception):
+            self._codes[item] = ""  # not to be recognised again with the history
+        if isinstance(words, str | Exception):
             self._on_transcript(item, words, True)
