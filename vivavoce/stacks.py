@@ -3,6 +3,7 @@
 `viva serve`, `viva talk` and `viva demo` take `--stack NAME`; `viva setup` stores a default in a small TOML file.
 """
 
+import json
 import os
 import tomllib
 from dataclasses import dataclass, fields, replace
@@ -178,7 +179,7 @@ class StackConfig:
     def write(self, file: Path) -> None:
         """Write the file, as a whole or not at all."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        lines = [f'{name} = "{value}"' for name, value in values.items() if value is not None]
+        lines = [f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None]
         note = "# Written by `viva setup`; read by `viva serve`, `viva talk` and `viva demo`."
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(".partial")
