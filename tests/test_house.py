@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "engine": {"errors", "device", "log", "kernels", "nn", "engine", "models.interface"},
     "runtime": {"errors", "device", "log", "nn", "engine", "models.interface", "runtime"},
     "dialogue": {"errors", "log", "audio", "nn.modules", "engine.sampling", "dialogue"},
+    "stacks": {"errors", "hub"},
     "asr": {"errors", "device", "log", "hub", "audio", "models", "engine", "runtime", "asr"},
     "tts": {"errors", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "tts"},
     "s2s": {"errors", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "dialogue", "s2s"},
@@ -56,7 +57,7 @@ for may_import in MAY_IMPORT.values():  # where the device is known, so is what 
 # Below `server`: loading models behind the wire may use everything but the tools.
 HOSTING = "server.hosting"
 # The tools behind `viva`: each may import those before it, and nothing outside imports any of them.
-TOOLS = ("minis", "evaluation", "train", "quant", "export", "plan", "bench", "cli")
+TOOLS = ("minis", "evaluation", "train", "quant", "export", "plan", "bench", "talk", "cli")
 FRONT_AND_TOOLS = {"__init__", "_deprecated", "api", *TOOLS}
 BARE = {"errors", "log", "cpu_speed", "device", "implementations", "nn", "kernels", "models", "engine"}
 ON_A_BARE_BOX = {"torch", "numpy", "safetensors", "jinja2"}  # torch needs jinja2 itself

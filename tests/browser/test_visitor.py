@@ -47,6 +47,18 @@ async def test_the_page_says_who_answers_and_what_may_be_asked(hotel, tmp_path):
         assert visit.complaints == []
 
 
+async def test_the_page_names_the_stack_and_its_models(running, tmp_path):
+    card = ModelCard(
+        "cascade", parameters=646_000_000, languages=("en", "zh"), stack="assistant", parts=("a", "b", "c")
+    )
+    async with visiting(await running(host=ScriptedHost(models=(card,))), tmp_path) as visit:
+        told = "You are talking to a → b → c (stack assistant), 650M parameters, in English and Chinese."
+        await visit.shows("#about", told)
+        await visit.page.select_option("#language", "zh-Hans")
+        await visit.shows("#about", "与您对话的是 a → b → c（组合 assistant），6.5亿 参数，语言：英语和中文。")
+        assert visit.complaints == []
+
+
 @pytest.mark.parametrize(("tag", "language"), [("zh-TW", "zh-Hant"), ("zh-CN", "zh-Hans"), ("fr-FR", "en")])
 async def test_the_language_is_the_browsers_and_can_be_changed(hotel, tmp_path, tag, language):
     starts = {"zh-Hant": "開始說話", "zh-Hans": "开始说话", "en": "Start talking"}

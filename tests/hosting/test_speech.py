@@ -172,6 +172,7 @@ def test_the_page_the_models_and_the_metrics_are_there(address):
         (told,) = json.load(answer)["models"]
     assert (told["id"], told["languages"], len(told["examples"])) == ("mini-speech", ["en"], 3)
     assert 24e6 < told["parameters"] < 26e6  # as its card says
+    assert (told["stack"], told["parts"]) == ("mini", ["mini-speech"])
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         assert b"viva_" in answer.read()
     with urllib.request.urlopen(f"http://{address}/") as answer:

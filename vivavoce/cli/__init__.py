@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from vivavoce import __version__, log
-from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, train, transcribe
-from vivavoce.cli.options import DeviceSpec, Json, gigabytes, made_folder, print_json, progress_to, table
+from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, setup, talk, train, transcribe
+from vivavoce.cli.options import DeviceSpec, Json, StackName, gigabytes, made_folder, print_json, progress_to, table
 from vivavoce.errors import InputError, VivaError, missing_dependency
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="viva",
-    help="Viva Voce: a real-time speech engine. Start with `viva doctor`, then `viva demo`.",
+    help="Viva Voce: a real-time speech engine. Start with `viva setup`, then `viva talk`.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -31,6 +31,8 @@ app.command()(models.verify)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 app.command()(serve.serve)
+app.command()(setup.setup)
+app.command()(talk.talk)
 app.command()(transcribe.transcribe)
 app.command()(plan.plan)
 app.command()(quantize.quantize)
@@ -111,8 +113,9 @@ def demo(
     microphone: Annotated[
         float | None, typer.Option(min=1.0, max=30.0, help="Record a question for this many seconds.")
     ] = None,
+    stack: StackName = None,
     model: Annotated[
-        str | None, typer.Option(help="A speech-to-speech model with a bundled codec. Default: mini-speech.")
+        str | None, typer.Option(help="A speech-to-speech model with a bundled codec, instead of a stack.")
     ] = None,
     device: DeviceSpec = "auto",
     out: Annotated[
@@ -135,16 +138,20 @@ def demo(
         raise InputError(f"--cascade has three models: leave out --model {model}, or --cascade")
     if chat is not None and not cascade:
         raise InputError(f"--chat {chat} needs --cascade")
+    if stack is not None and (cascade or model is not None):
+        raise InputError(f"--stack {stack} names all models: leave out --model and --cascade")
     with progress_to(as_json):
+        from vivavoce.cascade.parts import CascadeParts
+        from vivavoce.cli.demo import run, run_cascade, run_stack
+
         if cascade:
-            from vivavoce.cascade.parts import CascadeParts
-            from vivavoce.cli.demo import run_cascade
-
             result = run_cascade(device, CascadeParts(chat=chat or "smollm2"), wav, microphone, out)
+        elif model is not None:
+            result = run(device, model, wav, microphone, out)
         else:
-            from vivavoce.cli.demo import run
+            from vivavoce.stacks import choose_stack
 
-            result = run(device, model or "mini-speech", wav, microphone, out)
+            result = run_stack(choose_stack(stack), device, wav, microphone, out)
     if as_json:
         print_json(result)
 

@@ -2,14 +2,14 @@
 
 The question is streamed to a live conversation at the pace of a microphone: voice activity detection, speech encoder
 and prefill run during the question; the reply is started at its likely end and released once the end is confirmed.
-With --cascade, the same question goes to a recogniser, a chat model and a TTS model.
+With --cascade or a stack that is one, the same question goes to a recogniser, a chat model and a TTS model.
 """
 
 import asyncio
 import json
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,9 @@ from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.nn.process_settings import frozen_heap
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_moss_speech
+from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
+from vivavoce.stacks import Stack
+from vivavoce.tts.text import numbers_as_words
 
 QUESTIONS = hub.BUNDLED / "questions"
 DEFAULT_QUESTION = "15-breakfast.opus"  # which mini-speech answers correctly; `viva bench answer` asks them all
@@ -110,6 +112,49 @@ class DemoSubject:
     costs: Callable[[Sound, DemoResult], dict[str, float]]
     cost_line: Callable[[dict[str, Any]], str]
     settings: ConversationSettings = field(default_factory=ConversationSettings)
+    parts: tuple[AbstractAsyncContextManager[object], ...] = ()
+    """What must be entered besides the pipeline."""
+
+
+def run_stack(
+    stack: Stack,
+    device: str = "auto",
+    wav: Path | None = None,
+    microphone: float | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Ask a stack. The bundled question is one for the front desk, which a cascade is told to be for it."""
+    if stack.chat is not None and stack.asr is not None and stack.tts is not None:
+        is_own = wav is not None or microphone is not None
+        instructions = stack.instructions if is_own else FRONT_DESK
+        return run_cascade(device, CascadeParts(stack.asr, stack.chat, stack.tts), wav, microphone, out, instructions)
+    assert stack.model is not None
+    if stack.asr is None:
+        return run(device, stack.model, wav, microphone, out)
+    return run_written(device, stack.asr, stack.model, wav, microphone, out)
+
+
+def run_written(
+    device: str,
+    asr: str,
+    model: str,
+    wav: Path | None = None,
+    microphone: float | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Ask a speech-to-speech model that reads what a recogniser writes down of the question."""
+
+    def load() -> DemoSubject:
+        recogniser = LocalRecogniser.load(asr, device=device)
+        options = replace(FOR_ONE, recogniser=recogniser, normalise=numbers_as_words)
+        pipeline = load_speech(model, device, options=options)
+
+        def costs(question: Sound, _: DemoResult) -> dict[str, float]:
+            return {"recogniser_ms": _recogniser_ms(recogniser, question), **_stage_costs(pipeline, question)}
+
+        return DemoSubject(f"{asr} → {model}", pipeline, costs, _written_cost_line, parts=(recogniser,))
+
+    return demonstrate(load, wav, microphone, out)
 
 
 def run(
@@ -122,7 +167,7 @@ def run(
     """Ask, print what was heard and said and how long each stage took, and return it; with `out`, write the reply."""
 
     def load() -> DemoSubject:
-        pipeline = load_moss_speech(hub.resolve(model), device=device, options=FOR_ONE)
+        pipeline = load_speech(model, device, options=FOR_ONE)
         return DemoSubject(model, pipeline, lambda question, _: _stage_costs(pipeline, question), _cost_line)
 
     return demonstrate(load, wav, microphone, out)
@@ -134,10 +179,11 @@ def run_cascade(
     wav: Path | None = None,
     microphone: float | None = None,
     out: Path | None = None,
+    instructions: str = FRONT_DESK,
 ) -> dict[str, Any]:
     """Ask, print what was heard and said and how long each stage took, and return it; with `out`, write the reply."""
     chosen = parts or CascadeParts()
-    settings = ConversationSettings(instructions=FRONT_DESK)
+    settings = ConversationSettings(instructions=instructions)
 
     def load() -> DemoSubject:
         cascade = load_cascade(chosen, device)
@@ -206,7 +252,8 @@ async def _ask(subject: DemoSubject, question: Sound) -> tuple[DemoResult, float
     pipeline = subject.pipeline
     answer = DemoResult(rate=pipeline.output_rate)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(pipeline)
+        for part in (pipeline, *subject.parts):
+            await stack.enter_async_context(part)
         await (pipeline.warm_up(settings) if isinstance(pipeline, LoadedCascade) else pipeline.warm_up())
         stack.enter_context(frozen_heap())
         options = DialogueOptions(transcriber=pipeline.words)
@@ -275,14 +322,7 @@ def _cascade_costs(cascade: LoadedCascade, question: Sound, answer: DemoResult) 
     """The time of each stage by itself, measured on the same question after the conversation."""
     assert isinstance(cascade.asr, LocalRecogniser)
     assert isinstance(cascade.voice, TTSSynthesiser)
-    samples = torch.from_numpy(question.mono().resampled(cascade.input_rate).samples[0])
-    started = time.perf_counter()
-    list(
-        cascade.asr.listener.segments(
-            samples, TranscriptionOptions(padding="trim", timestamps=False, temperatures=(0.0,))
-        )
-    )
-    recogniser = time.perf_counter() - started
+    recogniser = _recogniser_ms(cascade.asr, question)
     first_words, chat = asyncio.run(_chat_times(cascade.chat, answer.heard))
     started = time.perf_counter()
     first_sound, seconds = 0.0, 0.0
@@ -291,11 +331,22 @@ def _cascade_costs(cascade: LoadedCascade, question: Sound, answer: DemoResult) 
         seconds += piece.shape[-1] / cascade.output_rate
     tts = time.perf_counter() - started
     return {
-        "ear_ms": recogniser * 1e3,
+        "ear_ms": recogniser,
         "first_words_ms": first_words * 1e3,
         "first_piece_ms": first_sound * 1e3,
         "rtf": (chat + tts) / seconds,
     }
+
+
+def _recogniser_ms(recogniser: LocalRecogniser, question: Sound) -> float:
+    samples = torch.from_numpy(question.mono().resampled(recogniser.rate).samples[0])
+    started = time.perf_counter()
+    list(
+        recogniser.listener.segments(
+            samples, TranscriptionOptions(padding="trim", timestamps=False, temperatures=(0.0,))
+        )
+    )
+    return (time.perf_counter() - started) * 1e3
 
 
 async def _chat_times(chat: ChatModel, heard: str) -> tuple[float, float]:
@@ -340,6 +391,13 @@ def _report(
 def _cost_line(result: dict[str, Any]) -> str:
     return (
         f"cost: encoder {result['ear_ms_per_frame']:.1f} ms, language model {result['lm_ms_per_frame']:.1f} ms "
+        f"a frame of 80 ms, first chunk {result['first_chunk_ms']:.0f} ms; RTF {result['rtf']:.2f}"
+    )
+
+
+def _written_cost_line(result: dict[str, Any]) -> str:
+    return (
+        f"cost: recogniser {result['recogniser_ms']:.0f} ms a turn, language model {result['lm_ms_per_frame']:.1f} ms "
         f"a frame of 80 ms, first chunk {result['first_chunk_ms']:.0f} ms; RTF {result['rtf']:.2f}"
     )
 

@@ -64,6 +64,7 @@ EXTRAS = {
     "hibari": "a light English voice, the default of `viva say`",
     "kokoro": "weights and phonemes of Kokoro-82M",
     "microphone": "the microphone in `viva demo`",
+    "talk": "`viva talk`, with every stack that runs on a CPU",
     "judge": "opinion scores of replies in `viva bench answer`",
     "quality": "speech quality in `viva quantize --report`",
     "train": "training and distillation",

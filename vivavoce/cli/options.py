@@ -37,10 +37,24 @@ def complete_device(typed: str) -> list[str]:
     return [name for name in ("auto", "cpu", "cuda", "npu", "mps") if name.startswith(typed)]
 
 
+def complete_stack(typed: str) -> list[str]:
+    from vivavoce.stacks import STACKS
+
+    return [name for name in STACKS if name.startswith(typed)]
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 DeviceSpec = Annotated[
     str,
     typer.Option("--device", help="auto, cpu, cuda, cuda:1, npu, npu:0 or mps.", autocompletion=complete_device),
+]
+StackName = Annotated[
+    str | None,
+    typer.Option(
+        "--stack",
+        autocompletion=complete_stack,
+        help="The models: mini, desk, assistant or s2s. Default: that of `viva setup`, else mini.",
+    ),
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Never use the network.")]
 ModelName = Annotated[

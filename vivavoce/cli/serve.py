@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from vivavoce.cli.options import complete_device, complete_model, print_json
+from vivavoce.cli.options import StackName, complete_device, complete_model, print_json
 from vivavoce.log import configure
 
 if TYPE_CHECKING:
-    from vivavoce.server.hosting import ServingOptions
+    from vivavoce.server.hosting import Served, ServingOptions
 
 MODELS, TURNS, MODERATION, SERVER = "Models", "Turns", "Moderation", "Server"
 HIDDEN = "…"
 SERVING_FLAGS = (  # flags with the names of `ServingOptions`
     *("model", "codec", "voice", "device", "instructions", "chat", "chat_model", "chat_key", "asr", "tts"),
-    *("asr_backend", "asr_gate", "audio_only", "chat_images", "smart_turn"),
+    *("stack", "asr_backend", "asr_gate", "turns_as_text", "audio_only", "chat_images", "smart_turn"),
 )
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
     *("host", "port", "doors", "tls_cert", "tls_key", "max_sessions", "idle_seconds", "resume_seconds"),
@@ -85,6 +85,14 @@ Tts = Annotated[
         rich_help_panel=MODELS,
         autocompletion=complete_model,
         help="The TTS model of /v1/audio/speech and of the cascade (a URL is possible). Default: mini-tts.",
+    ),
+]
+TurnsAsText = Annotated[
+    bool | None,
+    typer.Option(
+        "--turns-as-text",
+        rich_help_panel=MODELS,
+        help="Give the speech-to-speech model what --asr writes down of the user's turns, instead of their sound.",
     ),
 ]
 AudioOnly = Annotated[
@@ -255,6 +263,7 @@ Show = Annotated[bool, typer.Option("--show", help="Print the options as JSON an
 
 def serve(
     config: ConfigFile = None,
+    stack: StackName = None,
     model: Model = None,
     codec: Codec = None,
     voice: VoiceFile = None,
@@ -266,6 +275,7 @@ def serve(
     asr_backend: AsrBackend = None,
     asr_gate: AsrGate = None,
     tts: Tts = None,
+    turns_as_text: TurnsAsText = None,
     audio_only: AudioOnly = None,
     device: OneDevice = None,
     kv: KeysAndValues = None,
@@ -337,9 +347,15 @@ def _run(options: "ServingOptions", replicas: int | None, ray_address: str | Non
 
     def announce(address: str) -> None:
         what = "its audio endpoints" if options.audio_only else "open it in a browser and speak"
-        console.print(f"{hosted.name} on {address} — {what}")
+        console.print(f"{_what_answers(hosted)} on {address} — {what}")
 
     event_loop.run(serve(hosted, options.server, announce))
+
+
+def _what_answers(hosted: "Served") -> str:
+    """The stack and its models, or the models that were named one by one."""
+    card = next(iter(hosted.models), None)
+    return hosted.name if card is None or not card.stack else f"{card.stack} ({' → '.join(card.parts)})"
 
 
 def _option_table(flags: dict[str, Any]) -> dict[str, Any]:

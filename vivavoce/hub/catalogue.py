@@ -1,5 +1,6 @@
 """The published models that this package can run: ids, revisions, sizes, licences and required files."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,12 @@ class KnownModel:
     languages: str = ""
     listed: tuple[ModelFile, ...] = ()
     """All files with their hashes; empty: the model is a repository, fetched as a whole."""
+
+    @property
+    def parameters(self) -> int | None:
+        """How many parameters it has, as `what` says; None: it does not say."""
+        said = re.search(r"([\d.]+) ([MB]) parameters", self.what)
+        return None if said is None else round(float(said[1]) * {"M": 1e6, "B": 1e9}[said[2]])
 
     def missing(self, folder: Path) -> list[str]:
         """Expected files that the folder lacks; a listed file must also have its size."""

@@ -36,6 +36,10 @@ REPLY_ROOM = 256  # rows left for a reply when old turns are dropped
 LISTENING_URGENCY = 0.5  # seconds until those codes are needed; the codes at the end of a turn are due now
 
 
+TurnContent = list[int] | str
+"""The codes of a spoken turn, or its words."""
+
+
 @dataclass
 class EncodedTurn:
     """The open turn: its speech codes so far, and the samples that are not encoded yet."""
@@ -59,7 +63,7 @@ class MossSpeechConversation:
         self._backend = backend
         self._history: Sequence[Item] = ()
         self._settings = ConversationSettings()
-        self._codes: dict[str, list[int]] = {}
+        self._codes: dict[str, TurnContent] = {}
         self._paces: dict[
             str, tuple[float, float]
         ] = {}  # by reply: its speed, and the seconds of silence trimmed from its start
@@ -179,9 +183,9 @@ class MossSpeechConversation:
         await self._sync_sequence()
 
     async def _commit_turn(self, item: str) -> None:
-        if self._turn is not None:
-            self._codes[item] = await self._whole_turn(self._turn)
-            self._turn = None
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self._codes[item] = await self._whole_turn(turn)
 
     async def _start_reply(self, reply: MossSpeechReply) -> None:
         self._pending_replies -= 1
@@ -194,26 +198,28 @@ class MossSpeechConversation:
         try:
             if plan.past is not None:
                 rows = await self._rows_of_history(plan.past, plan.settings) + head
-                await reply.start(None, 0, rows, None)
+                await reply.start(None, 0, rows)
                 return
-            codes = None
             rows = await self._visible_rows(plan.settings)
             if plan.is_out_of_band and self._adopted is not None:  # a reply is writing to the sequence
-                await reply.start(None, 0, rows + head, None)
+                await reply.start(None, 0, rows + head)
                 return
             if plan.includes_turn and self._turn is not None:
-                codes = await self._whole_turn(self._turn)
-                rows = rows + self._turn_rows(codes)
+                content = reply.turn_content = await self._whole_turn(self._turn)
+                if content == "":
+                    reply.finish_empty()  # no word was recognised
+                    return
+                rows = rows + self._turn_rows(content)
             rows = rows + head
-            await reply.start(self._sequence, rows_in_common(self._rows, rows), rows, codes)
+            await reply.start(self._sequence, rows_in_common(self._rows, rows), rows)
         except Exception as error:  # the reply fails, the conversation goes on
             log_failure(logger, error, "a reply could not start")
             reply.fail(error)
 
     async def _adopt_reply(self, reply: MossSpeechReply, turn: str | None) -> None:
         """Make the sequence of a released reply the conversation's."""
-        if turn is not None and reply.turn_codes is not None:
-            self._codes[turn] = reply.turn_codes
+        if turn is not None and reply.turn_content is not None:
+            self._codes[turn] = reply.turn_content
         if reply.plan.includes_turn:
             self._turn = None
         if reply.plan.continues_history and reply.sequence is not None and not reply.is_dropped:
@@ -244,7 +250,7 @@ class MossSpeechConversation:
         engine = self._backend.engine
         rows = await self._visible_rows(self._settings)
         if self._turn is not None:
-            rows = rows + self._turn_head() + self._backend.prompt.codes(self._turn.codes)
+            rows = rows + self._open_turn_rows(self._turn.codes)
         same = rows_in_common(self._rows, rows)
         if self._sequence is None or (same < len(self._rows) // 2 and len(self._rows) > 2 * self._page):
             # Prefill a new sequence in the background instead of rewinding most of the old one.
@@ -309,8 +315,8 @@ class MossSpeechConversation:
         text = written(item)
         return prompt.turn(Turn(item.content.role, text)) if text else []
 
-    async def _codes_of(self, item: Item, audio: AudioPart) -> list[int]:
-        """The codes of a spoken item; of a reply, those that were played."""
+    async def _codes_of(self, item: Item, audio: AudioPart) -> TurnContent:
+        """The codes or words of a spoken item; of a reply, the codes that were played."""
         assert isinstance(item.content, Message)
         if item.id in self._codes:
             codes = self._codes[item.id]
@@ -326,13 +332,15 @@ class MossSpeechConversation:
         self._codes[item.id], _ = await self._backend.speech_encoder.do((state, torch.from_numpy(sound), True))
         return self._codes[item.id]
 
-    def _turn_head(self) -> list[Row]:
+    def _open_turn_rows(self, codes: list[int]) -> list[Row]:
         prompt = self._backend.prompt
-        return prompt.open_turn("user") + prompt.open_speech()
+        return prompt.open_turn("user") + prompt.open_speech() + prompt.codes(codes)
 
-    def _turn_rows(self, codes: list[int]) -> list[Row]:
+    def _turn_rows(self, content: TurnContent) -> list[Row]:
         prompt = self._backend.prompt
-        return self._turn_head() + prompt.codes(codes) + prompt.close_speech() + prompt.close_turn()
+        if isinstance(content, str):
+            return prompt.turn(Turn("user", content))
+        return self._open_turn_rows(content) + prompt.close_speech() + prompt.close_turn()
 
     # The speech encoder.
 
@@ -344,7 +352,7 @@ class MossSpeechConversation:
         )
         turn.codes += codes
 
-    async def _whole_turn(self, turn: EncodedTurn) -> list[int]:
+    async def _whole_turn(self, turn: EncodedTurn) -> TurnContent:
         """All codes of a turn if it ends here. The turn's encoder state is unchanged, so it may go on."""
         samples = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *turn.waiting]))
         codes, _ = await self._backend.speech_encoder.do((turn.encoder_state, samples, True))

@@ -7,7 +7,7 @@ import asyncio
 import json
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +41,7 @@ from vivavoce.s2s.conversation import MossSpeechConversation
 from vivavoce.s2s.local_codec import SOON_SECONDS, LocalCodec
 from vivavoce.s2s.remote_codec import SPEECH_ENCODER, VOCODER, RemoteCodec, RemoteSpeechEncoder, RemoteVocoder
 from vivavoce.s2s.reply import FirstSound, MossSpeechReply
+from vivavoce.s2s.written_turns import WrittenTurnConversation
 
 MAX_FIRST_SOUNDS = 256
 MANY_STARTING = 3  # replies without output from which on they delay each other's next chunks: on a GPU the first chunk
@@ -81,6 +82,10 @@ class MossSpeechOptions:
     """Transcribes spoken replies, for captions and moderation; "model": the language model itself."""
     caption_seconds: float = 1.6
     """A caption covers at least this much sound, up to its next pause, at most three times as much."""
+    recogniser: ReplyTranscriber | None = None
+    """Writes the user's turns down, which the model then reads; None: the model hears them."""
+    normalise: Callable[[str], str] | None = None
+    """Brings such words into the form that the model was trained on."""
     words_first: bool = False
     """Whether sound waits for its caption, so that moderation sees the text first."""
     threads: int | None = None
@@ -104,7 +109,6 @@ class MossSpeechBackend:
 
     input_rate = ENCODER_RATE
     output_rate = DECODER_RATE
-    transcribes = False
 
     def __init__(
         self,
@@ -124,6 +128,7 @@ class MossSpeechBackend:
         self.codec, self.prompt, self.tokenizer = codec, prompt, tokenizer
         self.voices = dict(voices)
         self.options = options or MossSpeechOptions()
+        self.transcribes = self.options.recogniser is not None
         executor = executor or executor_for(core.runner.device)
         self.engine = AsyncEngine(core, executor)
         flow = codec.flow.config
@@ -172,7 +177,10 @@ class MossSpeechBackend:
             voice = self.local_codec.reply_bytes(self.voice_of(None))
             free = self.core.free_bytes + self.local_codec.pooled_bytes
             self.options.admission.check(slack, self.core.free_rows, free, voice)
-        conversation = MossSpeechConversation(self)
+        recogniser = self.options.recogniser
+        conversation = (
+            MossSpeechConversation(self) if recogniser is None else WrittenTurnConversation(self, recogniser, heard)
+        )
         self._conversations.add(conversation)
         return conversation
 
@@ -214,7 +222,7 @@ class MossSpeechBackend:
         sizes = self.policy.sizes()
         widest = max(self.voices.values(), key=lambda voice: voice.sink)
         await asyncio.to_thread(self.local_codec.warm_up, widest, self.options.warm_batches, sizes)
-        conversation = self.open(lambda item, heard: None)
+        conversation = MossSpeechConversation(self)
         settings = ConversationSettings(max_output_tokens=3 * self.policy.unit.frames)
         conversation.set_history((), settings)
         conversation.listen(buzz(1.0, ENCODER_RATE).samples[0])

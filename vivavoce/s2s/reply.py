@@ -137,7 +137,8 @@ class MossSpeechReply:
         self.is_adopted = False
         self.rows: list[Row] = []
         self._cached_rows = 0  # of them, those that the sequence of the conversation had
-        self.turn_codes: list[int] | None = None
+        self.turn_content: list[int] | str | None = None
+        """The codes or words of the open turn that it answers."""
         self.codes: list[int] = []
         self.is_dropped = self.is_released = False
         self.speed = float(np.clip(plan.settings.speed, SLOWEST, FASTEST))
@@ -203,11 +204,9 @@ class MossSpeechReply:
         input_text, cached_text = len(self.rows) - spoken, self._cached_rows - cached
         return Usage(input_text, spoken, len(self._written), len(self.codes), cached_text, cached)
 
-    async def start(
-        self, past: EngineSequence | None, same: int, rows: list[Row], turn_codes: list[int] | None
-    ) -> None:
+    async def start(self, past: EngineSequence | None, same: int, rows: list[Row]) -> None:
         """Start generating after these rows, the first `same` of which are those of `past`."""
-        self.rows, self.turn_codes, self._cached_rows = rows, turn_codes, same
+        self.rows, self._cached_rows = rows, same
         self.first.heard = asyncio.get_running_loop().time()
         is_spoken = self.plan.settings.modality != "text"
         listener = self._listener() if is_spoken else None
@@ -229,6 +228,10 @@ class MossSpeechReply:
         """End the reply with this error."""
         with suppress(asyncio.QueueFull):
             self._pieces.put_nowait(failed(error))
+
+    def finish_empty(self) -> None:
+        """End the reply without a word."""
+        self._pieces.put_nowait(Ended("completed"))
 
     async def closed(self) -> None:
         """Stop its task and close its sequence, unless the conversation has adopted it."""

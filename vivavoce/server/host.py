@@ -35,6 +35,10 @@ class ModelCard:
     """Codes such as `en`; empty: not known."""
     examples: tuple[str, ...] = ()
     """What it may be asked."""
+    stack: str = ""
+    """The name of the stack that answers; empty: models that were named one by one."""
+    parts: tuple[str, ...] = ()
+    """Its models, in the order in which a turn passes them."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from vivavoce.engine.engine import EngineLimits
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.s2s.remote_codec import RemoteCodec
 from vivavoce.server.config import ServerOptions, read_options, usable_cores
+from vivavoce.stacks import PARTS, choose_stack
 
 DEFAULT_MODEL = "mini-speech"
 CORES_FOR_A_FRONT_END = 8  # with fewer, a process more takes as much from the models as it takes off the event loop
@@ -115,6 +116,10 @@ class ServingOptions:
     """Whether the chat endpoint sees; images of clients are refused otherwise."""
     tts: str | Resolver | None = None
     """The TTS model of the cascade and of `/v1/audio/speech`, or the address of one."""
+    turns_as_text: bool = False
+    """Whether a speech-to-speech model reads what `asr` writes down of the user's turns, instead of hearing them."""
+    stack: str | None = None
+    """The name of the stack that its models are of."""
     audio_only: bool = False
     """No conversations: only `/v1/audio/*`, by `asr`, `tts` or both."""
     device: str = "auto"
@@ -139,6 +144,8 @@ class ServingOptions:
             raise InputError(
                 "a server without conversations needs --asr, --tts or both, and neither --model nor --chat"
             )
+        if self.turns_as_text and (self.chat or self.asr is None):
+            raise InputError("a model that reads the user's turns as text needs --asr, and no --chat")
 
     @property
     def is_cascade(self) -> bool:
@@ -176,8 +183,17 @@ class ServingOptions:
 
 def read_serving_options(file: Path | None, flags: Mapping[str, object]) -> ServingOptions:
     """Options of a TOML or YAML file, overridden by flags; a flag that is None is not set."""
-    values = {} if file is None else read_table(file)
-    return read_options(ServingOptions, merge_tables(values, flags), "the flags" if file is None else str(file))
+    values = merge_tables({} if file is None else read_table(file), flags)
+    return read_options(ServingOptions, with_stack(values), "the flags" if file is None else str(file))
+
+
+def with_stack(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Options with the models of their stack: the named one, or the chosen one where they name no model."""
+    name = values.get("stack")
+    if name is None and any(values.get(part) for part in (*PARTS, "audio_only")):
+        return values
+    stack = choose_stack(None if name is None else str(name))
+    return merge_tables(merge_tables({"stack": stack.name}, stack.options), values)
 
 
 def read_table(file: Path) -> dict[str, object]:

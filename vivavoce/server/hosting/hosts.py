@@ -26,7 +26,9 @@ from vivavoce.server.host import ModelAbilities, ModelCard
 from vivavoce.server.hosting.config import DEFAULT_MODEL, ServingOptions
 from vivavoce.server.hosting.endpoints import ASREndpoint, TTSEndpoint, request_gauges
 from vivavoce.server.wire import JsonObject
+from vivavoce.stacks import PARTS, STACKS, stack_named
 from vivavoce.tts.interface import open_speech_model
+from vivavoce.tts.text import numbers_as_words
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +111,6 @@ NO_CONVERSATION = NoConversationBackend()
 # Conversations
 
 CASCADE = "cascade"
-MINI_EXAMPLES = ("What time is breakfast?", "Please wake us at eight thirty.", "What do I pay for the vegetable curry?")
 BUNDLED_ASR, BUNDLED_TTS = "mini-asr", "mini-tts"  # behind `/v1/audio/*` where no others are named; loaded when used
 RECENT_REPLIES = 64
 
@@ -245,9 +246,15 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     if options.audio_only:
         return AudioHost(recogniser, _load_speech_endpoint(options), transcriber, dialogue, settings)
     model = options.model or DEFAULT_MODEL
-    replies = MossSpeechOptions(captioner=recogniser or "model", words_first=dialogue.speaking.moderation is not None)
+    reads_turns = options.turns_as_text
+    replies = MossSpeechOptions(
+        captioner="model" if recogniser is None or reads_turns else recogniser,
+        recogniser=recogniser if reads_turns else None,
+        normalise=numbers_as_words if model == DEFAULT_MODEL else None,  # its training had no digits
+        words_first=dialogue.speaking.moderation is not None,
+    )
     pipeline = load_speech(model, options.device, options.codec, options.voice, replies, options.dtype, options.engine)
-    host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser, card=_speech_card(model))
+    host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser, card=_speech_card(options))
     if model == DEFAULT_MODEL:
         host.reader = ReadAloud(pipeline)
     host.transcriber = transcriber or ASREndpoint(
@@ -259,12 +266,32 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     return host
 
 
-def _speech_card(model: str) -> ModelCard:
+def _speech_card(options: ServingOptions) -> ModelCard:
     """What a visitor is told of a speech-to-speech model."""
-    is_mini = model == DEFAULT_MODEL
-    languages, examples = (("en",), MINI_EXAMPLES) if is_mini else (("zh", "en"), ())
-    size = count_parameters(hub.resolve(model))
-    return ModelCard(_short_name(model), parameters=size, languages=languages, examples=examples)
+    model = options.model or DEFAULT_MODEL
+    known = STACKS["mini"] if model == DEFAULT_MODEL else STACKS["s2s"]
+    card = _stack_card(options, _short_name(model))
+    if options.turns_as_text and card is not None:
+        return card
+    described = card or ModelCard(_short_name(model), languages=known.languages, examples=known.examples)
+    return replace(described, parameters=count_parameters(hub.resolve(model)))
+
+
+def _stack_card(options: ServingOptions, id: str) -> ModelCard | None:
+    """What a visitor is told of a stack; None where models were named one by one."""
+    if options.stack is None:
+        return None
+    named = {part: str(getattr(options, part)) for part in PARTS if getattr(options, part) is not None}
+    stack = stack_named(options.stack).with_parts(**named)
+    parts = tuple(_short_name(model) for model in stack.models)
+    return ModelCard(
+        id,
+        parameters=stack.parameters,
+        languages=stack.languages,
+        examples=stack.examples,
+        stack=stack.name,
+        parts=parts,
+    )
 
 
 def count_parameters(folder: Path) -> int | None:
@@ -283,7 +310,8 @@ def count_parameters(folder: Path) -> int | None:
 
 def _cascade_host(options: ServingOptions, dialogue: DialogueOptions, settings: ConversationSettings) -> SpeechHost:
     cascade = load_cascade(options.cascade, options.device)
-    host = SpeechHost(CASCADE, cascade, dialogue, settings, sees_images=options.chat_images)
+    card = _stack_card(options, CASCADE)
+    host = SpeechHost(CASCADE, cascade, dialogue, settings, card=card, sees_images=options.chat_images)
     if isinstance(cascade.voice, TTSSynthesiser):
         host.speech = TTSEndpoint(_short_name(options.cascade.tts), cascade.voice)
     if isinstance(cascade.asr, LocalRecogniser):

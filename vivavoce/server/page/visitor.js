@@ -22,7 +22,8 @@ export class Visitor extends EventTarget {
     this.#parts.about.hidden = !model;
     if (!model) return;
     this.#parts.about.textContent = this.#strings.say("about", {
-      model: model.id,
+      model: model.parts?.length ? model.parts.join(" → ") : model.id,
+      stack: model.stack ? this.#strings.say("aboutStack", { stack: model.stack }) : "",
       size: model.parameters ? this.#strings.say("aboutSize", { size: this.#count(model.parameters) }) : "",
       languages: model.languages?.length ? this.#strings.say("aboutLanguages", { languages: this.#names(model.languages) }) : "",
     });

@@ -19,6 +19,10 @@ class AboutModel(Struct):
     parameters: int | None
     languages: Sequence[str]
     examples: Sequence[str]
+    stack: str
+    """The name of its stack; empty: its models were named one by one."""
+    parts: Sequence[str]
+    """The models of its stack, in the order in which a turn passes them."""
 
 
 class About(Struct):
@@ -38,5 +42,8 @@ class AboutApi:
 
     async def read(self, request: Request, caller: Identity) -> Response:
         """The models and the voices of conversations."""
-        models = [AboutModel(card.id, card.parameters, card.languages, card.examples) for card in self._host.models]
+        models = [
+            AboutModel(card.id, card.parameters, card.languages, card.examples, card.stack, card.parts)
+            for card in self._host.models
+        ]
         return json_response(About(models, [*self._host.voices], self._options.record is not None))
