@@ -140,6 +140,9 @@ FADING_SAMPLES = 800  # of silence after a recording; later frames hold only sil
 SILENCE_LOG_MEL = -10.0  # the minimum
 TRIM_FRAMES = 8  # trimmed windows end on a multiple of these
 BF16_TRIM_FRAMES = 32  # sixteen positions, the block of bfloat16 products
+TRIM_TAIL_SECONDS = 6.0  # after the sound: with less, models trained on full windows repeat short Mandarin sentences
+MAX_TOKENS_PER_SECOND = 16  # of a trimmed window; a longer text repeats itself
+MIN_TOKENS = 32  # that any trimmed window may have
 
 
 class WhisperTranscriber:
@@ -240,7 +243,7 @@ class WhisperTranscriber:
         self, memory: WindowMemory, seek: int, size: int, options: TranscriptionOptions, earlier: list[int]
     ) -> Generator[Question, Answer, tuple[list[TranscriptSegment], int, bool]]:
         """The segments of a window, the frames by which to advance, and whether they may prompt the next window."""
-        text, temperature = yield from self._write(memory, options, earlier, is_first=seek == 0)
+        text, temperature = yield from self._write(memory, options, earlier, size, is_first=seek == 0)
         if self.is_silence(text):
             return [], size, True
         offset = seek / MEL_FRAMES_PER_SECOND
@@ -285,13 +288,17 @@ class WhisperTranscriber:
         return replace(options, language=language, timestamps=timestamps)
 
     def window(self, mel: Tensor, seek: int, padding: Padding, size: int | None = None) -> Tensor:
-        """The frames of a window, `size` of them sound; with "trim", rounded up to a few more.  # [1, mel, frame]"""
+        """The frames of a window, `size` of them sound; with "trim", as few more as the model needs.  # [1, mel, frame]
+
+        Models whose padding is silence were trained on trimmed windows, and need no more than are there.
+        """
         frames = self.model.config.window_frames
         if padding == "trim" and size is not None:
             min_frames = round(self.settings.min_window_seconds * MEL_FRAMES_PER_SECOND)
             is_float32 = self.model.encoder.conv1.weight.dtype == torch.float32
             step = TRIM_FRAMES if is_float32 else BF16_TRIM_FRAMES
-            frames = min(frames, -(-max(size, min_frames) // step) * step)
+            tail = 0 if self.settings.window_fill == "silence" else round(TRIM_TAIL_SECONDS * MEL_FRAMES_PER_SECOND)
+            frames = min(frames, -(-max(size + tail, min_frames) // step) * step)
         if size is None or size >= frames or self.settings.window_fill == "silence":
             return mel[None, :, seek : seek + frames]
         return functional.pad(mel[None, :, seek : seek + size], (0, frames - size))
@@ -301,7 +308,7 @@ class WhisperTranscriber:
         return self.model.decoder.cross_kv(self.model.encoder(mel))
 
     def _write(
-        self, memory: WindowMemory, options: TranscriptionOptions, earlier: list[int], is_first: bool
+        self, memory: WindowMemory, options: TranscriptionOptions, earlier: list[int], size: int, is_first: bool
     ) -> Generator[Question, Answer, tuple[Text, float]]:
         """The text of the first temperature at which it is trusted; else that of the last."""
         half = self.model.config.max_target_positions // 2
@@ -309,10 +316,14 @@ class WhisperTranscriber:
         prefix = self.tokenizer.encode(f" {options.prefix.strip()}") if options.prefix and is_first else []
         if len(prompt) + len(prefix) + 8 > self.model.config.max_target_positions:
             raise InputError(f"the prefix has {len(prefix)} tokens, which leaves no room for a transcript")
+        max_tokens = half
+        if options.padding == "trim":
+            spoken = round(size / MEL_FRAMES_PER_SECOND * MAX_TOKENS_PER_SECOND)
+            max_tokens = min(half, max(MIN_TOKENS, spoken))
         temperatures = self.settings.temperatures if options.temperatures is None else options.temperatures
         for temperature in temperatures:
             best_of = self.settings.best_of if temperature > 0 else 1
-            text = yield WriteText(memory, (*prompt, *prefix), options, temperature, best_of, half)
+            text = yield WriteText(memory, (*prompt, *prefix), options, temperature, best_of, max_tokens)
             assert isinstance(text, Text)
             if self.is_trusted(text) or temperature == temperatures[-1]:
                 return replace(text, tokens=[*prefix, *text.tokens]), temperature
