@@ -287,6 +287,35 @@ def bench_asr(
         print_json(result)
 
 
+@app.command("cascade")
+def bench_cascade(
+    language: Annotated[str, typer.Option(help="Language of the questions: en or zh.")] = "en",
+    asr: Annotated[
+        str | None, typer.Option(help="Recogniser. Default: Moonshine base, or Whisper base for zh.")
+    ] = None,
+    chat: Annotated[str, typer.Option(help="Chat model.")] = "qwen2.5-coder-0.5b-instruct",
+    tts: Annotated[str | None, typer.Option(help="TTS model. Default: hibari, or Kokoro for zh.")] = None,
+    judge: Annotated[
+        str, typer.Option(help="Recogniser that judges the spoken answers; empty: none.")
+    ] = "whisper-base",
+    questions: Annotated[int | None, typer.Option(min=1, help="Ask at most this many questions.")] = None,
+    early: Annotated[bool, typer.Option(help="Recognise and prefill while the question is spoken.")] = True,
+    sounds: Annotated[
+        Path | None, typer.Option(file_okay=False, callback=made_folder, help="Keep the spoken questions here.")
+    ] = None,
+    device: DeviceSpec = "auto",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """General questions, spoken to a recogniser, a chat model and a TTS model: latency by stage, and the answers."""
+    with progress_to(as_json):
+        from vivavoce.bench.cascade import run
+
+        result = run(language, asr, chat, tts, judge or None, questions, early, sounds, device, out)
+    if as_json:
+        print_json(result)
+
+
 @app.command("recognisers")
 def bench_recognisers(
     model: Annotated[

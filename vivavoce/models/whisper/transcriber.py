@@ -120,10 +120,12 @@ Answer = WindowMemory | str | Text | None
 TranscriptionSteps = Generator[Question | TranscriptSegment, Answer, None]
 
 
-def run_steps(steps: TranscriptionSteps, answer: Callable[[Question], Answer]) -> Iterator[TranscriptSegment]:
+def run_steps(
+    steps: TranscriptionSteps, answer: Callable[[Question], Answer], is_wanted: Callable[[], bool] = lambda: True
+) -> Iterator[TranscriptSegment]:
     """The segments of a recording, with every request answered by `answer` on the calling thread."""
     sent: Answer = None
-    while True:
+    while is_wanted():
         try:
             item = steps.send(sent)
         except StopIteration:
@@ -202,9 +204,14 @@ class WhisperTranscriber:
         (probabilities,) = language_probabilities(self.model, self.tokens, memory)
         return max(probabilities, key=lambda language: probabilities[language])
 
-    def segments(self, samples: Tensor, options: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
-        """Yield segments as soon as they are final.  # [time] at 16 kHz"""
-        return run_steps(self.transcription_steps(samples, options), self._answer)
+    def segments(
+        self,
+        samples: Tensor,
+        options: TranscriptionOptions | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Iterator[TranscriptSegment]:
+        """Yield segments as soon as they are final, and end before the next pass once no longer wanted.  # [time]"""
+        return run_steps(self.transcription_steps(samples, options), self._answer, is_wanted)
 
     def _answer(self, question: Question) -> Answer:
         if isinstance(question, DetectLanguage):
