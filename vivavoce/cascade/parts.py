@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
@@ -283,6 +284,7 @@ class ThreadSpeech:
 
 
 DEFAULT_CHAT_MODEL = "default"
+FEW_CORES = 2
 
 
 @dataclass(frozen=True)
@@ -333,7 +335,9 @@ class LoadedCascade(CascadeBackend):
 
     async def __aenter__(self) -> Self:
         on_cpu = isinstance(self.asr, LocalRecogniser) and self.asr.device.kind == "cpu"
-        self._open_parts.enter_context(serving_pace(on_cpu))  # its parts run concurrently
+        cores = os.cpu_count() or 1
+        # Its parts run concurrently, but on few cores a reply is not there in time unless each part has all of them.
+        self._open_parts.enter_context(serving_pace(on_cpu, cores if cores <= FEW_CORES else None))
         await self._open_parts.enter_async_context(self.asr)
         if isinstance(self.chat, LocalChat):
             await self._open_parts.enter_async_context(self.chat)

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from vivavoce import __version__, log
 from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, train, transcribe
-from vivavoce.cli.options import DeviceSpec, Json, gigabytes, made_folder, print_json, progress_to, table
+from vivavoce.cli.options import DeviceSpec, Json, gigabytes, made_folder, print_json, progress_to, share_cores, table
 from vivavoce.errors import InputError, VivaError, missing_dependency
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def demo(
         raise InputError(f"--chat {chat} needs --cascade")
     with progress_to(as_json):
         if cascade:
+            share_cores()
             from vivavoce.cascade.parts import CascadeParts
             from vivavoce.cli.demo import run_cascade
 
