@@ -23,7 +23,15 @@ import torch
 from vivavoce.asr.backends import load_backend
 from vivavoce.audio.io import Sound, read, write
 from vivavoce.bench.recognisers import characters
-from vivavoce.cascade.backend import CascadeBackend, ChatModel, ChatPiece, ChatPrompt, ReadingChatModel, WholeTurns
+from vivavoce.cascade.backend import (
+    CascadeBackend,
+    ChatEnd,
+    ChatModel,
+    ChatPiece,
+    ChatPrompt,
+    ReadingChatModel,
+    WholeTurns,
+)
 from vivavoce.cascade.live_turns import LiveTurns
 from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
 from vivavoce.dialogue.events import (
@@ -116,6 +124,8 @@ class TimedAnswer:
     pieces: list[Samples] = field(default_factory=list)
     moments: dict[str, Moment] = field(default_factory=dict)
     drafts: int = 0
+    unread_tokens: int | None = None
+    """Tokens of the prompt that were read when the turn was over."""
     reason: str | None = None
     first_voice: float | None = None
 
@@ -182,9 +192,15 @@ class TimedChat:
     def __init__(self, parts: TimedParts, inner: ChatModel) -> None:
         self._parts, self._inner = parts, inner
 
-    def reply(self, messages: Sequence[dict[str, Any]], settings: ConversationSettings) -> AsyncIterator[ChatPiece]:
-        """The reply."""
-        return self._inner.reply(messages, settings)
+    async def reply(
+        self, messages: Sequence[dict[str, Any]], settings: ConversationSettings
+    ) -> AsyncIterator[ChatPiece]:
+        """The reply; notes how many tokens of its prompt had not been read."""
+        stream = self._inner.reply(messages, settings)
+        async for piece in stream:
+            if isinstance(piece, ChatEnd):
+                self._parts.answer.unread_tokens = piece.prompt_tokens - piece.cached_tokens
+            yield piece
 
 
 class TimedReadingChat(TimedChat):
@@ -332,6 +348,7 @@ def _entry(question: GeneralQuestion, answer: TimedAnswer, voiced_end: float) ->
         "is_right": question.is_right(said),
         "v2v": None if answer.first_voice is None else round(answer.first_voice - voiced_end, 3),
         "drafts": answer.drafts,
+        "unread_tokens": answer.unread_tokens,
         "stages": _stages(answer, voiced_end),
     }
 

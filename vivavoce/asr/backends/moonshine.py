@@ -29,7 +29,7 @@ class Moonshine:
 
     RATE = RATE
 
-    def __init__(self, folder: str | Path, threads: int = 2) -> None:
+    def __init__(self, folder: str | Path, threads: int = 1) -> None:
         found = moonshine_folder(Path(folder))
         if found is None:
             raise InputError(f"{folder} holds no {MOONSHINE_ENCODER}; `viva models fetch moonshine-base-en` gets it")
@@ -73,7 +73,7 @@ class Moonshine:
 class MoonshineBackend:
     """`Moonshine` as a `Backend`: a segment for every 30 seconds or less, without word times."""
 
-    def __init__(self, folder: str | Path, threads: int = 2) -> None:
+    def __init__(self, folder: str | Path, threads: int = 1) -> None:
         self.model = Moonshine(folder, threads)
 
     def own_language(self, samples: torch.Tensor) -> str:
@@ -118,6 +118,7 @@ def onnx_session(file: Path, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other models need the cores
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
