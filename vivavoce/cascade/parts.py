@@ -117,6 +117,11 @@ class LocalRecogniser:
             segments = await self._turns.do((torch.from_numpy(sound), options))
         return "".join(segment.text for segment in segments).strip()
 
+    @property
+    def writes_drafts(self) -> bool:
+        """Whether turns that go on are drafted: not beside turns that are batched, which drafts would delay."""
+        return self._service is None
+
     async def draft(self, samples: Samples, language: str | None, is_wanted: Callable[[], bool]) -> str | None:
         """The words of a turn that goes on; None where they are no longer wanted, or turns wait."""
         return await self._drafts.do(TurnDraft(samples, self._turn_options(language), is_wanted), DRAFT_SECONDS)
@@ -311,7 +316,7 @@ class LoadedCascade(CascadeBackend):
     def __init__(
         self, asr: LocalRecogniser | RemoteRecogniser, chat: ChatModel, voice: TTSSynthesiser | RemoteSynthesiser
     ) -> None:
-        if isinstance(asr, LocalRecogniser):
+        if isinstance(asr, LocalRecogniser) and asr.writes_drafts:
             super().__init__(LiveTurns(asr, lambda: not self.awaited), chat, voice)
         else:
             super().__init__(WholeTurns(asr), chat, voice)
