@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -52,3 +53,38 @@ asyncio.run(main())
 def test_a_process_that_ends_while_an_iterator_computes_ends_cleanly():
     done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_an_iterator_waits_and_ends_within_an_item_as_its_reader_wants():
+    reader, steps, ended = quick_loop.Reader(), asyncio.Queue(), asyncio.Event()
+    loop, permits = asyncio.get_running_loop(), threading.Semaphore(0)
+
+    def endless():
+        try:
+            yield "first"
+            while True:  # an item that never ends
+                permits.acquire()
+                quick_loop.await_reader()
+                loop.call_soon_threadsafe(steps.put_nowait, "step")
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    items = quick_loop.iterate_on_thread(endless, 1, reader)
+    async with asyncio.timeout(20):
+        assert await anext(items) == "first"
+        permits.release()
+        assert await steps.get() == "step"
+        reader.pause()
+        permits.release(2)
+        await asyncio.to_thread(lambda: None)
+        assert steps.empty()
+        reader.resume()
+        assert [await steps.get(), await steps.get()] == ["step", "step"]
+        await items.aclose()
+        permits.release()
+        await ended.wait()
+    assert steps.empty()
+
+
+def test_code_that_no_reader_reads_waits_for_none():
+    quick_loop.await_reader()

@@ -33,6 +33,13 @@ def test_where_it_is_cut(text, expected):
     assert [piece.strip() for piece in pieces(text, rules=rules)] == [piece.strip() for piece in expected]
 
 
+@pytest.mark.parametrize("step", [1, 7, 400])
+def test_the_first_piece_is_short_even_where_nothing_ends(step):
+    first, *rest = pieces("The largest planet " * 20, step)
+    assert first == "The largest planet The largest planet The largest planet The " and len(rest[0]) > 200
+    assert len(pieces("最大的行星是木星" * 20, step)[0]) == 21
+
+
 def test_a_text_without_end_is_cut_at_a_space():
     found = pieces("word " * 200)
     assert all(len(piece) <= 250 for piece in found) and len(found) >= 4

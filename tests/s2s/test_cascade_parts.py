@@ -18,7 +18,14 @@ from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
 from vivavoce.cascade.parts import CascadeParts, LocalRecogniser, load_cascade, open_chat
 from vivavoce.cascade.remote import ChatEndpoint
 from vivavoce.device import pick
-from vivavoce.dialogue.events import ConversationSettings, InputTranscript, ReplyAudio, ReplyDone, ReplyText
+from vivavoce.dialogue.events import (
+    ConversationSettings,
+    InputTranscript,
+    RecognitionSettings,
+    ReplyAudio,
+    ReplyDone,
+    ReplyText,
+)
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.engine.engine import Engine, EngineLimits
@@ -63,6 +70,47 @@ async def test_a_local_chat_model_writes_what_the_engine_makes_of_the_whole_prom
         again, _ = await words_of(chat, said(*turns))
     assert first.rstrip("\ufffd") == expected.rstrip("\ufffd") and again == first
     assert end.prompt_tokens == len(tokenizer.rows(said(*turns))) and end.reason in ("stop", "length")
+
+
+@pytest.mark.parametrize("heard", ["", "When is bre", "When is breakfast?", "Then what of lunch"])
+async def test_words_read_in_advance_leave_the_reply_as_it_is(parts, heard):
+    past, question = said(("system", "Be brief.")), said(("user", "When is breakfast?"))
+    async with LocalChat.load(parts.chat, "cpu", GREEDY) as chat:
+        expected, _ = await words_of(chat, past + question)
+    async with LocalChat.load(parts.chat, "cpu", GREEDY) as chat:
+        prompt = chat.open_prompt()
+        await prompt.read(past, "", BRIEF)
+        await prompt.read(past, heard, BRIEF)
+        words, end = await words_of(chat, past + question)
+        pairs = zip(heard, "When is breakfast?", strict=False)
+        common = next((n for n, (one, other) in enumerate(pairs) if one != other), len(heard))
+        assert words == expected
+        start = len(chat.tokenizer.rows(past)) - len(chat.tokenizer.encode("<|im_start|>assistant\n"))
+        assert end.cached_tokens >= start + common, "one token a letter"
+        assert len(chat.core.scheduler.sequences) == 2
+        await prompt.close()
+        assert len(chat.core.scheduler.sequences) == 1, "the prompt is gone, the reply stays cached"
+
+
+async def test_nothing_is_read_in_advance_while_a_reply_is_generated(parts):
+    async with LocalChat.load(parts.chat, "cpu", GREEDY) as chat:
+        reply = chat.reply(said(("user", "Tell me more.")), ConversationSettings(max_output_tokens=200))
+        await anext(reply)
+        prompt = chat.open_prompt()
+        await prompt.read([], "When is breakfast", BRIEF)
+        assert len(chat.core.scheduler.sequences) == 1
+        await reply.aclose()
+        await prompt.read([], "When is breakfast", BRIEF)
+        assert len(chat.core.scheduler.sequences) == 2
+        await prompt.close()
+
+
+async def test_drafts_of_a_turn_are_words_and_give_way_to_turns(parts):
+    async with load_cascade(parts, "cpu") as cascade:
+        sound = talk(1.0).astype("f")
+        words = await cascade.asr.transcribe(sound, 16_000)
+        assert await cascade.asr.draft(sound, RecognitionSettings(), lambda: True) == words
+        assert await cascade.asr.draft(sound, RecognitionSettings(), lambda: False) is None
 
 
 async def test_a_cached_prefix_is_not_computed_again(parts):

@@ -1,5 +1,7 @@
 """Frames decoded in chunks, on another thread or in batches, give the same audio."""
 
+import asyncio
+import contextlib
 import dataclasses
 import threading
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -15,6 +17,7 @@ from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.models.moss_audio_tokenizer.cuda import SlotDecoder, SlotState
 from vivavoce.models.moss_audio_tokenizer.model import CodecState
+from vivavoce.runtime.event_loop import iterate_on_thread
 from vivavoce.tts.frame_model import ChunkedPlayback, spare_cores
 from vivavoce.tts.nano import BatchedDecoder, EngineFrameGenerator, SingleDecoder
 
@@ -54,6 +57,36 @@ def test_chunks_decoded_on_another_thread_are_short(codec, is_threaded, max_leng
             lengths.append(sound.shape[1] // CODEC_CONFIG.frame_samples)
             speech.player.feed(0.0, lengths[-1] * speech.frame_seconds)
     assert lengths[0] == 1 and max(lengths) == max_length and sum(lengths) == 3 * len(FRAMES)
+
+
+async def test_frames_are_generated_for_no_reader_that_is_gone(codec):
+    speech, permits, ended = sounding(codec, is_live=False), threading.Semaphore(1), asyncio.Event()
+    loop, asked, taken = asyncio.get_running_loop(), asyncio.Queue(), []
+
+    def frames():
+        try:
+            for frame in FRAMES:
+                loop.call_soon_threadsafe(asked.put_nowait, frame)
+                permits.acquire()
+                taken.append(frame)
+                yield frame
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    def sounds():
+        with contextlib.closing(frames()) as generated:
+            for sound in speech.sounds(generated):
+                speech.player.feed(0.0, 10.0)  # so far ahead that the next chunk is long
+                yield sound
+
+    pieces = iterate_on_thread(sounds, 1)
+    async with asyncio.timeout(20):
+        await anext(pieces)
+        assert [await asked.get(), await asked.get()] == FRAMES[:2]
+        await pieces.aclose()
+        permits.release(len(FRAMES))
+        await ended.wait()
+    assert len(taken) == 2, "the chunk is given up at its first frame"
 
 
 class Lagging(Executor):

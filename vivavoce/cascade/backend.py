@@ -4,7 +4,7 @@ sentence of the chat reply.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from vivavoce.audio.io import Sound
+from vivavoce.cascade.pauses import SilenceTrimmer
 from vivavoce.cascade.sentences import SentenceSplitter
 from vivavoce.dialogue.backend import (
     CallArguments,
@@ -51,6 +52,7 @@ from vivavoce.log import log_failure
 logger = logging.getLogger(__name__)
 
 PENDING_OUTPUT = "(There is no result yet.)"
+OnWords = Callable[[str], None]
 
 
 class LiveRecognition(Protocol):
@@ -64,12 +66,16 @@ class LiveRecognition(Protocol):
         """The transcript so far; more samples may follow."""
         ...
 
+    def close(self) -> None:
+        """Drop the turn."""
+        ...
+
 
 class CascadeRecogniser(Protocol):
     """Speech recognition of live turns."""
 
-    def open(self, settings: RecognitionSettings) -> LiveRecognition:
-        """Start the recognition of a turn."""
+    def open(self, settings: RecognitionSettings, on_words: OnWords | None = None) -> LiveRecognition:
+        """Start the recognition of a turn; `on_words` may get its words so far, now and then."""
         ...
 
 
@@ -80,6 +86,19 @@ class Synthesiser(Protocol):
 
     def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
         """Stream the sound at `rate`; closing the iterator stops the synthesis."""
+        ...
+
+
+@runtime_checkable
+class PausableSpeech(Protocol):
+    """Speech in progress that can be paused within a piece, from the event loop."""
+
+    def pause(self) -> None:
+        """Compute nothing more of it until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Go on."""
         ...
 
 
@@ -131,36 +150,64 @@ class ChatModel(Protocol):
         ...
 
 
+class ChatPrompt(Protocol):
+    """The prompt of a conversation's next reply, read by the chat model while the user speaks."""
+
+    async def read(self, messages: Sequence[dict[str, Any]], words: str, settings: ConversationSettings) -> None:
+        """Read the messages and the first words of the user's next one, unless replies need the model."""
+        ...
+
+    async def close(self) -> None:
+        """Release its memory."""
+        ...
+
+
+@runtime_checkable
+class ReadingChatModel(ChatModel, Protocol):
+    """A chat model that can read a prompt before it is complete; replies then begin sooner and are the same."""
+
+    def open_prompt(self) -> ChatPrompt:
+        """The prompt of a new conversation."""
+        ...
+
+
 class WholeTurns:
     """A `CascadeRecogniser` by a transcriber of whole turns, which runs when the turn is likely over."""
 
     def __init__(self, transcriber: ReplyTranscriber, rate: int = 16_000) -> None:
         self._transcriber, self._rate = transcriber, rate
 
-    def open(self, settings: RecognitionSettings) -> LiveRecognition:
-        """Start the recognition of a turn."""
-        return _WholeTurn(self._transcriber, self._rate, settings)
+    def open(self, settings: RecognitionSettings, on_words: OnWords | None = None) -> LiveRecognition:
+        """Start the recognition of a turn; there are no words before it is likely over."""
+        return WholeTurn(self._transcriber, self._rate, settings)
 
 
-@dataclass
-class _WholeTurn:
-    transcriber: ReplyTranscriber
-    rate: int
-    settings: RecognitionSettings
+class WholeTurn:
+    """A `LiveRecognition` that transcribes all of a turn when its words are requested."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, transcriber: ReplyTranscriber, rate: int, settings: RecognitionSettings) -> None:
+        self.transcriber, self.rate, self.settings = transcriber, rate, settings
         self._sound: list[Samples] = []
         self._requested: tuple[int, asyncio.Future[TurnTranscript]] | None = None
 
+    @property
+    def sound(self) -> Samples:
+        """All samples so far."""
+        return np.concatenate([np.zeros(0, np.float32), *self._sound])
+
     def hear(self, samples: Samples) -> None:
+        """Add the next samples."""
         self._sound.append(samples)
 
     async def transcript(self) -> TurnTranscript:
+        """The transcript so far; it is made once for the same samples."""
         if self._requested is None or self._requested[0] != len(self._sound):
-            sound = np.concatenate([np.zeros(0, np.float32), *self._sound])
-            heard = asyncio.ensure_future(transcribe_turn(self.transcriber, sound, self.rate, self.settings))
+            heard = asyncio.ensure_future(transcribe_turn(self.transcriber, self.sound, self.rate, self.settings))
             self._requested = (len(self._sound), heard)
         return await asyncio.shield(self._requested[1])
+
+    def close(self) -> None:
+        """Nothing is in progress but what was requested."""
 
 
 class CascadeBackend:
@@ -172,6 +219,8 @@ class CascadeBackend:
     def __init__(self, recogniser: CascadeRecogniser, chat: ChatModel, synthesiser: Synthesiser) -> None:
         self.recogniser, self.chat, self.synthesiser = recogniser, chat, synthesiser
         self.output_rate = synthesiser.rate
+        self.awaited: set[CascadeReply] = set()
+        """Replies without sound yet, of all conversations: nothing is computed in advance meanwhile."""
 
     def open(self, on_transcript: OnTranscript) -> ConversationState:
         """The state of a new conversation."""
@@ -192,6 +241,7 @@ class CascadeConversation:
         self.is_attended.set()
         self._replies: set[CascadeReply] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._prompt = PromptReader(backend) if isinstance(backend.chat, ReadingChatModel) else None
 
     def set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """Replace the history and the settings."""
@@ -202,11 +252,15 @@ class CascadeConversation:
     def listen(self, samples: Samples) -> None:
         """Add sound to the user's open turn."""
         if self._turn is None:
-            self._turn = self.backend.recogniser.open(self._settings.recognition)
+            on_words = self._read_words if self._prompt is not None else None
+            self._turn = self.backend.recogniser.open(self._settings.recognition, on_words)
+            self._read_words("")
         self._turn.hear(samples)
 
     def discard_turn(self) -> None:
         """Drop the open turn."""
+        if self._turn is not None:
+            self._turn.close()
         self._turn = None
 
     def commit_turn(self, item: str) -> None:
@@ -232,12 +286,26 @@ class CascadeConversation:
         return reply
 
     def pause(self) -> None:
-        """Let its replies wait."""
+        """Let its replies wait, also those that compute a piece of sound now."""
         self.is_attended.clear()
+        for reply in self._replies:
+            reply.pause()
 
     def resume(self) -> None:
         """Continue its replies."""
         self.is_attended.set()
+        for reply in self._replies:
+            reply.resume()
+
+    def _read_words(self, words: str) -> None:
+        """Let the chat model read the history and the words of the open turn so far."""
+        if self._prompt is not None:
+            past, settings = self._past, self._settings
+
+            async def messages() -> list[dict[str, Any]]:
+                return chat_messages(past, settings.instructions, await self.spoken_words(past))
+
+            self._prompt.read(messages, words, settings)
 
     async def spoken_words(self, past: Sequence[Item]) -> dict[str, str]:
         """Transcripts of all spoken items of a history; those without one are recognised now."""
@@ -267,6 +335,9 @@ class CascadeConversation:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.discard_turn()
+        if self._prompt is not None:
+            await self._prompt.close()
 
     async def _report_words(self, item: str, words: "asyncio.Future[TurnTranscript]") -> None:
         try:
@@ -274,6 +345,42 @@ class CascadeConversation:
         except Exception as error:  # an error of the recogniser costs the transcript, not the conversation
             log_failure(logger, error, "recognition of a turn failed")
             self._on_transcript(item, error)
+
+
+class PromptReader:
+    """Lets the chat model read a conversation's next prompt in the background; newer words replace those that wait."""
+
+    def __init__(self, backend: CascadeBackend) -> None:
+        assert isinstance(backend.chat, ReadingChatModel)
+        self._backend, self._prompt = backend, backend.chat.open_prompt()
+        self._next: tuple[MakeMessages, str, ConversationSettings] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def read(self, messages: "MakeMessages", words: str, settings: ConversationSettings) -> None:
+        """Read these messages and words next."""
+        self._next = messages, words, settings
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._read_all())
+
+    async def _read_all(self) -> None:
+        try:
+            while self._next is not None:
+                (messages, words, settings), self._next = self._next, None
+                if not self._backend.awaited:
+                    await self._prompt.read(await messages(), words, settings)
+        except Exception as error:  # what is not read now is read by the reply
+            log_failure(logger, error, "the chat model could not read a prompt in advance")
+
+    async def close(self) -> None:
+        """Stop reading and release its memory."""
+        self._next = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._prompt.close()
+
+
+MakeMessages = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 
 class CascadeReply:
@@ -291,9 +398,11 @@ class CascadeReply:
         self._conversation, self._past, self._heard, self._on_drop = conversation, past, heard, on_drop
         self._pieces = PieceQueue()
         self._synthesiser: Synthesiser = conversation.backend.synthesiser
+        self._pausable: PausableSpeech | None = None  # in progress
         self._usage = Usage()
         self._generated_seconds = 0.0
         self._is_dropped = False
+        conversation.backend.awaited.add(self)
         self._task = asyncio.ensure_future(self._run())
 
     def pieces(self) -> AsyncIterator[Piece]:
@@ -305,10 +414,21 @@ class CascadeReply:
         if turn is not None:
             self._conversation.commit_answered_turn(turn, self._heard)
 
+    def pause(self) -> None:
+        """Pause the piece of sound that is computed now."""
+        if self._pausable is not None:
+            self._pausable.pause()
+
+    def resume(self) -> None:
+        """Continue it."""
+        if self._pausable is not None:
+            self._pausable.resume()
+
     def drop(self) -> None:
         """Stop generating; nothing more is emitted."""
         if not self._is_dropped:
             self._is_dropped = True
+            self._conversation.backend.awaited.discard(self)
             self._task.cancel()
             self._on_drop(self)
 
@@ -324,6 +444,8 @@ class CascadeReply:
         except Exception as error:  # an error of a part ends this reply, not the conversation
             log_failure(logger, error, "a reply of the cascade failed")
             await self._pieces.put(failed(error))
+        finally:
+            self._conversation.backend.awaited.discard(self)
 
     async def _reply(self) -> str:
         settings = self.plan.settings
@@ -343,21 +465,24 @@ class CascadeReply:
         splitter, call = SentenceSplitter(), -1
         reason = "stop"
         stream = self._conversation.backend.chat.reply(messages, settings)
-        async for piece in stream:
-            await self._conversation.is_attended.wait()
-            match piece:
-                case ChatText(text):
-                    await self._say(splitter.push(text) if settings.modality == "audio" else [text])
-                case ChatCall(index, call_id, name, arguments):
-                    if index != call:
-                        call = index
-                        await self._say(splitter.flush())
-                        await self._pieces.put(CallBegan(call_id or new_id("call"), name or ""))
-                    if arguments:
-                        await self._pieces.put(CallArguments(arguments))
-                case ChatEnd(ended, prompt, completion, cached):
-                    reason = ended
-                    self._usage = Usage(input_text=prompt, output_text=completion, cached_text=cached)
+        try:
+            async for piece in stream:
+                await self._conversation.is_attended.wait()
+                match piece:
+                    case ChatText(text):
+                        await self._say(splitter.push(text) if settings.modality == "audio" else [text])
+                    case ChatCall(index, call_id, name, arguments):
+                        if index != call:
+                            call = index
+                            await self._say(splitter.flush())
+                            await self._pieces.put(CallBegan(call_id or new_id("call"), name or ""))
+                        if arguments:
+                            await self._pieces.put(CallArguments(arguments))
+                    case ChatEnd(ended, prompt, completion, cached):
+                        reason = ended
+                        self._usage = Usage(input_text=prompt, output_text=completion, cached_text=cached)
+        finally:
+            await _close(stream)
         await self._say(splitter.flush())
         return reason
 
@@ -367,10 +492,27 @@ class CascadeReply:
             await self._pieces.put(Wrote(sentence))
             if settings.modality == "audio" and any(letter.isalnum() for letter in sentence):
                 with suppress(NothingToSayError):  # an emoji or a list mark cannot be spoken
-                    async for samples in self._synthesiser.speak(sentence.strip(), settings.voice, settings.speed):
-                        await self._pieces.put(Spoke(samples))
-                        self._generated_seconds += len(samples) / self._synthesiser.rate
-                        await self._wait_for_playback()
+                    await self._speak(sentence.strip())
+
+    async def _speak(self, sentence: str) -> None:
+        settings, trimmer = self.plan.settings, SilenceTrimmer(self._synthesiser.rate)
+        await self._conversation.is_attended.wait()
+        speech = self._synthesiser.speak(sentence, settings.voice, settings.speed)
+        self._pausable = _pausable(speech)
+        try:
+            async for samples in speech:
+                await self._emit(trimmer.push(samples))
+            await self._emit(trimmer.flush(sentence))
+        finally:
+            self._pausable = None
+            await _close(speech)
+
+    async def _emit(self, samples: Samples) -> None:
+        if len(samples):
+            self._conversation.backend.awaited.discard(self)
+            await self._pieces.put(Spoke(samples))
+            self._generated_seconds += len(samples) / self._synthesiser.rate
+        await self._wait_for_playback()
 
     async def _wait_for_playback(self) -> None:
         """Wait until the sound ahead of playback is within the plan's limit, and until a client is connected."""
@@ -379,6 +521,21 @@ class CascadeReply:
         while limit is not None and (excess := self._generated_seconds - self.plan.played() - limit) > 0:
             await asyncio.sleep(excess)
             await self._conversation.is_attended.wait()
+
+
+def _pausable(speech: object) -> PausableSpeech | None:
+    return speech if isinstance(speech, PausableSpeech) else None
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
+async def _close(iterator: object) -> None:
+    """End an iterator now rather than when it is garbage-collected, where it can be."""
+    if isinstance(iterator, _Closable):
+        await iterator.aclose()
 
 
 def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ Sequences stay cached after a reply: the next one forks the cached sequence with
 instructions and earlier turns are prefilled once.
 """
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from vivavoce.runtime.async_engine import AsyncEngine
 
 BUNDLED = "smollm2"
 MAX_UNREAD_TOKENS = 64  # a reply whose reader waits, for playback or for a client, is paused beyond these
+SPARE_SECONDS = 0.8  # deadline of prompts that are read in advance: later than that of all other work
+OTHER_ENDS = (" a", " b")  # after which prompts with the same words differ
 UNFINISHED = "\ufffd"  # decoded for a character whose bytes are incomplete
 
 
@@ -52,6 +55,7 @@ class LocalChat:
         self.core, self.tokenizer = engine, tokenizer
         self.engine = AsyncEngine(engine)
         self._cached: list[Rows] = []
+        self._prompts: list[Rows] = []  # of replies that have not begun
 
     @classmethod
     def load(cls, name: str = BUNDLED, device: str = "auto", options: LocalChatOptions | None = None) -> "LocalChat":
@@ -77,16 +81,10 @@ class LocalChat:
         self, messages: Sequence[dict[str, Any]], settings: ConversationSettings
     ) -> AsyncIterator[ChatPiece]:
         """Stream the reply; closing the iterator stops it."""
-        max_tokens = settings.max_output_tokens or self.options.max_output_tokens
-        tools = (
-            [tool_schema(tool) for tool in settings.tools]
-            if self.offers_tools and settings.tool_choice != "none"
-            else []
-        )
+        max_tokens, tools = self._max_tokens(settings), self._tools(settings)
         rows, start = self._rows(messages, max_tokens, tools), forced_start(settings.tool_choice) if tools else ""
         rows += [(token,) for token in self.tokenizer.encode(start)]
-        cached = max((rows_in_common(known.rows, rows) for known in self._cached), default=0)
-        sequence = await self._open(rows)
+        sequence, cached = await self._open(rows)
         text = _ReplyText(self.tokenizer, [tool["function"]["name"] for tool in tools], start)
         try:
             sampling = settings.sampling or self.options.sampling
@@ -111,15 +109,37 @@ class LocalChat:
         """Whether the model's template can render tools."""
         return self.tokenizer.offers_tools
 
+    def open_prompt(self) -> "PromptSequence":
+        """The prompt of a new conversation."""
+        return PromptSequence(self)
+
     async def read(self, messages: Sequence[dict[str, Any]]) -> None:
         """Prefill messages that conversations start with."""
         rows = self._rows(messages, 1)
-        sequence = await self._open(rows)
+        sequence, _ = await self._open(rows)
         async with await self.engine.generate(sequence, Generation(GREEDY, max_new_rows=1)) as reply:
             async for _ in reply:
                 pass
         await self.engine.rewind(sequence, len(rows))
         await self._cache(sequence)
+
+    def _max_tokens(self, settings: ConversationSettings) -> int:
+        return settings.max_output_tokens or self.options.max_output_tokens
+
+    def _tools(self, settings: ConversationSettings) -> list[dict[str, Any]]:
+        """The tools that a reply is offered."""
+        is_offered = self.offers_tools and settings.tool_choice != "none"
+        return [tool_schema(tool) for tool in settings.tools] if is_offered else []
+
+    def prompt_start(self, messages: Sequence[dict[str, Any]], words: str, settings: ConversationSettings) -> list[Row]:
+        """The rows that all prompts share whose next user message begins with these words, or nearly all of them."""
+        first, other = (
+            self._rows(
+                [*messages, {"role": "user", "content": words + end}], self._max_tokens(settings), self._tools(settings)
+            )
+            for end in OTHER_ENDS
+        )
+        return first[: rows_in_common(first, other)]
 
     def _rows(
         self, messages: Sequence[dict[str, Any]], max_tokens: int, tools: Sequence[dict[str, Any]] = ()
@@ -135,23 +155,50 @@ class LocalChat:
             while oldest < len(kept) - 1 and kept[oldest]["role"] == "tool":  # without its call it means nothing
                 del kept[oldest]
 
-    async def _open(self, rows: list[Row]) -> Rows:
-        """A sequence of these rows, forked from the cached one with the longest common prefix."""
-        shared = max(self._cached, key=lambda cached: rows_in_common(cached.rows, rows), default=None)
+    async def _open(self, rows: list[Row]) -> tuple[Rows, int]:
+        """A sequence of these rows, forked from the known one with the longest common prefix, and its length."""
+        known = [*self._cached, *self._prompts]
+        shared = max(known, key=lambda each: rows_in_common(each.rows, rows), default=None)
         length = 0 if shared is None else rows_in_common(shared.rows, rows)
         if shared is None or length == 0:
-            return await self.engine.open(rows)
-        self._cached.remove(shared)
-        self._cached.append(shared)  # least recently used first
-        sequence = await self.engine.fork(shared)
-        await self.engine.rewind(sequence, length)
-        await self.engine.append(sequence, rows[length:])
-        return sequence
+            return await self.engine.open(rows), 0
+        if shared in self._cached:
+            self._cached.remove(shared)
+            self._cached.append(shared)  # least recently used first
+        return await self.engine.fork_at(shared, length, rows[length:]), length
 
     async def _cache(self, sequence: Rows) -> None:
         self._cached.append(sequence)
         while len(self._cached) > self.options.cached_sequences:
             await self.engine.close(self._cached.pop(0))
+
+
+class PromptSequence:
+    """A `ChatPrompt`: a sequence that replies are forked from. Its prefill has the lowest priority."""
+
+    def __init__(self, chat: LocalChat) -> None:
+        self._chat = chat
+        self._sequence: Rows | None = None
+
+    async def read(self, messages: Sequence[dict[str, Any]], words: str, settings: ConversationSettings) -> None:
+        """Read the messages and the first words of the user's next one, unless a reply is generated now."""
+        chat, engine = self._chat, self._chat.engine
+        if any(each.is_generating for each in list(chat.core.scheduler.sequences.values())):
+            return
+        rows = chat.prompt_start(messages, words, settings)
+        if self._sequence is None:
+            self._sequence, _ = await chat._open(rows)
+            chat._prompts.append(self._sequence)
+        else:
+            await engine.replace_rows(self._sequence, rows)
+        engine.due_by(self._sequence, time.monotonic() + SPARE_SECONDS)
+
+    async def close(self) -> None:
+        """Close the sequence."""
+        sequence, self._sequence = self._sequence, None
+        if sequence is not None:
+            self._chat._prompts.remove(sequence)
+            await self._chat.engine.close(sequence)
 
 
 def _source(name: str) -> Path:

@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Self
@@ -17,6 +18,7 @@ from vivavoce.audio.io import Sound, downmix
 from vivavoce.audio.level import buzz
 from vivavoce.audio.stretch import FASTEST, SLOWEST
 from vivavoce.cascade.backend import CascadeBackend, ChatModel, WholeTurns
+from vivavoce.cascade.live_turns import LiveTurns
 from vivavoce.cascade.local_chat import BUNDLED, LocalChat
 from vivavoce.cascade.remote import ChatEndpoint, RemoteRecogniser, RemoteSynthesiser
 from vivavoce.device import Device, pick
@@ -34,7 +36,7 @@ from vivavoce.models.whisper.steps import TranscriptionOptions, TranscriptSegmen
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
 from vivavoce.nn.process_settings import serving_pace
 from vivavoce.runtime.batcher import DynamicBatcher
-from vivavoce.runtime.event_loop import iterate_on_thread
+from vivavoce.runtime.event_loop import Reader, iterate_on_thread
 from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 from vivavoce.tts import style as direction
 from vivavoce.tts.cosyvoice import CosyVoiceTTS
@@ -44,6 +46,7 @@ from vivavoce.tts.nano import NanoTTS
 MAX_TURN_BATCH = 16
 MAX_PARALLEL_RECORDINGS = 4  # on a CPU
 Turn = tuple[torch.Tensor, TranscriptionOptions]
+DRAFT_SECONDS = 0.8  # deadline of drafts: later than that of all other work
 
 
 class LocalRecogniser:
@@ -69,6 +72,9 @@ class LocalRecogniser:
         self._turns: DynamicBatcher[Turn, list[TranscriptSegment]] = DynamicBatcher(
             "viva-recogniser", self._transcribe_batch, executor, max_batch=1
         )
+        self._drafts: DynamicBatcher[TurnDraft, str | None] = DynamicBatcher(
+            "viva-recogniser-drafts", self._write_drafts, executor, max_batch=1
+        )
         self._service: RecognitionService | None = None
         if isinstance(listener, WhisperTranscriber) and (
             choose_turn_recogniser(device).cls is RecognitionService if batches is None else batches
@@ -89,10 +95,12 @@ class LocalRecogniser:
 
     async def __aenter__(self) -> Self:
         self._turns.start()
+        self._drafts.start()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._turns.close()
+        await self._drafts.close()
         if self._service is not None:
             await self._service.close()
 
@@ -125,15 +133,7 @@ class LocalRecogniser:
         if not len(samples):
             return TurnTranscript("")
         sound = Sound(samples, rate).mono().resampled(RATE).samples[0]
-        options = TranscriptionOptions(
-            languages=tuple(each for each in settings.languages if each in self.listener.languages),
-            prompt=settings.prompt or None,
-            hotwords=settings.keywords,
-            logprobs=settings.with_logprobs,
-            padding="trim",
-            timestamps=False,
-            temperatures=(0.0,),
-        )
+        options = self._turn_options(settings)
         if self._service is not None:
             segments = await self._service.transcribe(sound, options)
         else:
@@ -144,6 +144,26 @@ class LocalRecogniser:
                 TokenLogprob(each.text, each.data, each.logprob) for segment in segments for each in segment.logprobs
             ),
             tuple(dict.fromkeys(segment.language for segment in segments if segment.language)),
+        )
+
+    @property
+    def writes_drafts(self) -> bool:
+        """Whether turns that go on are drafted: not beside turns that are batched, which drafts would delay."""
+        return self._service is None
+
+    async def draft(self, samples: Samples, settings: RecognitionSettings, is_wanted: Callable[[], bool]) -> str | None:
+        """The words of a turn that goes on; None where they are no longer wanted, or turns wait."""
+        return await self._drafts.do(TurnDraft(samples, self._turn_options(settings), is_wanted), DRAFT_SECONDS)
+
+    def _turn_options(self, settings: RecognitionSettings) -> TranscriptionOptions:
+        return TranscriptionOptions(
+            languages=tuple(each for each in settings.languages if each in self.listener.languages),
+            prompt=settings.prompt or None,
+            hotwords=settings.keywords,
+            logprobs=settings.with_logprobs,
+            padding="trim",
+            timestamps=False,
+            temperatures=(0.0,),
         )
 
     def segments(self, samples: Samples, options: TranscriptionOptions) -> AsyncIterator[TranscriptSegment]:
@@ -172,8 +192,40 @@ class LocalRecogniser:
         assert isinstance(self.transcriber.backend, OwnBackend)
         return self.transcriber.backend.engine  # allocated on first use
 
+    def _write_drafts(self, drafts: Sequence["TurnDraft"]) -> list[str | None]:
+        return [self._write_draft(draft) for draft in drafts]
+
+    def _write_draft(self, draft: "TurnDraft") -> str | None:
+        """The words of a draft, given up between two passes of the model where it is no longer wanted."""
+
+        def is_wanted() -> bool:
+            return draft.is_wanted() and not self._turns.waiting
+
+        if not is_wanted():
+            return None
+        listener = self.listener
+        if isinstance(listener, MoonshineBackend):
+            text = listener.model.write(draft.samples, is_wanted)
+            return text if is_wanted() else None
+        sound = torch.from_numpy(draft.samples)
+        if isinstance(listener, WhisperTranscriber):
+            segments = listener.segments(sound, draft.options, is_wanted)
+        else:
+            segments = listener.segments(sound, draft.options)
+        text = "".join(segment.text for segment in segments)
+        return text.strip() if is_wanted() else None
+
     def _transcribe_batch(self, turns: Sequence[Turn]) -> list[list[TranscriptSegment]]:
         return [list(self.listener.segments(*turn)) for turn in turns]
+
+
+@dataclass(frozen=True)
+class TurnDraft:
+    """The sound of a turn so far, and whether its words are still wanted."""
+
+    samples: Samples
+    options: TranscriptionOptions
+    is_wanted: Callable[[], bool]
 
 
 MAX_PIECES_AHEAD = 1  # synthesised and not read: a reader that waits stops the synthesis
@@ -235,10 +287,37 @@ class TTSSynthesiser:
             for piece in self.speaker.stream(text, known, style):
                 yield downmix(piece)[0]
 
-        return iterate_on_thread(pieces, MAX_PIECES_AHEAD)
+        return ThreadSpeech(pieces)
+
+
+class ThreadSpeech:
+    """Speech that a thread computes: a `PausableSpeech`."""
+
+    def __init__(self, pieces: Callable[[], Iterator[Samples]]) -> None:
+        self._reader = Reader()
+        self._pieces: AsyncGenerator[Samples, None] = iterate_on_thread(pieces, MAX_PIECES_AHEAD, self._reader)
+
+    def __aiter__(self) -> AsyncIterator[Samples]:
+        return self
+
+    async def __anext__(self) -> Samples:
+        return await anext(self._pieces)
+
+    def pause(self) -> None:
+        """Compute nothing more until `resume`; models of frames stop within a piece."""
+        self._reader.pause()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._reader.resume()
+
+    async def aclose(self) -> None:
+        """Stop."""
+        await self._pieces.aclose()
 
 
 DEFAULT_CHAT_MODEL = "default"
+FEW_CORES = 2
 
 
 @dataclass(frozen=True)
@@ -265,7 +344,10 @@ class LoadedCascade(CascadeBackend):
     def __init__(
         self, asr: LocalRecogniser | RemoteRecogniser, chat: ChatModel, voice: TTSSynthesiser | RemoteSynthesiser
     ) -> None:
-        super().__init__(WholeTurns(asr), chat, voice)
+        if isinstance(asr, LocalRecogniser) and asr.writes_drafts:
+            super().__init__(LiveTurns(asr, lambda: not self.awaited), chat, voice)
+        else:
+            super().__init__(WholeTurns(asr), chat, voice)
         self.asr, self.voice = asr, voice
         self._open_parts = AsyncExitStack()
 
@@ -286,7 +368,9 @@ class LoadedCascade(CascadeBackend):
 
     async def __aenter__(self) -> Self:
         on_cpu = isinstance(self.asr, LocalRecogniser) and self.asr.device.kind == "cpu"
-        self._open_parts.enter_context(serving_pace(on_cpu))  # its parts run concurrently
+        cores = os.cpu_count() or 1
+        # Its parts run concurrently, but on few cores a reply is not there in time unless each part has all of them.
+        self._open_parts.enter_context(serving_pace(on_cpu, cores if cores <= FEW_CORES else None))
         await self._open_parts.enter_async_context(self.asr)
         if isinstance(self.chat, LocalChat):
             await self._open_parts.enter_async_context(self.chat)

@@ -37,6 +37,8 @@ class SentenceRules:
 
     first_clause: int = 12
     """The first piece may end at a comma once it is this long."""
+    max_first: int = 64
+    """A longer first piece is cut at its last pause or space: no sound is heard before it is complete."""
     min_weight: int = 4
     max_weight: int = 240
     """A longer piece is cut at its last pause or space."""
@@ -73,9 +75,8 @@ class SentenceSplitter:
             pauses = letter in PAUSES and not self._emitted and weight(text[:index]) >= rules.first_clause
             if (ends or pauses) and weight(text[: index + 1]) >= rules.min_weight and self._is_settled(index):
                 return self._with_closers(index + 1)
-        if weight(text) > rules.max_weight:
-            return self._cut()
-        return None
+        max_weight = rules.max_weight if self._emitted else rules.max_first
+        return self._cut(max_weight) if weight(text) > max_weight else None
 
     def _ends_sentence(self, index: int) -> bool:
         text = self._waiting
@@ -102,11 +103,12 @@ class SentenceSplitter:
             end += 1
         return end
 
-    def _cut(self) -> int:
+    def _cut(self, max_weight: int) -> int:
+        """The last pause or space of the longest start that is not too long."""
         text = self._waiting
-        indices = [text.rfind(mark) for mark in PAUSES + " "]
-        best = max(indices)
-        return best + 1 if best > 0 else len(text)
+        size = next(index for index in range(len(text), 0, -1) if weight(text[:index]) <= max_weight)
+        best = max(text[:size].rstrip().rfind(mark) for mark in PAUSES + " ")
+        return best + 1 if best > 0 else size
 
 
 def weight(text: str) -> int:

@@ -11,7 +11,17 @@ from rich.markup import escape
 
 from vivavoce import __version__, log
 from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, setup, talk, train, transcribe
-from vivavoce.cli.options import DeviceSpec, Json, StackName, gigabytes, made_folder, print_json, progress_to, table
+from vivavoce.cli.options import (
+    DeviceSpec,
+    Json,
+    StackName,
+    gigabytes,
+    made_folder,
+    print_json,
+    progress_to,
+    share_cores,
+    table,
+)
 from vivavoce.errors import InputError, VivaError, missing_dependency
 
 if TYPE_CHECKING:
@@ -145,6 +155,7 @@ def demo(
         from vivavoce.cli.demo import run, run_cascade, run_stack
 
         if cascade:
+            share_cores()
             result = run_cascade(device, CascadeParts(chat=chat or "smollm2"), wav, microphone, out)
         elif model is not None:
             result = run(device, model, wav, microphone, out)

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from vivavoce.cli.options import DeviceSpec, Json, Padding, ShapeOption, made_folder, print_json, progress_to
+from vivavoce.cli.options import (
+    DeviceSpec,
+    Json,
+    Padding,
+    ShapeOption,
+    made_folder,
+    print_json,
+    progress_to,
+    share_cores,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks; every figure in the docs names the command that measures it.")
 Model = Annotated[str, typer.Option(help="A speech-to-speech model with a bundled codec.")]
@@ -283,6 +292,34 @@ def bench_asr(
                 model, draft or (), heads, width, speech, max_recordings, batches, moonshine, device, dtype, peer, live,
                 padding.value, out,
             )  # fmt: skip
+    if as_json:
+        print_json(result)
+
+
+@app.command("cascade")
+def bench_cascade(
+    language: Annotated[str, typer.Option(help="Language of the questions: en or zh.")] = "en",
+    asr: Annotated[
+        str | None, typer.Option(help="Recogniser. Default: Moonshine base, or Whisper base for zh.")
+    ] = None,
+    chat: Annotated[str, typer.Option(help="Chat model.")] = "qwen2.5-coder-0.5b-instruct",
+    tts: Annotated[str | None, typer.Option(help="TTS model. Default: hibari, or Kokoro for zh.")] = None,
+    judge: Annotated[str, typer.Option(help="Recogniser that judges the answers; empty: none.")] = "whisper-base",
+    questions: Annotated[int | None, typer.Option(min=1, help="Ask at most this many questions.")] = None,
+    early: Annotated[bool, typer.Option(help="Recognise and prefill while the question is spoken.")] = True,
+    sounds: Annotated[
+        Path | None, typer.Option(file_okay=False, callback=made_folder, help="Keep the spoken questions here.")
+    ] = None,
+    device: DeviceSpec = "auto",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """General questions, spoken to a recogniser, a chat model and a TTS model: latency by stage, and the answers."""
+    share_cores()
+    with progress_to(as_json):
+        from vivavoce.bench.cascade import run
+
+        result = run(language, asr, chat, tts, judge or None, questions, early, sounds, device, out)
     if as_json:
         print_json(result)
 

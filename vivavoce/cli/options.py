@@ -83,6 +83,14 @@ def progress_to(as_json: bool) -> AbstractContextManager[object]:
     return redirect_stdout(sys.stderr if as_json else sys.stdout)
 
 
+def share_cores() -> None:
+    """Let OpenMP's threads sleep while they wait: several models run at once, and spinning threads slow the others.
+
+    To be called before torch is imported; a policy that the user has set is kept.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def table(title: str, first: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     table.add_column(first, no_wrap=True)

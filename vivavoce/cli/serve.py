@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from vivavoce.cli.options import StackName, complete_device, complete_model, print_json
+from vivavoce.cli.options import StackName, complete_device, complete_model, print_json, share_cores
 from vivavoce.log import configure
 
 if TYPE_CHECKING:
@@ -321,6 +321,8 @@ def serve(
 ) -> None:
     """Serve conversations over the OpenAI Realtime protocol (WebSocket and WebRTC), with a web page."""
     flags = _option_table(locals())
+    if chat is not None:
+        share_cores()
     from vivavoce.server.hosting import read_serving_options
 
     options = read_serving_options(config, flags)

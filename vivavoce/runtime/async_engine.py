@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 
 from vivavoce.engine.engine import Emission, Engine
 from vivavoce.engine.sampling import Generation
-from vivavoce.engine.sequence import FinishReason, PlaybackDeadline, Sequence
+from vivavoce.engine.sequence import FinishReason, PlaybackDeadline, Sequence, rows_in_common
 from vivavoce.engine.speculative import Speculation
 from vivavoce.engine.step import Failure, StepResult
 from vivavoce.errors import VivaError
@@ -121,6 +121,35 @@ class AsyncEngine:
     async def fork(self, sequence: Sequence) -> Sequence:
         """A second sequence with the same rows, whose pages it shares."""
         return await self._call(lambda: self._engine.fork(sequence), self._close)
+
+    async def fork_at(self, sequence: Sequence, length: int, rows: Sequential[Row]) -> Sequence:
+        """A second sequence that shares the first `length` rows, and has these after them; it is one command.
+
+        Rows that the first one still had to prefill are left to the second.
+        """
+
+        def fork() -> Sequence:
+            forked = self._engine.fork(sequence)
+            sequence.needs_prefill = False
+            try:
+                self._engine.rewind(forked, length)
+                self._engine.append(forked, rows)
+            except Exception:
+                self._engine.close(forked)
+                raise
+            return forked
+
+        return await self._call(fork, self._close)
+
+    async def replace_rows(self, sequence: Sequence, rows: Sequential[Row]) -> None:
+        """Give a sequence that is not generating these rows; what it has in common with them is kept."""
+
+        def replace() -> None:
+            length = rows_in_common(sequence.rows, list(rows))
+            self._engine.rewind(sequence, length)
+            self._engine.append(sequence, rows[length:])
+
+        await self._call(replace)
 
     async def rewind(self, sequence: Sequence, length: int) -> None:
         """Remove the rows from `length` on; a reply in progress ends as cancelled."""

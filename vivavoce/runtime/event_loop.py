@@ -52,40 +52,89 @@ class _Over:
     error: Exception | None = None
 
 
+class ReaderGoneError(Exception):
+    """The reader of an iterator has closed it."""
+
+
+class Reader:
+    """The reader of an iterator on a thread: it can pause the iterator, and be gone, within an item too."""
+
+    def __init__(self) -> None:
+        self.is_gone = False
+        self._wants_more = threading.Event()
+        self._wants_more.set()
+
+    def pause(self) -> None:
+        """Let the iterator wait at its next `await_reader`."""
+        if not self.is_gone:
+            self._wants_more.clear()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._wants_more.set()
+
+    def leave(self) -> None:
+        """End the iterator at its next `await_reader`."""
+        self.is_gone = True
+        self._wants_more.set()
+
+    def wait(self) -> None:
+        """Wait while paused; ReaderGoneError once the reader is gone."""
+        self._wants_more.wait()
+        if self.is_gone:
+            raise ReaderGoneError
+
+
+_thread = threading.local()
+
+
+def await_reader() -> None:
+    """For iterators, between two parts of an item: wait while the reader has paused, and end where it is gone.
+
+    Raises ReaderGoneError, which only `iterate_on_thread` may catch. Does nothing on threads that it did not start.
+    """
+    reader: Reader | None = getattr(_thread, "reader", None)
+    if reader is not None:
+        reader.wait()
+
+
 async def iterate_on_thread(
-    make: Callable[[], Iterator[Item]], max_waiting: int = MAX_WAITING
+    make: Callable[[], Iterator[Item]], max_waiting: int = MAX_WAITING, reader: Reader | None = None
 ) -> AsyncGenerator[Item, None]:
     """Iterate over a blocking iterator on a thread of its own, with at most `max_waiting` items unread.
 
     For iterators that block on a socket, or on work that the device's executor runs for them: public generators of
-    recognition and speech models, and HTTP responses. Closing this one stops the thread after its current item.
+    recognition and speech models, and HTTP responses. Closing this one stops the thread after its current item, or
+    where that calls `await_reader`.
     """
+    reader = reader or Reader()
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[Item | _Over] = asyncio.Queue()
     room = threading.Semaphore(max_waiting)
-    is_closed = threading.Event()
 
     def send(item: Item | _Over) -> None:
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(items.put_nowait, item)
 
     def work() -> None:
+        _thread.reader = reader
         try:
             for item in make():
                 send(item)
                 room.acquire()
-                if is_closed.is_set():
-                    return
+                reader.wait()
             send(_Over())
+        except ReaderGoneError:
+            return
         except Exception as error:
-            if is_closed.is_set():
+            if reader.is_gone:
                 log_failure(logger, error, "an iterator failed after its reader had closed it")
             send(_Over(error))
         finally:
             del _iterators[threading.current_thread()]
 
     def stop() -> None:
-        is_closed.set()
+        reader.leave()
         room.release()
 
     thread = threading.Thread(target=work, name="viva-iterator", daemon=True)

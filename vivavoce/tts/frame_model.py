@@ -25,6 +25,7 @@ from vivavoce.audio.player import PlaybackClock
 from vivavoce.audio.stretch import TimeStretch
 from vivavoce.errors import InputError
 from vivavoce.models.moss_tts_nano.prompt import Chunk, MossTTSNanoPrompt, chunks
+from vivavoce.runtime.event_loop import await_reader
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, StoredVoice, VoiceStore
 from vivavoce.tts.text import cleaned, numbers_as_words
 
@@ -77,6 +78,7 @@ class ChunkedPlayback(Generic[State]):
         waiting: list[Frame] = []
         pending: Future[tuple[Samples, State]] | None = None
         for frame in frames:
+            await_reader()
             waiting.append(frame)
             if pending is not None and (pending.done() if self.is_live else self._frames_due(len(waiting), False)):
                 yield self._accept(pending.result())

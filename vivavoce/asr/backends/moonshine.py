@@ -1,7 +1,7 @@
 """Moonshine base (MIT) by ONNX Runtime: English on small machines, as accurate there as much larger models."""
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Moonshine:
 
     RATE = RATE
 
-    def __init__(self, folder: str | Path, threads: int = 2) -> None:
+    def __init__(self, folder: str | Path, threads: int = 1) -> None:
         found = moonshine_folder(Path(folder))
         if found is None:
             raise InputError(f"{folder} holds no {MOONSHINE_ENCODER}; `viva models fetch moonshine-base-en` gets it")
@@ -43,8 +43,8 @@ class Moonshine:
         """The text of a sound."""
         return self.write(sound.mono().resampled(self.RATE).samples[0])
 
-    def write(self, samples: NDArray[np.float32]) -> str:
-        """The text of samples at 16 kHz, of at most 30 s.  # [time]"""
+    def write(self, samples: NDArray[np.float32], is_wanted: Callable[[], bool] = lambda: True) -> str:
+        """The text of samples at 16 kHz, of at most 30 s; what there is of it once it is no longer wanted.  # [time]"""
         padded = np.pad(samples.astype(np.float32), (0, max(0, MIN_SAMPLES - len(samples))))
         hidden = self._encoder.run(None, {"input_values": padded[None]})[0]
         past = {given.name: np.zeros((1, given.shape[1], 0, given.shape[3]), np.float32) for given in self._pasts}
@@ -60,7 +60,7 @@ class Moonshine:
                 },
             )
             tokens.append(int(logits[0, -1].argmax()))
-            if tokens[-1] == END:
+            if tokens[-1] == END or not is_wanted():
                 break
             for name, value in zip(self._presents, present, strict=True):
                 # Cross-attention keys and values are returned by the first step only.
@@ -75,7 +75,7 @@ class MoonshineBackend:
 
     languages: tuple[str, ...] = ("en",)
 
-    def __init__(self, folder: str | Path, threads: int = 2) -> None:
+    def __init__(self, folder: str | Path, threads: int = 1) -> None:
         self.model = Moonshine(folder, threads)
 
     def own_language(self, samples: torch.Tensor) -> str:
@@ -130,6 +130,7 @@ def onnx_session(file: Path, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other models need the cores
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 

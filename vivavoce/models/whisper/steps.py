@@ -118,10 +118,12 @@ Answer = WindowMemory | str | Text | None
 TranscriptionSteps = Generator[Question | TranscriptSegment, Answer, None]
 
 
-def run_steps(steps: TranscriptionSteps, answer: Callable[[Question], Answer]) -> Iterator[TranscriptSegment]:
+def run_steps(
+    steps: TranscriptionSteps, answer: Callable[[Question], Answer], is_wanted: Callable[[], bool] = lambda: True
+) -> Iterator[TranscriptSegment]:
     """The segments of a recording, with every request answered by `answer` on the calling thread."""
     sent: Answer = None
-    while True:
+    while is_wanted():
         try:
             item = steps.send(sent)
         except StopIteration:

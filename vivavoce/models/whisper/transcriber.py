@@ -7,7 +7,7 @@ engine, and CTranslate2 share it.
 """
 
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +54,9 @@ FADING_SAMPLES = 800  # of silence after a recording; later frames hold only sil
 SILENCE_LOG_MEL = -10.0  # the minimum
 TRIM_FRAMES = 8  # trimmed windows end on a multiple of these
 BF16_TRIM_FRAMES = 32  # sixteen positions, the block of bfloat16 products
+TRIM_TAIL_SECONDS = 6.0  # after the sound: with less, models trained on full windows repeat short Mandarin sentences
+MAX_TOKENS_PER_SECOND = 16  # of a trimmed window; a longer text repeats itself
+MIN_TOKENS = 32  # that any trimmed window may have
 
 
 class WhisperTranscriber:
@@ -118,9 +121,14 @@ class WhisperTranscriber:
         (probabilities,) = language_probabilities(self.model, self.tokens, question.memory)
         return question.likeliest(probabilities)
 
-    def segments(self, samples: Tensor, options: TranscriptionOptions | None = None) -> Iterator[TranscriptSegment]:
-        """Yield segments as soon as they are final.  # [time] at 16 kHz"""
-        return run_steps(self.transcription_steps(samples, options), self._answer)
+    def segments(
+        self,
+        samples: Tensor,
+        options: TranscriptionOptions | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Iterator[TranscriptSegment]:
+        """Yield segments as soon as they are final, and end before the next pass once no longer wanted.  # [time]"""
+        return run_steps(self.transcription_steps(samples, options), self._answer, is_wanted)
 
     def _answer(self, question: Question) -> Answer:
         if isinstance(question, DetectLanguage):
@@ -160,7 +168,7 @@ class WhisperTranscriber:
     ) -> Generator[Question, Answer, tuple[list[TranscriptSegment], int, bool]]:
         """The segments of a window, the frames by which to advance, and whether they may prompt the next window."""
         prompt = self._prompt(options, earlier)
-        text, temperature = yield from self._write(memory, options, prompt, is_first=seek == 0)
+        text, temperature = yield from self._write(memory, options, prompt, size, is_first=seek == 0)
         if self.is_silence(text):
             return [], size, True
         offset = seek / MEL_FRAMES_PER_SECOND
@@ -215,13 +223,17 @@ class WhisperTranscriber:
         return self.tokens.is_multilingual and len(self.tokens.languages) > 1 and bool(known)
 
     def window(self, mel: Tensor, seek: int, padding: Padding, size: int | None = None) -> Tensor:
-        """The frames of a window, `size` of them sound; with "trim", rounded up to a few more.  # [1, mel, frame]"""
+        """The frames of a window, `size` of them sound; with "trim", as few more as the model needs.  # [1, mel, frame]
+
+        Models whose padding is silence were trained on trimmed windows, and need no more than are there.
+        """
         frames = self.model.config.window_frames
         if padding == "trim" and size is not None:
             min_frames = round(self.settings.min_window_seconds * MEL_FRAMES_PER_SECOND)
             is_float32 = self.model.encoder.conv1.weight.dtype == torch.float32
             step = TRIM_FRAMES if is_float32 else BF16_TRIM_FRAMES
-            frames = min(frames, -(-max(size, min_frames) // step) * step)
+            tail = 0 if self.settings.window_fill == "silence" else round(TRIM_TAIL_SECONDS * MEL_FRAMES_PER_SECOND)
+            frames = min(frames, -(-max(size + tail, min_frames) // step) * step)
         if size is None or size >= frames or self.settings.window_fill == "silence":
             return mel[None, :, seek : seek + frames]
         return functional.pad(mel[None, :, seek : seek + size], (0, frames - size))
@@ -236,17 +248,21 @@ class WhisperTranscriber:
         return self.tokens.prompt(options.language, options.task, bool(options.timestamps), earlier[-(half - 1) :])
 
     def _write(
-        self, memory: WindowMemory, options: TranscriptionOptions, prompt: list[int], is_first: bool
+        self, memory: WindowMemory, options: TranscriptionOptions, prompt: list[int], size: int, is_first: bool
     ) -> Generator[Question, Answer, tuple[Text, float]]:
         """The text of the first temperature at which it is trusted; else that of the last."""
         half = self.model.config.max_target_positions // 2
         prefix = self.tokenizer.encode(f" {options.prefix.strip()}") if options.prefix and is_first else []
         if len(prompt) + len(prefix) + 8 > self.model.config.max_target_positions:
             raise InputError(f"the prefix has {len(prefix)} tokens, which leaves no room for a transcript")
+        max_tokens = half
+        if options.padding == "trim":
+            spoken = round(size / MEL_FRAMES_PER_SECOND * MAX_TOKENS_PER_SECOND)
+            max_tokens = min(half, max(MIN_TOKENS, spoken))
         temperatures = self.settings.temperatures if options.temperatures is None else options.temperatures
         for temperature in temperatures:
             best_of = self.settings.best_of if temperature > 0 else 1
-            text = yield WriteText(memory, (*prompt, *prefix), options, temperature, best_of, half)
+            text = yield WriteText(memory, (*prompt, *prefix), options, temperature, best_of, max_tokens)
             assert isinstance(text, Text)
             if self.is_trusted(text) or temperature == temperatures[-1]:
                 return replace(text, tokens=[*prefix, *text.tokens]), temperature
