@@ -189,9 +189,11 @@ def test_hibari_without_its_package_is_named(monkeypatch):
         open_speech_model("hibari")
 
 
-def test_concurrent_texts_share_passes_and_sound_as_they_do_alone(folder, letters):
-    alone, together = (open_speech_model(str(folder), "cpu", "float32") for _ in range(2))
-    together.worker = BatchedWorker(together.model, together.model.generate, together.device)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_concurrent_texts_share_passes_and_sound_as_they_do_alone(folder, letters, device):
+    alone, together = (open_speech_model(str(folder), each, "float32") for each in ("cpu", device))
+    if device == "cpu":
+        together.worker = BatchedWorker(together.model, together.model.generate, together.device)
     texts = [f"{TEXT} This is text {word}, read by one of many." for word in ("one", "fifteen", "a hundred and two")]
     expected = [alone.say(text).samples for text in texts]
     try:
@@ -203,4 +205,4 @@ def test_concurrent_texts_share_passes_and_sound_as_they_do_alone(folder, letter
         together.close()
     for sound, single in zip(sounds, expected, strict=True):
         assert sound.samples.shape == single.shape
-        assert np.corrcoef(sound.samples[0], single[0])[0, 1] > 0.9999
+        assert np.corrcoef(sound.samples[0], single[0])[0, 1] > (0.9999 if device == "cpu" else 0.99)

@@ -1,4 +1,4 @@
-"""Kokoro with random weights of the published shape in `viva bench tts`: needs torch alone, no weights, no phonemiser."""
+"""Kokoro with random weights of the published shape in `viva bench tts`: no weights, no phonemiser."""
 
 import json
 import math

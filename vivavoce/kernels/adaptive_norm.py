@@ -44,7 +44,8 @@ def add_moments(
 ) -> tuple[Tensor, Tensor]:
     """`x`, or its sum with a tensor and a bias, zero behind the end of a row; and moments of its stretches.
 
-    # [batch, time, channel], ([batch, time, channel], [channel]), [batch] → [batch, time, channel], [batch, .., 2, channel]
+    # [batch, time, channel], ([batch, time, channel], [channel]), [batch] → [batch, time, channel],
+    [batch, stretch, 2, channel]
     A row has `lengths · rate + extra` positions. Without a summand `x` is returned as it is. Channels: a power of 2.
     """
     batch, time, width = x.shape

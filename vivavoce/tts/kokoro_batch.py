@@ -154,15 +154,10 @@ def stacked(rows: Sequence[PreparedSpeech]) -> PreparedSpeech:
     lengths = [row.features.shape[-1] for row in rows]
     longest, device = max(lengths), rows[0].features.device
     rate = (rows[0].spectrum.shape[-1] - 1) // lengths[0]
-    features = torch.cat(
-        [functional.pad(row.features, (0, longest - length)) for row, length in zip(rows, lengths, strict=True)]
-    )
-    spectrum = torch.cat(
-        [
-            functional.pad(row.spectrum, (0, (longest - length) * rate))
-            for row, length in zip(rows, lengths, strict=True)
-        ]
-    )
+    missing = [longest - length for length in lengths]
+    features = torch.cat([functional.pad(row.features, (0, gap)) for row, gap in zip(rows, missing, strict=True)])
+    padding = [gap * rate for gap in missing]
+    spectrum = torch.cat([functional.pad(row.spectrum, (0, gap)) for row, gap in zip(rows, padding, strict=True)])
     known = [row.earlier for row in rows]
     sizes = {each.means.shape[1] for each in known if each is not None}
     earlier = None

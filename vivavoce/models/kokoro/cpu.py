@@ -141,7 +141,10 @@ def scaled_snake(x: Tensor, norm: AdaptiveNorm, style: Tensor, alpha: Tensor, ru
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance over time; torch's own is several times slower along this axis.  # [time, channel] → [1, channel] twice"""
+    """Mean and variance over time; torch's own is several times slower along this axis.
+
+    # [time, channel] → [1, channel] twice
+    """
     ones = x.new_ones(1, ROWS)
     mean = sum(((ones[:, : len(rows)] @ rows) for rows in x.split(ROWS)), x.new_zeros(1, x.shape[1])) / len(x)
     squares = x.new_zeros(1, x.shape[1])

@@ -1,8 +1,8 @@
 """Kokoro's generator on CUDA: channels last, in 16 bits, captured once for each number of rows and length.
 
-Convolutions are cuDNN's; between them one kernel applies norm and Snake, and one adds the residual and takes the moments
-for the next norm. A convolution's bias is left out where a norm removes it, and else added with the residual. Statistics,
-the excitation's convolutions and the last layers are float32.
+Convolutions are cuDNN's; between them one kernel applies norm and Snake, and one adds the residual and takes the
+moments for the next norm. A convolution's bias is left out where a norm removes it, and else added with the residual.
+Statistics, the excitation's convolutions and the last layers are float32.
 """
 
 import threading

@@ -33,7 +33,7 @@ def channel_statistics(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class NormStatistics:
-    """Means and variances of all norms of a generator, one after another, and the features that they were taken over."""
+    """Means and variances of all norms of a generator, one after another, and the features they were taken over."""
 
     means: Tensor  # [batch, channel]
     variances: Tensor  # [batch, channel]
