@@ -16,7 +16,7 @@ from vivavoce.models.kokoro.config import RATE
 from vivavoce.models.kokoro.layers import NormStatistics
 from vivavoce.models.kokoro.model import GeneratedSound, PreparedSpeech
 
-MARGIN = 16  # features on either side of a window; the receptive field is 13
+MARGIN = 8  # features on either side of a window; what lies further away changes a sample by less than a rounding error
 FADE = 240  # samples of the crossfade of two windows
 FEATURES_A_SECOND = 80
 VOICE_SECONDS = 6.0  # of a sentence that the statistics of its voice count for
