@@ -5,10 +5,12 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vivavoce.bench.tts_contenders import TEXT, TTSBenchSetup
 from vivavoce.models.kokoro.config import AlbertConfig, GeneratorConfig, KokoroConfig
@@ -64,8 +66,8 @@ def random_kokoro(config: KokoroConfig, device: torch.device) -> Kokoro:
     share = FRAMES_A_PHONEME / config.max_duration
     duration = model.predictor.duration_proj.linear_layer
     duration.weight *= 0.1
-    duration.bias += math.log(share / (1 - share))
-    model.predictor.F0_proj.bias += 150.0
+    duration.bias.fill_(math.log(share / (1 - share)))
+    cast(Tensor, model.predictor.F0_proj.bias).fill_(150.0)
     model.decoder.generator.conv_post.weight *= 0.02
     for name, parameter in model.named_parameters():
         if ".alpha" in name:

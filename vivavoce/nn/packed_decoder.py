@@ -6,7 +6,7 @@ With a single row the products take a few milliseconds, and PyTorch's calls betw
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vivavoce.kernels import cpu
 from vivavoce.nn.block_linear import BlockLinear
@@ -24,7 +24,7 @@ class PackedDecoderStep:
     """The layers of a `DecoderTrunk`, where all of them are packed; it has the addresses of their weights."""
 
     def __init__(self) -> None:
-        self._decoder: cpu.Decoder | None = None
+        self._decoder: cpu.CompiledDecoder | None = None
         self._is_packed: bool | None = None  # not known yet
 
     def __reduce__(self) -> tuple[type["PackedDecoderStep"], tuple[()]]:
@@ -80,11 +80,10 @@ def _is_trunk_packed(trunk: "DecoderTrunk") -> bool:
     return has_even_sizes and all(map(_is_packed, layers))
 
 
-def _described(trunk: "DecoderTrunk") -> cpu.Decoder:
+def _described(trunk: "DecoderTrunk") -> cpu.CompiledDecoder:
     layers = _layers(trunk)
-    attention, down = layers[0].self_attn, layers[0].mlp.down_proj
-    assert isinstance(down, BlockLinear)
-    return cpu.Decoder(
+    attention, down = layers[0].self_attn, _linears(layers[0])[-1]
+    return cpu.CompiledDecoder(
         (cpu.Layer * len(layers))(*map(_layer, layers)),
         trunk.rotary.cos.data_ptr(),
         trunk.rotary.sin.data_ptr(),
@@ -100,7 +99,8 @@ def _described(trunk: "DecoderTrunk") -> cpu.Decoder:
 
 def _linears(layer: "DecoderLayer") -> list[BlockLinear]:
     """The packed ones of a layer's four."""
-    found = layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj
+    attention, mlp = layer.self_attn, layer.mlp
+    found: list[nn.Module] = [attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj]
     return [each for each in found if isinstance(each, BlockLinear)]
 
 

@@ -56,7 +56,7 @@ class Layer(ctypes.Structure):
     )
 
 
-class Decoder(ctypes.Structure):
+class CompiledDecoder(ctypes.Structure):
     """The layers of a decoder, the addresses of its cosines and sines, and its sizes."""
 
     _fields_ = (
@@ -104,7 +104,7 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kernels.block_linear.restype = None
     kernels.block_linear_scratch.argtypes = [size, size]
     kernels.block_linear_scratch.restype = size
-    decoder, cache = ctypes.POINTER(Decoder), ctypes.POINTER(Cache)
+    decoder, cache = ctypes.POINTER(CompiledDecoder), ctypes.POINTER(Cache)
     kernels.decoder_step.argtypes = [decoder, cache, address, address, address, size]
     kernels.decoder_step.restype = None
     kernels.decoder_step_scratch.argtypes = [decoder, size]
