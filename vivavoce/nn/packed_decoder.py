@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vivavoce.nn.decoder import DecoderLayer, DecoderTrunk
 
 LINEARS = 4  # of a layer
-LANES = 8  # sizes of vectors are multiples of it
+VECTOR_SIZE = 8  # sizes of vectors are multiples of it
 
 
 class PackedDecoderStep:
@@ -76,7 +76,7 @@ def _layers(trunk: "DecoderTrunk") -> "list[DecoderLayer]":
 def _is_trunk_packed(trunk: "DecoderTrunk") -> bool:
     layers = _layers(trunk)
     sizes = trunk.norm.weight.numel(), layers[0].self_attn.head_dim
-    has_even_sizes = all(size % LANES == 0 for size in sizes) and trunk.rotary.cos.dtype == torch.float32
+    has_even_sizes = all(size % VECTOR_SIZE == 0 for size in sizes) and trunk.rotary.cos.dtype == torch.float32
     return has_even_sizes and all(map(_is_packed, layers))
 
 

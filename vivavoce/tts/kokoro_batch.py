@@ -132,14 +132,14 @@ class BatchedWorker:
             samples, statistics = generated.samples.float().cpu(), generated.statistics
             return [
                 GeneratedSound(
-                    samples[index : index + 1, : row.features.shape[-1] * (samples.shape[1] // _longest(rows))],
+                    samples[index : index + 1, : row.features.shape[-1] * (samples.shape[1] // _max_length(rows))],
                     NormStatistics(*(each[index : index + 1] for each in vars(statistics).values())),
                 )
                 for index, row in enumerate(rows)
             ]
 
 
-def _longest(rows: Sequence[PreparedSpeech]) -> int:
+def _max_length(rows: Sequence[PreparedSpeech]) -> int:
     return max(row.features.shape[-1] for row in rows)
 
 
@@ -152,9 +152,9 @@ def _length_kind(row: PreparedSpeech) -> int:
 def stacked(rows: Sequence[PreparedSpeech]) -> PreparedSpeech:
     """Rows of different lengths as one batch."""
     lengths = [row.features.shape[-1] for row in rows]
-    longest, device = max(lengths), rows[0].features.device
+    max_length, device = max(lengths), rows[0].features.device
     rate = (rows[0].spectrum.shape[-1] - 1) // lengths[0]
-    missing = [longest - length for length in lengths]
+    missing = [max_length - length for length in lengths]
     features = torch.cat([functional.pad(row.features, (0, gap)) for row, gap in zip(rows, missing, strict=True)])
     padding = [gap * rate for gap in missing]
     spectrum = torch.cat([functional.pad(row.spectrum, (0, gap)) for row, gap in zip(rows, padding, strict=True)])

@@ -52,12 +52,12 @@ def cuts(breaks: list[Break], length: int, lengths: WindowLengths) -> list[int]:
     """
     ends, start, limit = list[int](), 0, lengths.first_limit
     while length - start > limit * FEATURES_A_SECOND:
-        shortest = lengths.first * FEATURES_A_SECOND
-        last = min(start + limit * FEATURES_A_SECOND, length - shortest)
-        fitting = [each for each in breaks if start + shortest <= each.feature <= last]
+        min_length = lengths.first * FEATURES_A_SECOND
+        last = min(start + limit * FEATURES_A_SECOND, length - min_length)
+        fitting = [each for each in breaks if start + min_length <= each.feature <= last]
         pauses = [each for each in fitting if each.is_pause]
         if not fitting:  # a long word or pause: the next place to cut, if any
-            fitting = [each for each in breaks if last < each.feature <= length - shortest][:1]
+            fitting = [each for each in breaks if last < each.feature <= length - min_length][:1]
         if not fitting:
             break
         chosen = (pauses[-1] if ends else pauses[0]) if pauses else fitting[-1]
