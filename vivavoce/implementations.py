@@ -268,15 +268,20 @@ def choose_cosyvoice_vocoder(device: Device, version: int = 2) -> Choice:
 
 def choose_kokoro_generator(device: Device, dtype: str = "auto") -> Choice:
     """Kokoro's iSTFTNet generator, which takes most of its time; the text side is always float32."""
-    package, kinds = "vivavoce.models.kokoro", {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    if dtype not in ("auto", "float32", *(("bfloat16",) if device.kind == "cpu" else ())):
-        raise InputError(f"Kokoro has no {dtype} on {device.kind}; use auto or float32")
+    package, known = "vivavoce.models.kokoro", {"float32": torch.float32}
     if device.kind == "cpu":
-        kind, why = _fast_float() if dtype == "auto" else (kinds[dtype], f"{dtype} was requested")
+        known["bfloat16"] = torch.bfloat16
+    elif device.graphs:
+        known["float16"] = torch.float16
+    if dtype not in ("auto", *known):
+        raise InputError(f"Kokoro has no {dtype} on {device.kind}; use auto or {' or '.join(known)}")
+    if device.kind == "cpu":
+        kind, why = _fast_float() if dtype == "auto" else (known[dtype], f"{dtype} was requested")
         products = "long kernels in the frequency domain" if kind == torch.float32 else "direct products"
         return Choice("generator", f"{package}.cpu:CpuGenerator", kind, f"CPU: {products}; {why}")
     if device.graphs:
-        return Choice("generator", f"{package}.cuda:GraphedGenerator", torch.float32, GRAPHS)
+        kind = known.get(dtype, torch.float16)
+        return Choice("generator", f"{package}.cuda:GraphedGenerator", kind, f"{GRAPHS}; texts share a pass")
     return Choice("generator", f"{package}.decoder:Generator", torch.float32, PLAIN.format(kind=device.kind))
 
 

@@ -1,5 +1,7 @@
 """Block formats: equal to the `gguf` package's reference, and packed products close to those of floats."""
 
+import platform
+
 import gguf
 import numpy as np
 import pytest
@@ -50,6 +52,23 @@ def test_packed_products_are_those_of_the_dequantised_weights(kind, rows):
     expected = x.double() @ matrix.dequantised().double().T + bias
     out = BlockLinear([matrix], bias)(x)
     assert (out - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+@needs_kernels
+@pytest.mark.full
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="options of x86")
+def test_products_for_cpus_without_vnni_are_the_same(monkeypatch, tmp_path):
+    layers = [BlockLinear([random_matrix(kind, 45, 768)]) for kind in FORMATS.values()]
+    x = torch.randn(3, 768)
+    expected = [layer(x) for layer in layers]
+    monkeypatch.setenv(cpu.TARGET, "-mavx2 -mfma -mf16c")
+    monkeypatch.setenv("VIVA_CACHE", str(tmp_path))
+    older = cpu.library.__wrapped__()
+    assert older is not None
+    monkeypatch.setattr(cpu, "library", lambda: older)
+    for layer, wanted in zip(layers, expected, strict=True):
+        for out in (layer(x), torch.cat([layer(row[None]) for row in x])):
+            assert (out - wanted).abs().max() <= 2e-5 * wanted.abs().max()
 
 
 @needs_kernels

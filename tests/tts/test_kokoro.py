@@ -1,6 +1,7 @@
 """Kokoro as a speech model: streaming, word times, voices, languages; a tiny model with random weights."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from vivavoce.models.kokoro.windows import WindowLengths
 from vivavoce.tts import phonemes as phonemes_module
 from vivavoce.tts.interface import SpeakingStyle, open_speech_model
 from vivavoce.tts.kokoro import PAUSE, breaks, word_times
+from vivavoce.tts.kokoro_batch import BatchedWorker
 from vivavoce.tts.phonemes import Phonemes, Word, phonemes, sentences, split_long
 
 TEXT = "The library is open, except on Sundays, when it closes. Good evening to you all."
@@ -44,8 +46,9 @@ def test_a_stream_is_what_is_said_at_once(tts):
 
 def test_the_first_window_comes_before_the_others_are_computed(tts):
     computed = []
-    generate = tts.generate
-    tts.generate = lambda prepared: computed.append(1) or generate(prepared)
+    generate = tts.worker.generate
+    tts.voice_statistics("af_heart")
+    tts.worker.generate = lambda prepared, lead: computed.append(1) or generate(prepared, lead)
     stream = tts.stream(TEXT)
     next(stream)
     first = len(computed)
@@ -184,3 +187,22 @@ def test_hibari_without_its_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "hibari", None)
     with pytest.raises(MissingDependencyError, match=r"vivavoce\[hibari\]"):
         open_speech_model("hibari")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_concurrent_texts_share_passes_and_sound_as_they_do_alone(folder, letters, device):
+    alone, together = (open_speech_model(str(folder), each, "float32") for each in ("cpu", device))
+    if device == "cpu":
+        together.worker = BatchedWorker(together.model, together.model.generate, together.device)
+    texts = [f"{TEXT} This is text {word}, read by one of many." for word in ("one", "fifteen", "a hundred and two")]
+    expected = [alone.say(text).samples for text in texts]
+    try:
+        with ThreadPoolExecutor(len(texts)) as callers:
+            sounds = list(callers.map(together.say, texts))
+        batcher = together.worker.sounds
+        assert batcher.batches < batcher.jobs
+    finally:
+        together.close()
+    for sound, single in zip(sounds, expected, strict=True):
+        assert sound.samples.shape == single.shape
+        assert np.corrcoef(sound.samples[0], single[0])[0, 1] > (0.9999 if device == "cpu" else 0.99)

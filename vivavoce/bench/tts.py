@@ -23,6 +23,8 @@ from vivavoce import hub
 from vivavoce.audio.level import buzz
 from vivavoce.audio.player import PlaybackClock
 from vivavoce.bench.kokoro_onnx import PEERS, OnnxKokoro
+from vivavoce.bench.kokoro_random import MODEL as RANDOM_KOKORO
+from vivavoce.bench.kokoro_random import RandomKokoro
 from vivavoce.bench.tts_contenders import CONTENDERS, ELSEWHERE, ON_DEVICE, TEXT, Contender, TTSBenchSetup
 from vivavoce.device import Device, pick
 from vivavoce.errors import InputError, VivaError
@@ -82,13 +84,13 @@ def run(
     concurrent_runs = _measure_concurrent(setup, factories, stream_counts, absent)
     plain = min((speed.rtf for speed in speeds if speed.backend == PLAIN), default=None)
     result = {
-        "what": f"MOSS-TTS-Nano, {shape} shape, random weights" if model is None else model,
+        "what": _subject(model, shape),
         "device": target.name,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "frames": frames,
-        "how": f"median of {ROUNDS} texts of {frames} frames after one, wall time, the voice cached; "
-        f"stages: mean of {STAGE_REPEATS} frames",
+        "how": f"median of {ROUNDS} texts{f' of {frames} frames' if model is None else ''} after one, wall time, "
+        f"the voice cached; stages: mean of {STAGE_REPEATS} frames",
         "speeds": [asdict(speed) | {"times_plain": plain and plain / speed.rtf} for speed in speeds],
         "absent": absent,
         "streams": [asdict(figures) for figures in concurrent_runs],
@@ -100,10 +102,18 @@ def run(
     return result
 
 
+def _subject(model: str | None, shape: str) -> str:
+    if model is None or model == RANDOM_KOKORO:
+        return f"{'MOSS-TTS-Nano' if model is None else 'Kokoro'}, {shape} shape, random weights"
+    return model
+
+
 def _factories(
     target: Device, backends: Sequence[str] | None, model: str | None
 ) -> dict[str, Callable[[TTSBenchSetup], Contender]]:
     names = tuple(backends or (ON_DEVICE.get(target.kind, ELSEWHERE) if model is None else ("auto",)))
+    if model == RANDOM_KOKORO:
+        return {name: partial(RandomKokoro, name) for name in names}
     if model is not None:
         hub.resolve(model)
         peers: dict[str, Callable[[TTSBenchSetup], Contender]] = {
@@ -309,11 +319,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--streams", type=_numbers)
     parser.add_argument("--frames", type=int, default=60)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--model")
     parser.add_argument("--onnx", type=Path)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
     shape = "tiny" if given.tiny else "true"
-    run(given.device, given.backend, given.threads, given.streams, given.frames, shape, onnx=given.onnx, out=given.out)
+    run(
+        given.device,
+        given.backend,
+        given.threads,
+        given.streams,
+        given.frames,
+        shape,
+        given.model,
+        given.onnx,
+        given.out,
+    )
 
 
 def _numbers(text: str) -> list[int]:

@@ -206,7 +206,11 @@ def bench_tts(
     frames: Annotated[int, typer.Option(min=5, help="Frames of 80 ms per text.")] = 60,
     tiny: Annotated[bool, typer.Option("--tiny", help="A tiny shape, to check that everything runs.")] = False,
     model: Annotated[
-        str | None, typer.Option(help="Name of a model, instead of random weights of the published shape.")
+        str | None,
+        typer.Option(
+            help="Name of a model, or kokoro for random weights of Kokoro's shape; without it random weights of "
+            "MOSS-TTS-Nano's."
+        ),
     ] = None,
     onnx: Annotated[
         Path | None, typer.Option(file_okay=False, help="Also measure ONNX Runtime, with graphs in this folder.")

@@ -24,6 +24,7 @@ from vivavoce.kernels.tiles import tiles as known_tiles
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
 if AVAILABLE or TYPE_CHECKING:
+    from vivavoce.kernels.adaptive_norm import add_moments, norm_affine, scaled_snake
     from vivavoce.kernels.decode_attention import (
         Pages,
         one_row_decode,
@@ -66,6 +67,7 @@ __all__ = [
     "Pages",
     "Tile",
     "add_layer_norm",
+    "add_moments",
     "add_rms_norm",
     "chunk_attention",
     "draw",
@@ -75,6 +77,7 @@ __all__ = [
     "layer_norm",
     "modulated_norm",
     "name_around",
+    "norm_affine",
     "norm_linear",
     "norm_rotate_store",
     "one_row_decode",
@@ -83,6 +86,7 @@ __all__ = [
     "rotate_first_head",
     "row_linear",
     "row_tile_linear",
+    "scaled_snake",
     "silu_multiply",
     "small_batch_linear",
     "small_vocabulary_draw",

@@ -4,6 +4,7 @@ On CPUs the products are those of `vivavoce.kernels.cpu`, with inputs rounded to
 dequantised first.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,7 @@ class BlockLinear(nn.Module):
             self.register_buffer(f"data_{index}", matrix.data, persistent=False)
         self.register_buffer("bias", bias, persistent=False)
         self.outputs = sum(matrix.outputs for matrix in matrices)
-        self._product: Callable[[Tensor], Tensor] | None = None
+        self._entries: ctypes.Array[cpu.Matrix] | None = None
 
     @property
     def matrices(self) -> list[BlockMatrix]:
@@ -72,45 +73,46 @@ class BlockLinear(nn.Module):
         """Bytes of the packed weights."""
         return sum(matrix.data.nbytes for matrix in self.matrices)
 
+    @property
+    def entries(self) -> "ctypes.Array[cpu.Matrix]":
+        """The matrices as the compiled kernels take them; they have the addresses of the weights."""
+        if self._entries is None:
+            self._entries = _entries(self.matrices, self.bias)
+        return self._entries
+
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension."""
         if x.device.type == "cpu" and cpu.is_available():
-            self._product = self._product or _cpu_product(self.matrices, self.bias)
-            return self._product(x)
+            compiled = cpu.library()
+            assert compiled is not None
+            flat = x.reshape(-1, self.inputs).float().contiguous()
+            rows, entries = flat.shape[0], self.entries
+            out = torch.empty(rows, self.outputs)
+            scratch = torch.empty(compiled.block_linear_scratch(self.inputs, rows), dtype=torch.uint8)
+            addresses = flat.data_ptr(), self.inputs, rows, out.data_ptr(), scratch.data_ptr()
+            compiled.block_linear(entries, len(entries), *addresses, torch.get_num_threads())
+            return out.view(*x.shape[:-1], self.outputs).to(x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return functional.linear(x, self.weight.to(x.dtype), bias)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_entries": None}
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self._product = None  # it has the addresses of the weights
+        self._entries = None
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
-def _cpu_product(matrices: Sequence[BlockMatrix], bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """The layer as a function of float32 rows."""
-    compiled = cpu.library()
-    assert compiled is not None
-    inputs, outputs = matrices[0].inputs, sum(matrix.outputs for matrix in matrices)
+def _entries(matrices: Sequence[BlockMatrix], bias: Tensor | None) -> "ctypes.Array[cpu.Matrix]":
     biases = [None] * len(matrices) if bias is None else bias.float().split([matrix.outputs for matrix in matrices])
     held = [(matrix.data.contiguous(), part) for matrix, part in zip(matrices, biases, strict=True)]
     entries = [
         cpu.Matrix(data.data_ptr(), None if part is None else part.data_ptr(), matrix.outputs, matrix.format.number)
         for (data, part), matrix in zip(held, matrices, strict=True)
     ]
-    array, count = (cpu.Matrix * len(entries))(*entries), len(entries)
+    array = (cpu.Matrix * len(entries))(*entries)
     array._held = held  # type: ignore[attr-defined]  # what the addresses point to
-    scratch_size = compiled.block_linear_scratch
-
-    def product(x: Tensor) -> Tensor:
-        flat = x.reshape(-1, inputs).float().contiguous()
-        rows = flat.shape[0]
-        out = torch.empty(rows, outputs)
-        scratch = torch.empty(scratch_size(inputs, rows), dtype=torch.uint8)
-        threads = torch.get_num_threads()
-        addresses = flat.data_ptr(), inputs, rows, out.data_ptr(), scratch.data_ptr(), threads
-        compiled.block_linear(array, count, *addresses)
-        return out.view(*x.shape[:-1], outputs).to(x.dtype)
-
-    return product
+    return array
 
 
 class BlockEmbedding(nn.Module):

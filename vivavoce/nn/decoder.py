@@ -1,9 +1,12 @@
 """The pre-norm decoder of the Llama and Qwen families: attention, then a gated feed-forward (SwiGLU)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
+from vivavoce.nn import packed_decoder
 from vivavoce.nn.attention import PagedAttention, RotaryTable
 from vivavoce.nn.linear import Embedding, Linear, PackedLinear, RMSNorm
 from vivavoce.nn.paged_kv import KVShape, RowBatch
@@ -80,13 +83,21 @@ class DecoderTrunk(nn.Module):
         self.layers = nn.ModuleList(_layer(sizes) for _ in range(sizes.num_hidden_layers))
         self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self.rotary = RotaryTable(sizes.head_dim, sizes.max_position_embeddings, sizes.rope_theta)
+        self._packed_step = packed_decoder.PackedDecoderStep()
 
     def forward(self, x: Tensor, batch: RowBatch) -> Tensor:
         """Normed states of embedded rows.  # [row, hidden]"""
+        if self._packed_step.takes(self, x, batch):
+            normed: Tensor = self.norm(self._packed_step(self, x, batch))
+            return normed
         residual: Tensor | None = None
         for index, layer in enumerate(self.layers):
             x, residual = layer(x, residual, self.rotary, index, batch)
         return self.norm.add(x, residual)[0]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self._packed_step.forget()  # it has the addresses of the weights
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
 def _layer(sizes: TrunkSizes) -> DecoderLayer:

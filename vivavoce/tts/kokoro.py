@@ -1,7 +1,7 @@
 """Kokoro-82M as a TTS model: sentences, and windows inside long ones, are spoken while the rest is computed."""
 
-import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from vivavoce import hub
 from vivavoce.audio.io import Sound
@@ -19,12 +17,14 @@ from vivavoce.device import Device, pick
 from vivavoce.errors import InputError, NothingToSayError, shown
 from vivavoce.implementations import Choice, choose_kokoro_generator
 from vivavoce.models.kokoro.config import RATE, read_vocabulary
-from vivavoce.models.kokoro.model import Kokoro, PhonemeText, PreparedSpeech
+from vivavoce.models.kokoro.layers import NormStatistics
+from vivavoce.models.kokoro.model import GeneratedSound, Kokoro, PhonemeText, PreparedSpeech
 from vivavoce.models.kokoro.voices import VoiceTables
 from vivavoce.models.kokoro.windows import Break, WindowLengths, cuts, sound_in_windows
 from vivavoce.models.moss_tts_nano.prompt import has_cjk
 from vivavoce.tts.fixed_voices import FixedVoiceModel, FixedVoices
 from vivavoce.tts.interface import Samples, SpeakingStyle, StoredVoice
+from vivavoce.tts.kokoro_batch import BatchedWorker, Generate, KokoroWorker, SingleWorker
 from vivavoce.tts.phonemes import Phonemes, phonemes, sentences, split_long
 from vivavoce.tts.text import cleaned
 
@@ -32,6 +32,12 @@ DEFAULT_VOICES = ("af_heart", "zf_xiaoxiao")  # of texts without and with Chines
 PAUSE_MARKS = frozenset(";:,.!?—…")
 PAUSE = 0.25  # seconds between sentences, beside the silence that the model makes itself
 MAX_PHONEMES = 400  # of a part; the model was trained on shorter ones than it has positions for
+# What a voice's statistics are taken from: all common phonemes of English in six seconds.
+VOICE_SAMPLE = (
+    "ʃˌi hæd jʊɹ dˈɑɹk sˈut ɪn ɡɹˈisi wˈɔʃ wˈɔTəɹ ˈɔl jˈɪɹ, ænd ðə kwˈɪk bɹˈWn fˈɑks ʤˈʌmps ˈOvəɹ ðə lˈAzi dˈɔɡ."
+)
+MAX_KNOWN_VOICES = 64
+Phonemise = Callable[[str, str, Callable[[str], bool]], Phonemes]
 
 
 class WordTime(NamedTuple):
@@ -81,25 +87,38 @@ class KokoroTTS(FixedVoiceModel):
         device: Device,
         dtype: str = "auto",
         windows: WindowLengths | None = None,
+        phonemise: Phonemise = phonemes,
     ) -> None:
-        self.model, self.device, self.windows = model, device, windows or WindowLengths()
+        self.model, self.device, self.windows, self._phonemise = model, device, windows or WindowLengths(), phonemise
         self.vocabulary = read_vocabulary(folder)
         self.tables = VoiceTables(folder, 2 * model.config.style)
         self.voices = KokoroVoices(self.tables)
         self.choice: Choice = choose_kokoro_generator(device, dtype)
-        self.generate: Callable[[PreparedSpeech], Tensor] = model.generate
-        if device.kind == "cpu":
-            self.generate = self.choice.cls(model.decoder.generator, self.choice.dtype)
-        elif device.graphs:
-            self.generate = self.choice.cls(model.decoder.generator)
-        self._one_at_a_time = threading.Lock()
+        generate: Generate = model.generate
+        if device.kind == "cpu" or device.graphs:
+            generate = self.choice.cls(model.decoder.generator, self.choice.dtype)
+        self.worker: KokoroWorker = (
+            SingleWorker(model, generate) if device.kind == "cpu" else BatchedWorker(model, generate, device)
+        )
+        self._voice_statistics: OrderedDict[str, NormStatistics] = OrderedDict()
 
     @classmethod
     def load(cls, name: str, device: str = "auto", dtype: str = "auto") -> "KokoroTTS":
         """A published folder, ONNX or torch, or a model's name. `dtype`: auto, float32, or on CPUs bfloat16."""
         on, folder = pick(device), hub.resolve(name)
         choose_kokoro_generator(on, dtype)
-        return cls(Kokoro.load(folder, on.torch_device), Path(folder), on, dtype)
+        tts = cls(Kokoro.load(folder, on.torch_device), Path(folder), on, dtype)
+        tts.capture()
+        return tts
+
+    def capture(self) -> None:
+        """Capture the passes of a GPU, which would delay the first texts."""
+        if isinstance(self.worker, BatchedWorker):
+            self.worker.warm_up(self.worker.prepare(self._voice_sample(self.tables.names[0])))
+
+    def close(self) -> None:
+        """Take no more texts."""
+        self.worker.close()
 
     @property
     def rate(self) -> int:
@@ -140,7 +159,7 @@ class KokoroTTS(FixedVoiceModel):
         style = style or SpeakingStyle()
         parts = [list(self.parts(text, voice, style)) for text in texts]
         flat = [self._phoneme_text(part, style) for each in parts for part in each]
-        sounds = iter(self._whole_sounds(flat))
+        sounds = (made.samples.float().cpu().numpy() for made in self.worker.whole(flat))
         pause = np.zeros((1, round(PAUSE * style.pause * RATE)), np.float32)
         joined = []
         for each in parts:
@@ -159,7 +178,7 @@ class KokoroTTS(FixedVoiceModel):
         accent = next(iter(self.tables.mixture(name)))[0]
         found = False
         for sentence in sentences(prepared):
-            for part in split_long(phonemes(sentence, accent, self.vocabulary.__contains__), MAX_PHONEMES):
+            for part in split_long(self._phonemise(sentence, accent, self.vocabulary.__contains__), MAX_PHONEMES):
                 found = True
                 yield SentencePart(part, name)
         if not found:
@@ -174,13 +193,22 @@ class KokoroTTS(FixedVoiceModel):
         return PhonemeText(ids, self.tables.style(part.voice, len(ids)), style.speed, style.seed)
 
     def _spoken(self, parts: "list[SentencePart]", style: SpeakingStyle) -> Iterator[SpokenPiece]:
-        spoken = 0.0
+        spoken, started = 0.0, float("-inf")
+
+        def generate(prepared: PreparedSpeech) -> GeneratedSound:
+            return self.worker.generate(prepared, spoken - (time.monotonic() - started))
+
         for part in parts:
-            with self._one_at_a_time:
-                prepared = self.model.prepare([self._phoneme_text(part, style)])
+            prepared = self.worker.prepare(self._phoneme_text(part, style))
             words = tuple(word_times(part.phonemes, prepared.durations[0], spoken))
             ends = cuts(breaks(part.phonemes.text, prepared.durations[0]), prepared.features.shape[-1], self.windows)
-            for sound in sound_in_windows(self._generate, prepared, ends):
+            sounds = (
+                iter([generate(prepared).samples[0].float().cpu()])
+                if len(ends) == 1
+                else sound_in_windows(generate, prepared, ends, self.voice_statistics(part.voice))
+            )
+            for sound in sounds:
+                started = max(started, time.monotonic() - spoken)
                 yield SpokenPiece(sound.numpy()[None], words)
                 spoken, words = spoken + len(sound) / RATE, ()
             pause = np.zeros((1, round(PAUSE * style.pause * RATE)), np.float32)
@@ -188,20 +216,18 @@ class KokoroTTS(FixedVoiceModel):
             if pause.shape[1]:
                 yield SpokenPiece(pause)
 
-    def _generate(self, prepared: PreparedSpeech) -> Tensor:
-        with self._one_at_a_time, torch.inference_mode():
-            return self.generate(prepared)
+    def voice_statistics(self, voice: str) -> NormStatistics:
+        """The statistics of a voice, of which a window's norms take account; computed when first used."""
+        if voice not in self._voice_statistics:
+            prepared = self.worker.prepare(self._voice_sample(voice))
+            self._voice_statistics[voice] = self.worker.generate(prepared).statistics
+            while len(self._voice_statistics) > MAX_KNOWN_VOICES:
+                self._voice_statistics.popitem(last=False)
+        return self._voice_statistics[voice]
 
-    def _whole_sounds(self, texts: Sequence[PhonemeText]) -> Iterator[Samples]:
-        """The sound of each text as a whole, by one pass where the device batches."""
-        with self._one_at_a_time:
-            prepared = self.model.prepare(texts)
-        sound = None if self.device.kind == "cpu" else self._generate(prepared)
-        for index in range(len(texts)):
-            row = prepared.row(index)
-            samples = row.features.shape[-1] * self.model.config.generator.hop
-            spoken = self._generate(row)[0] if sound is None else sound[index]
-            yield spoken[:samples].float().cpu().numpy()[None]
+    def _voice_sample(self, voice: str) -> PhonemeText:
+        ids = [self.vocabulary[phoneme] for phoneme in VOICE_SAMPLE if phoneme in self.vocabulary]
+        return PhonemeText(ids, self.tables.style(voice, len(ids)))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Products with packed weights on CPUs, in C.
+"""Products and decoder steps with packed weights on CPUs, in C.
 
-The source is compiled for this machine's CPU on first use, and the result is kept in the cache folder.
+The sources are compiled for this machine's CPU on first use, and the result is kept in the cache folder.
 
 Without a C compiler (or with `VIVA_COMPILE=0`) `library` is None, and callers use PyTorch instead.
 """
@@ -21,8 +21,10 @@ from vivavoce.kernels.tiles import cache_folder
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("block_linear.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("block_linear.c", "decoder_step.c"))
+HEADER = Path(__file__).with_name("kernels.h")
 SWITCH = "VIVA_COMPILE"
+TARGET = "VIVA_CPU_TARGET"  # the compiler's options for another CPU than this one, as -mavx2
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 SECONDS = 120  # a compiler that takes longer hangs
@@ -36,6 +38,42 @@ class Matrix(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("outputs", ctypes.c_int64),
         ("format", ctypes.c_int64),
+    )
+
+
+class Matrices(ctypes.Structure):
+    """The matrices of one layer: those of the same input."""
+
+    _fields_ = (("matrices", ctypes.POINTER(Matrix)), ("count", ctypes.c_int64))
+
+
+class Layer(ctypes.Structure):
+    """A decoder layer: addresses of its norms' weights (of queries and keys, or None), and its matrices."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("input_norm", "output_norm", "q_norm", "k_norm")),
+        *((name, Matrices) for name in ("qkv", "output", "gate_up", "down")),
+    )
+
+
+class CompiledDecoder(ctypes.Structure):
+    """The layers of a decoder, the addresses of its cosines and sines, and its sizes."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(Layer)),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("count", "hidden", "inner", "heads", "kv_heads", "head_dim")),
+        ("eps", ctypes.c_double),
+    )
+
+
+class Cache(ctypes.Structure):
+    """Addresses of keys, values and a sequence's pages, sizes in rows and floats, and the position of the new row."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "pages")),
+        *((name, ctypes.c_int64) for name in ("page_size", "page_stride", "layer_stride", "position")),
     )
 
 
@@ -66,21 +104,28 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kernels.block_linear.restype = None
     kernels.block_linear_scratch.argtypes = [size, size]
     kernels.block_linear_scratch.restype = size
+    decoder, cache = ctypes.POINTER(CompiledDecoder), ctypes.POINTER(Cache)
+    kernels.decoder_step.argtypes = [decoder, cache, address, address, address, size]
+    kernels.decoder_step.restype = None
+    kernels.decoder_step_scratch.argtypes = [decoder, size]
+    kernels.decoder_step_scratch.restype = size
     return kernels
 
 
 def _compiled(compiler: str) -> Path:
-    """The shared library for this source, compiler and CPU."""
+    """The shared library for these sources, compiler and CPU."""
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    made_from = [SOURCE.read_bytes(), compiler.encode(), native.encode(), _cpu_features(), *map(str.encode, FLAGS)]
-    target = cache_folder() / f"block_linear-{hashlib.sha256(b'|'.join(made_from)).hexdigest()[:16]}.so"
+    target_options = os.environ.get(TARGET) or native
+    sources = [file.read_bytes() for file in (*SOURCES, HEADER)]
+    made_from = [*sources, compiler.encode(), target_options.encode(), _cpu_features(), *map(str.encode, FLAGS)]
+    target = cache_folder() / f"packed-{hashlib.sha256(b'|'.join(made_from)).hexdigest()[:16]}.so"
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
-        command = [compiler, *FLAGS, native, "-o", str(built), str(SOURCE)]
+        command = [compiler, *FLAGS, *target_options.split(), "-o", str(built), *map(str, SOURCES), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
         if done.returncode:
             raise OSError(f"{compiler} failed: {done.stderr.strip()[-500:]}")

@@ -5,8 +5,9 @@
    by VNNI or AVX2 on x86, by the dot-product extension on Arm, else by plain C. A tile serves all input rows, and the
    result of a row does not depend on the others. */
 
-#include <stdint.h>
 #include <string.h>
+
+#include "kernels.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
@@ -420,13 +421,6 @@ INLINE void one_output(const uint8_t *data, int format, const inputs_t *x, int64
         one_tile(data, format, (int)(inputs - start) / BLOCK, x, rows, start, totals);
 }
 
-typedef struct {
-    const uint8_t *data; /* [outputs, bytes of a row] */
-    const float *bias;   /* [outputs], or NULL */
-    int64_t outputs;
-    int64_t format;
-} matrix_t;
-
 INLINE void outputs_of(const matrix_t *matrix, int format, int64_t first, int64_t last, const inputs_t *x, int64_t inputs,
                        int64_t rows, float *out, int64_t stride) {
     int64_t row_bytes = inputs / BLOCK * bytes_of_tile(format) / BLOCKS;
@@ -454,9 +448,16 @@ static void some_outputs(const matrix_t *matrix, int64_t first, int64_t last, co
     }
 }
 
-/* ---- threads: those of the OpenMP library that PyTorch has loaded, so that both share one pool ---- */
+/* ---- threads ---- */
 
 extern void GOMP_parallel(void (*task)(void *), void *argument, unsigned threads, unsigned flags) __attribute__((weak));
+
+void run_on_threads(void (*task)(void *), void *argument, int64_t threads) {
+    if (GOMP_parallel && threads > 1)
+        GOMP_parallel(task, argument, (unsigned)threads, 0);
+    else
+        task(argument);
+}
 
 typedef struct {
     const matrix_t *matrices;
@@ -482,14 +483,12 @@ static void work(void *argument) {
     }
 }
 
-/* Bytes of scratch memory for so many input rows. */
 int64_t block_linear_scratch(int64_t inputs, int64_t rows) {
     int64_t padded = (inputs + TILE - 1) / TILE * TILE;
     rows = rows < MAX_INPUT_ROWS ? rows : MAX_INPUT_ROWS;
     return rows * (padded + 4 * padded / BLOCK * (int64_t)sizeof(float));
 }
 
-/* out[row] = the outputs of all matrices for x[row], one after the other.  x [rows, inputs], out [rows, outputs] */
 void block_linear(const matrix_t *matrices, int64_t count, const float *x, int64_t inputs, int64_t rows, float *out,
                   uint8_t *scratch, int64_t threads) {
     int64_t outputs = 0, padded = (inputs + TILE - 1) / TILE * TILE;
@@ -500,9 +499,6 @@ void block_linear(const matrix_t *matrices, int64_t count, const float *x, int64
         inputs_t rounded = {padded, (int8_t *)scratch, scales, {scales + blocks, scales + 2 * blocks, scales + 3 * blocks}};
         job_t job = {matrices, count, inputs, some, outputs, 0, rounded, out + done * outputs};
         for (int64_t row = 0; row < some; row++) round_inputs(x + (done + row) * inputs, inputs, row, &job.x);
-        if (GOMP_parallel && threads > 1)
-            GOMP_parallel(work, &job, (unsigned)threads, 0);
-        else
-            work(&job);
+        run_on_threads(work, &job, threads);
     }
 }

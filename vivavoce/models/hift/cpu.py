@@ -73,22 +73,31 @@ class MatmulUpsample:
     """A transposed convolution as one matrix product: each input position gives `stride` output positions."""
 
     def __init__(self, conv: nn.ConvTranspose1d) -> None:
-        factor, kernel, padding = conv.stride[0], conv.kernel_size[0], int(conv.padding[0])
-        self.left, self.right = (kernel - 1 - padding) // factor, (factor - 1 + padding) // factor
-        offsets = range(-self.left, self.right + 1)
-        weight = conv.weight.new_zeros(factor, conv.out_channels, len(offsets), conv.in_channels)
-        for position in range(factor):
-            for index, offset in enumerate(offsets):
-                tap = position + padding - offset * factor
-                if 0 <= tap < kernel:
-                    weight[position, :, index] = conv.weight[:, :, tap].T
+        weight, self.left, self.right = upsample_weight(conv)
         assert conv.bias is not None
-        self.product = MatmulConv(weight.flatten(0, 1), conv.bias.repeat(factor))
+        self.product = MatmulConv(weight, conv.bias.repeat(conv.stride[0]))
         self.channels = conv.out_channels
 
     def __call__(self, x: Tensor) -> Tensor:
         """# [time, channel] → [time · stride, channel]"""
         return self.product(functional.pad(x, (0, 0, self.left, self.right))).view(-1, self.channels)
+
+
+def upsample_weight(conv: nn.ConvTranspose1d) -> tuple[Tensor, int, int]:
+    """A transposed convolution as a plain one that gives all outputs of a position, and its padding left and right.
+
+    # [stride · output, tap, input]
+    """
+    factor, kernel, padding = conv.stride[0], conv.kernel_size[0], int(conv.padding[0])
+    left, right = (kernel - 1 - padding) // factor, (factor - 1 + padding) // factor
+    offsets = range(-left, right + 1)
+    weight = conv.weight.new_zeros(factor, conv.out_channels, len(offsets), conv.in_channels)
+    for position in range(factor):
+        for index, offset in enumerate(offsets):
+            tap = position + padding - offset * factor
+            if 0 <= tap < kernel:
+                weight[position, :, index] = conv.weight[:, :, tap].T
+    return weight.flatten(0, 1), left, right
 
 
 class CpuF0Predictor(F0Predictor):

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from vivavoce.models.hift.cpu import ChannelsLastConv, MatmulConv, MatmulUpsample
 from vivavoce.models.kokoro.decoder import LAST_SLOPE, UPSAMPLE_SLOPE, Generator, GeneratorBlock
-from vivavoce.models.kokoro.layers import EPSILON, AdaptiveNorm
-from vivavoce.models.kokoro.model import PreparedSpeech
+from vivavoce.models.kokoro.layers import EPSILON, AdaptiveNorm, RunningStatistics
+from vivavoce.models.kokoro.model import GeneratedSound, PreparedSpeech
 
 BLOCK = 32  # values of a channel that are transformed together
 MIN_TAPS = 7  # shorter kernels are faster directly
@@ -118,17 +118,17 @@ class CpuBlock:
             for (conv1, conv2), (alpha1, alpha2) in zip(convs, self.alphas, strict=True)
         ]
 
-    def __call__(self, x: Tensor, style: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, style: Tensor, running: RunningStatistics) -> Tensor:
         """# [time, channel], [1, style]"""
         for norms, alphas, (conv1, conv2) in zip(self.norms, self.alphas, self.convs, strict=True):
-            inner = conv1(scaled_snake(x, norms[0], style, alphas[0]))
-            x = conv2(scaled_snake(inner, norms[1], style, alphas[1])).add_(x)
+            inner = conv1(scaled_snake(x, norms[0], style, alphas[0], running))
+            x = conv2(scaled_snake(inner, norms[1], style, alphas[1], running)).add_(x)
         return x
 
 
-def scaled_snake(x: Tensor, norm: AdaptiveNorm, style: Tensor, alpha: Tensor) -> Tensor:
+def scaled_snake(x: Tensor, norm: AdaptiveNorm, style: Tensor, alpha: Tensor, running: RunningStatistics) -> Tensor:
     """α · snake(norm(x)).  # [time, channel]"""
-    mean, variance = moments(x)
+    mean, variance = (each[0] for each in running.merged(*moments(x)))
     gain, bias = norm.fc(style)[0].chunk(2)
     scale = (1 + gain) * torch.rsqrt(variance + EPSILON)
     shift, scale = (bias - mean * scale) * alpha, scale * alpha
@@ -141,13 +141,16 @@ def scaled_snake(x: Tensor, norm: AdaptiveNorm, style: Tensor, alpha: Tensor) ->
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance over time; torch's own is several times slower along this axis.  # [time, channel]"""
+    """Mean and variance over time; torch's own is several times slower along this axis.
+
+    # [time, channel] → [1, channel] twice
+    """
     ones = x.new_ones(1, ROWS)
     mean = sum(((ones[:, : len(rows)] @ rows) for rows in x.split(ROWS)), x.new_zeros(1, x.shape[1])) / len(x)
     squares = x.new_zeros(1, x.shape[1])
     for rows in x.split(ROWS):
         squares += ones[:, : len(rows)] @ (rows - mean).square_()
-    return mean[0], squares[0] / len(x)
+    return mean, squares / len(x)
 
 
 class CpuGenerator:
@@ -162,18 +165,19 @@ class CpuGenerator:
         self.post = MatmulConv.of(generator.conv_post)
 
     @torch.inference_mode()
-    def __call__(self, prepared: PreparedSpeech) -> Tensor:
-        """# features [1, channel, time] → [1, time · 300]"""
+    def __call__(self, prepared: PreparedSpeech) -> GeneratedSound:
+        """The sound of a batch of one row."""
+        running = RunningStatistics(prepared.row_lengths, prepared.earlier)
         x, spectrum, style = prepared.features[0].T, prepared.spectrum[0].T.contiguous(), prepared.style
         for stage, up in enumerate(self.ups):
             x = up(functional.leaky_relu(x, UPSAMPLE_SLOPE))
             if stage == len(self.ups) - 1:
                 x = torch.cat([x[1:2], x])  # reflected
-            x += self.source_blocks[stage](self.source_convs[stage](spectrum), style)
+            x += self.source_blocks[stage](self.source_convs[stage](spectrum), style, running)
             first, *others = self.blocks[stage * self.per_stage : (stage + 1) * self.per_stage]
-            total = first(x, style)
+            total = first(x, style, running)
             for block in others:
-                total += block(x, style)
+                total += block(x, style, running)
             x = total.mul_(1 / self.per_stage)
         spectrum = self.post(functional.leaky_relu(x, LAST_SLOPE))
-        return self.generator.waves(spectrum.T[None])
+        return GeneratedSound(self.generator.waves(spectrum.T[None]), running.result())

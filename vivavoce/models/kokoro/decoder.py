@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from vivavoce.models.hift.model import centred_conv
 from vivavoce.models.kokoro.config import RATE, GeneratorConfig, KokoroConfig
-from vivavoce.models.kokoro.layers import AdaptiveNorm, StyledResBlock, masked
+from vivavoce.models.kokoro.layers import AdaptiveNorm, RunningStatistics, StyledResBlock, masked
 from vivavoce.nn.vocoder import ShortFourier, SineSource, SourceStart
 
 UPSAMPLE_SLOPE = 0.1
@@ -30,13 +30,13 @@ class GeneratorBlock(nn.Module):
         self.alpha1 = nn.ParameterList(torch.ones(1, channels, 1) for _ in dilations)
         self.alpha2 = nn.ParameterList(torch.ones(1, channels, 1) for _ in dilations)
 
-    def forward(self, x: Tensor, style: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, style: Tensor, mask: Tensor | None, running: RunningStatistics) -> Tensor:
         """# [batch, channel, time]"""
         firsts = zip(self.adain1, self.alpha1, self.convs1, strict=True)
         seconds = zip(self.adain2, self.alpha2, self.convs2, strict=True)
         for (norm1, alpha1, conv1), (norm2, alpha2, conv2) in zip(firsts, seconds, strict=True):
-            inner = conv1(masked(snake(norm1(x, style, mask), alpha1), mask))
-            inner = conv2(masked(snake(norm2(inner, style, mask), alpha2), mask))
+            inner = conv1(masked(snake(norm1(x, style, mask, running), alpha1), mask))
+            inner = conv2(masked(snake(norm2(inner, style, mask, running), alpha2), mask))
             x = x + inner
         return x
 
@@ -91,7 +91,9 @@ class Generator(nn.Module):
         spectrum = torch.cat([torch.sqrt(real.square() + imaginary.square()), angle], dim=1)
         return masked(spectrum, self._spectrum_mask(lengths, spectrum.shape[-1]))
 
-    def forward(self, x: Tensor, style: Tensor, spectrum: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, style: Tensor, spectrum: Tensor, lengths: Tensor | None, running: RunningStatistics
+    ) -> Tensor:
         """Features and the excitation's spectrum → sound.
 
         # [batch, channel, time], [batch, 2 · bin, time · 60 + 1] → [batch, time · 300]; lengths [batch]: of features
@@ -104,10 +106,10 @@ class Generator(nn.Module):
                 x = functional.pad(x, (1, 0), mode="reflect")
             rate *= self.config.upsample_rates[stage]
             mask = None if lengths is None else time_mask(lengths * rate + int(stage == last), x.shape[-1])
-            source = self.noise_res[stage](masked(self.noise_convs[stage](spectrum), mask), style, mask)
+            source = self.noise_res[stage](masked(self.noise_convs[stage](spectrum), mask), style, mask, running)
             x = masked(x + source, mask)
             stage_blocks = blocks[stage * per_stage : (stage + 1) * per_stage]
-            x = masked(torch.stack([block(x, style, mask) for block in stage_blocks]).mean(0), mask)
+            x = masked(torch.stack([block(x, style, mask, running) for block in stage_blocks]).mean(0), mask)
         x = self.conv_post(functional.leaky_relu(x, LAST_SLOPE))
         return self.waves(x, self._spectrum_mask(lengths, x.shape[-1]))
 

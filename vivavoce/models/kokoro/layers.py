@@ -5,6 +5,7 @@ convolutions of a row independent of the padding; without a mask all rows have t
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,43 @@ def channel_statistics(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
+@dataclass(frozen=True)
+class NormStatistics:
+    """Means and variances of all norms of a generator, one after another, and the features they were taken over."""
+
+    means: Tensor  # [batch, channel]
+    variances: Tensor  # [batch, channel]
+    features: Tensor  # [batch] float
+
+
+class RunningStatistics:
+    """Merges the statistics of each norm of a pass with those of earlier features, and keeps the result."""
+
+    def __init__(self, features: Tensor, earlier: NormStatistics | None) -> None:
+        """`features` [batch]: of this pass."""
+        self._total = features.float() if earlier is None else features + earlier.features
+        self._share = None if earlier is None else (earlier.features / self._total)[:, None]
+        self._earlier, self._place = earlier, 0
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def merged(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """The statistics of the next norm.  # [batch, channel] twice"""
+        if self._earlier is not None and self._share is not None:
+            span = slice(self._place, self._place + mean.shape[1])
+            away = self._earlier.means[:, span] - mean
+            mean = mean + self._share * away
+            variance = torch.lerp(variance, self._earlier.variances[:, span], self._share)
+            variance = variance + self._share * (1 - self._share) * away.square()
+            self._place = span.stop
+        self._kept.append((mean, variance))
+        return mean, variance
+
+    def result(self) -> NormStatistics:
+        """The merged statistics of all norms."""
+        means, variances = zip(*self._kept, strict=True)
+        return NormStatistics(torch.cat(means, dim=1), torch.cat(variances, dim=1), self._total)
+
+
 class AdaptiveNorm(nn.Module):
     """Normalise every channel over time, then scale and shift it by the style (AdaIN)."""
 
@@ -37,9 +75,15 @@ class AdaptiveNorm(nn.Module):
         super().__init__()
         self.fc = nn.Linear(style, 2 * channels)
 
-    def forward(self, x: Tensor, style: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, style: Tensor, mask: Tensor | None = None, running: RunningStatistics | None = None
+    ) -> Tensor:
         """# [batch, channel, time], [batch, style] → [batch, channel, time]"""
-        scale, shift = self.affine(style, *channel_statistics(x, mask))
+        mean, variance = channel_statistics(x, mask)
+        if running is not None:
+            merged = running.merged(mean[..., 0], variance[..., 0])
+            mean, variance = merged[0][..., None], merged[1][..., None]
+        scale, shift = self.affine(style, mean, variance)
         return torch.addcmul(shift, x, scale)
 
     def affine(self, style: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ reads for whole texts, several at once, and `generate` their sound.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import load_weights
 from vivavoce.models.kokoro.config import BOUNDARY, KokoroConfig, read_config
 from vivavoce.models.kokoro.decoder import KokoroDecoder, time_mask
+from vivavoce.models.kokoro.layers import NormStatistics, RunningStatistics
 from vivavoce.models.kokoro.text import PhonemeBert, ProsodyPredictor, TextEncoder
 from vivavoce.models.kokoro.weights import open_weights, weight_file
 from vivavoce.nn.modules import allocating
@@ -45,10 +47,19 @@ class PreparedSpeech:
     lengths: Tensor | None  # [batch] features of each row; None: all rows are full
     durations: list[list[int]]
     """Frames of every phoneme with the boundaries, by text."""
+    earlier: NormStatistics | None = None
+    """What the generator's norms take into account beside these features."""
+
+    @property
+    def row_lengths(self) -> Tensor:
+        """Features of each row.  # [batch]"""
+        if self.lengths is not None:
+            return self.lengths
+        return torch.full(self.features.shape[:1], self.features.shape[-1], device=self.features.device)
 
     def row(self, index: int) -> "PreparedSpeech":
-        """One text, without padding."""
-        length = self.features.shape[-1] if self.lengths is None else int(self.lengths[index])
+        """One whole text, without padding."""
+        length = 2 * sum(self.durations[index])
         frames = (self.spectrum.shape[-1] - 1) // self.features.shape[-1] * length + 1
         return PreparedSpeech(
             self.features[index : index + 1, :, :length],
@@ -57,6 +68,13 @@ class PreparedSpeech:
             None,
             [self.durations[index]],
         )
+
+
+class GeneratedSound(NamedTuple):
+    """Sound of a batch, and the statistics that its norms used."""
+
+    samples: Tensor  # [batch, time · 300]; behind the end of a row there is silence or noise
+    statistics: NormStatistics
 
 
 class Kokoro(nn.Module):
@@ -85,18 +103,19 @@ class Kokoro(nn.Module):
     def forward(self, texts: Sequence[PhonemeText]) -> list[Tensor]:
         """The sound of each text.  # [sample]"""
         prepared = self.prepare(texts)
-        sound = self.generate(prepared)
+        sound = self.generate(prepared).samples
         if prepared.lengths is None:
             return list(sound)
         samples = (prepared.lengths * self.config.generator.hop).tolist()
         return [row[:length] for row, length in zip(sound, samples, strict=True)]
 
-    def generate(self, prepared: PreparedSpeech) -> Tensor:
-        """Sound of whole texts.  # [batch, time · 300]"""
-        generated: Tensor = self.decoder.generator(
-            prepared.features, prepared.style, prepared.spectrum, prepared.lengths
+    def generate(self, prepared: PreparedSpeech) -> GeneratedSound:
+        """Sound of a batch."""
+        running = RunningStatistics(prepared.row_lengths, prepared.earlier)
+        samples: Tensor = self.decoder.generator(
+            prepared.features, prepared.style, prepared.spectrum, prepared.lengths, running
         )
-        return generated
+        return GeneratedSound(samples, running.result())
 
     @torch.inference_mode()
     def prepare(self, texts: Sequence[PhonemeText]) -> PreparedSpeech:

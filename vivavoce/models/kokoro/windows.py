@@ -1,9 +1,9 @@
 """Sound of a long sentence in windows, so that its start is heard before its end is computed.
 
-The norms of the generator take statistics over the time they are given, so the sound of a part depends on how the
-sentence was cut: a cut is made by the sentence's own pauses, never by the clock, and a text always sounds the same.
-Windows overlap by the generator's receptive field and are joined
-by a short crossfade in the pause.
+The norms of the generator take statistics over the whole sentence: with exact ones, nothing could be heard before nine
+tenths of the work are done. A window therefore uses the statistics of the voice, taken from a fixed text, merged with
+those of the sentence's own windows so far. A cut is made by the sentence's own pauses, never by the clock, so a text
+always sounds the same. Windows overlap by the generator's receptive field and are joined by a short crossfade.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,23 +13,26 @@ import torch
 from torch import Tensor
 
 from vivavoce.models.kokoro.config import RATE
-from vivavoce.models.kokoro.model import PreparedSpeech
+from vivavoce.models.kokoro.layers import NormStatistics
+from vivavoce.models.kokoro.model import GeneratedSound, PreparedSpeech
 
-MARGIN = 16  # features on either side of a window; the receptive field is 13
+MARGIN = 8  # features on either side of a window; what lies further away changes a sample by less than a rounding error
 FADE = 240  # samples of the crossfade of two windows
 FEATURES_A_SECOND = 80
+VOICE_SECONDS = 6.0  # of a sentence that the statistics of its voice count for
 
 
 @dataclass(frozen=True)
 class WindowLengths:
     """Seconds of the windows of a sentence."""
 
-    first: float = 1.2
-    """The shortest first window."""
-    later: float = 2.0
-    """The shortest of the others."""
+    first: float = 0.8
+    """The shortest window."""
+    first_limit: float = 1.6
+    """The longest first window."""
     limit: float = 4.0
-    """From here on a window ends at a gap between words if there is no pause."""
+    """The longest of the others; one may also be at most twice as long as the window before it, which is played while
+    it is computed."""
 
 
 @dataclass(frozen=True)
@@ -42,45 +45,55 @@ class Break:
 
 
 def cuts(breaks: list[Break], length: int, lengths: WindowLengths) -> list[int]:
-    """The ends of the windows of a sentence, the last one its length."""
-    ends, start = list[int](), 0
-    while True:
-        min_length = (lengths.later if ends else lengths.first) * FEATURES_A_SECOND
-        after = [each for each in breaks if each.feature - start >= min_length]
-        fitting = [each for each in after if length - each.feature >= lengths.first * FEATURES_A_SECOND]
+    """The ends of the windows of a sentence, the last one its length.
+
+    The first window ends at the first pause that fits, the others at the last one; without a pause they end at the last
+    gap between words that fits.
+    """
+    ends, start, limit = list[int](), 0, lengths.first_limit
+    while length - start > limit * FEATURES_A_SECOND:
+        min_length = lengths.first * FEATURES_A_SECOND
+        last = min(start + limit * FEATURES_A_SECOND, length - min_length)
+        fitting = [each for each in breaks if start + min_length <= each.feature <= last]
         pauses = [each for each in fitting if each.is_pause]
-        limit = start + lengths.limit * FEATURES_A_SECOND
-        chosen = pauses[0] if pauses and pauses[0].feature <= limit else None
-        if chosen is None and length > limit:
-            gaps = [each for each in fitting if each.feature <= limit]
-            chosen = gaps[-1] if gaps else None
-        if chosen is None:
-            return [*ends, length]
+        if not fitting:  # a long word or pause: the next place to cut, if any
+            fitting = [each for each in breaks if last < each.feature <= length - min_length][:1]
+        if not fitting:
+            break
+        chosen = (pauses[-1] if ends else pauses[0]) if pauses else fitting[-1]
         ends.append(chosen.feature)
+        limit = min(lengths.limit, 2 * (chosen.feature - start) / FEATURES_A_SECOND)
         start = chosen.feature
+    return [*ends, length]
 
 
-def window(prepared: PreparedSpeech, start: int, stop: int) -> PreparedSpeech:
+def window(prepared: PreparedSpeech, start: int, stop: int, earlier: NormStatistics) -> PreparedSpeech:
     """Some features of one text with the excitation's spectrum for them."""
     rate = (prepared.spectrum.shape[-1] - 1) // prepared.features.shape[-1]
     return replace(
         prepared,
         features=prepared.features[..., start:stop],
         spectrum=prepared.spectrum[..., start * rate : stop * rate + 1],
+        earlier=earlier,
     )
 
 
 def sound_in_windows(
-    generate: Callable[[PreparedSpeech], Tensor], prepared: PreparedSpeech, ends: list[int]
+    generate: Callable[[PreparedSpeech], GeneratedSound],
+    prepared: PreparedSpeech,
+    ends: list[int],
+    voice: NormStatistics,
 ) -> Iterator[Tensor]:
-    """The sound of one text, window by window.  # [sample]"""
+    """The sound of one text, window by window, in a voice of known statistics.  # [sample]"""
     length, hop, half = prepared.features.shape[-1], RATE // FEATURES_A_SECOND, FADE // 2
     rising = (torch.arange(FADE) + 0.5) / FADE
+    earlier = replace(voice, features=torch.full_like(voice.features, VOICE_SECONDS * FEATURES_A_SECOND))
     tail: Tensor | None = None
     start = 0
     for end in ends:
         first, last = max(0, start - MARGIN), min(length, end + MARGIN)
-        sound = generate(window(prepared, first, last))[0].float().cpu()
+        generated = generate(window(prepared, first, last, earlier))
+        sound, earlier = generated.samples[0].float().cpu(), generated.statistics
         begin = (start - first) * hop - (half if start else 0)
         stop = (end - first) * hop + (half if end < length else 0)
         piece = sound[begin:stop]
