@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Self
@@ -271,9 +271,11 @@ class LoadedCascade(CascadeBackend):
 
     async def warm_up(self, settings: ConversationSettings | None = None) -> None:
         """Run each local part once; a local chat model reads the instructions."""
-        tasks = [self.asr.warm_up(), self.voice.warm_up()]
+        tasks: list[Awaitable[object]] = [self.asr.warm_up(), self.voice.warm_up()]
         if isinstance(self.chat, LocalChat) and settings is not None and settings.instructions:
             tasks.append(self.chat.read([{"role": "system", "content": settings.instructions}]))
+        if isinstance(self.chat, LocalChat) and self.chat.offers_tools:
+            tasks.append(self.chat.load_compiler())
         await asyncio.gather(*tasks)
 
 

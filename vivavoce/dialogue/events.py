@@ -4,7 +4,7 @@ A `Conversation` takes audio and commands and emits events in order. It knows no
 that an hour of conversation can be simulated in a minute, deterministically.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -70,6 +70,8 @@ class ConversationSettings:
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
     parallel_tool_calls: bool | None = None
+    output_schema: Mapping[str, Any] | None = None
+    """A JSON schema that a written reply has to follow."""
     reasoning_effort: str | None = None
     temperature: float | None = None
     """Replaces that of `sampling`."""

@@ -50,6 +50,11 @@ class TextTokenizer:
         id_: int | None = self._backend.token_to_id(token)
         return id_
 
+    def to_json(self) -> str:
+        """The tokenizer in Hugging Face's format."""
+        text: str = self._backend.to_str()
+        return text
+
 
 SPACE = "▁"
 NORMAL, UNKNOWN, USER_DEFINED, BYTE = 1, 2, 4, 6  # kinds of pieces; the others are never produced

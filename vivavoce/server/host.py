@@ -44,6 +44,8 @@ class ModelAbilities:
     reasoning: bool = True
     retention_ratio: bool = True
     """Whether the server truncates histories itself; a chat endpoint does it otherwise."""
+    json_schema: bool = True
+    """Whether written replies can follow a JSON schema."""
 
 
 def abilities_of(host: "Host") -> ModelAbilities:

@@ -314,10 +314,10 @@ class SpeechHost:
     def abilities(self) -> ModelAbilities:
         """A chat endpoint takes tools and reasoning, a local chat model tools if its template has them."""
         if not isinstance(self.pipeline, LoadedCascade):
-            return ModelAbilities(False, False, isinstance(self.pipeline, MossSpeechBackend))
+            return ModelAbilities(False, False, isinstance(self.pipeline, MossSpeechBackend), False)
         chat = self.pipeline.chat
         if isinstance(chat, LocalChat):
-            return ModelAbilities(chat.offers_tools, False, False)
+            return ModelAbilities(chat.offers_tools, False, False, chat.follows_schemas)
         return ModelAbilities(True, True, False)
 
     @property

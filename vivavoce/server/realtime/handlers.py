@@ -274,6 +274,7 @@ class ClientEventHandlers:
             rate, format = self.conversation.input_rate, self.configuration.input_format
             content = contents_of(items, format, rate, self.conversation.item)
         settings = replace(self.configuration.settings(session), turn=self.conversation.settings.turn)
+        settings = replace(settings, output_schema=self.configuration.output_schema(params, settings))
         is_out_of_band = params.conversation == "none"
         requested = ResponseRequest(session, value_or(params.metadata, None), is_out_of_band)
         return requested, ReplyRequest(settings, is_out_of_band, content)

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from vivavoce.dialogue import events as dialogue
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode, resample
 from vivavoce.server.realtime.session_types import AudioFormat, Maybe, Modality, ResponseOptions
-from vivavoce.server.wire import ErrorDetail, WireError
+from vivavoce.server.wire import ErrorDetail, JsonObject, WireError
 
 Milliseconds = Annotated[int, Meta(ge=0, lt=1 << 40)]
 ItemId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -103,7 +103,15 @@ EndStatus = Literal["completed", "cancelled", "incomplete", "failed"]
 ResponseStatus = Literal["in_progress", EndStatus]
 
 
+class VivaResponseParams(Struct, forbid_unknown_fields=True):
+    """Our extension of `response.create`."""
+
+    json_schema: Maybe[JsonObject] = UNSET
+    """A schema that a written response follows."""
+
+
 class ResponseParams(ResponseOptions, kw_only=True):
+    viva: Maybe[VivaResponseParams] = UNSET
     conversation: Maybe[Literal["auto", "none"]] = UNSET
     input: Maybe[list[ConversationItem | ItemReference]] = UNSET
     metadata: Maybe[Metadata] = UNSET

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
+from vivavoce.engine.schema_limits import check_schema
+from vivavoce.errors import InputError
 from vivavoce.server.host import ModelAbilities
 from vivavoce.server.realtime.refusals import refusal
 from vivavoce.server.realtime.session_types import (
@@ -26,7 +28,7 @@ from vivavoce.server.realtime.session_types import (
     Transcription,
     TurnDetectionParams,
 )
-from vivavoce.server.wire import WireError
+from vivavoce.server.wire import JsonObject, WireError
 
 REALTIME_ONLY = (
     *("instructions", "output_modalities", "modalities", "tools", "tool_choice", "parallel_tool_calls"),
@@ -114,6 +116,19 @@ def _refuse_detection(value: Maybe[TurnDetectionParams], detector: str, param: s
                 raise unsupported(f"{param}.{name}", f"It is not a parameter of {kind}.")
 
 
+def check_output_schema(schema: JsonObject, modality: str, abilities: ModelAbilities) -> None:
+    """WireError for the schema of a response that is not written, or that the model cannot follow."""
+    param = "response.viva.json_schema"
+    if not abilities.json_schema:
+        raise unsupported(param, "The model follows no schemas; a cascade with a local chat model does.")
+    if modality != "text":
+        raise WireError("A response with a schema is written: set output_modalities to ['text'].", param=param)
+    try:
+        check_schema(schema, "the schema")
+    except InputError as error:
+        raise WireError(str(error), param=param) from error
+
+
 def _is_set(value: object) -> bool:
     return value is not None and value is not UNSET
 
@@ -130,6 +145,11 @@ def supported_tools(
             function = msgspec.convert(tool, FunctionTool)
         except msgspec.ValidationError as error:
             errors.append(refusal(error, FunctionTool, at))
+            continue
+        try:
+            check_schema(function.parameters or {}, "the schema")
+        except InputError as error:
+            errors.append(WireError(str(error), param=f"{at}.parameters"))
             continue
         if abilities.tools:
             supported.append(function)

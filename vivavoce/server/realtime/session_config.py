@@ -10,7 +10,8 @@ from msgspec.structs import asdict, replace
 from vivavoce.dialogue.events import ConversationSettings, Tool, Truncation, TurnSettings
 from vivavoce.server.host import STOCK_VOICES, Host, ModelAbilities, abilities_of, stand_in
 from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
-from vivavoce.server.realtime.session_checks import refuse_unsupported, supported_tools
+from vivavoce.server.realtime.items import ResponseParams, VivaResponseParams
+from vivavoce.server.realtime.session_checks import check_output_schema, refuse_unsupported, supported_tools
 from vivavoce.server.realtime.session_types import (
     AudioInput,
     AudioInputParams,
@@ -41,7 +42,7 @@ from vivavoce.server.realtime.session_types import (
     Voice,
 )
 from vivavoce.server.realtime.session_types import Truncation as TruncationParams
-from vivavoce.server.wire import WireError
+from vivavoce.server.wire import JsonObject, WireError
 
 T = TypeVar("T")
 Options = TypeVar("Options", bound=ResponseOptions)
@@ -103,6 +104,13 @@ class Configuration:
     def settings(self, session: SessionObject | None = None) -> ConversationSettings:
         """The conversation settings of this session object, or of another."""
         return conversation_settings(session or self.session, self._base, self._voices)
+
+    def output_schema(self, params: ResponseParams, settings: ConversationSettings) -> JsonObject | None:
+        """The JSON schema of a response; WireError where the model or the modality cannot follow it."""
+        schema = value_or(value_or(params.viva, VivaResponseParams()).json_schema, None)
+        if schema is not None:
+            check_output_schema(schema, settings.modality, self._abilities)
+        return schema
 
     @property
     def input_format(self) -> WireFormat:
