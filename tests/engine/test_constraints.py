@@ -176,6 +176,7 @@ CALL = '<tool_call>\n{"name": "book", "arguments": {"room": 3}}\n</tool_call>'
         (CALL.replace("book", "cook"), False, False),
         ("<tool_call>I think so</tool_call>", False, False),
         ("{ well", False, False),
+        ("```json\n{}", False, False),
         ("", False, False),
     ],
 )

@@ -46,7 +46,7 @@ async def reply(chat, settings):
 
 @pytest.mark.parametrize(("choice", "names"), [("required", {"book", "ring"}), ("book", {"book"}), ("ring", {"ring"})])
 async def test_a_required_call_is_valid_though_the_weights_are_random(chat, choice, names):
-    settings = ConversationSettings(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    settings = ConversationSettings(tools=TOOLS, tool_choice=choice)
     for temperature in (0.0, 0.7, 1.5):
         words, calls = await reply(chat, replace(settings, temperature=temperature))
         assert not words and len(calls) == 1

@@ -157,8 +157,8 @@ class LocalChat:
         if not tools:
             raise InputError(f"there is no tool {choice!r}, which tool_choice names")
         schemas = [CallSchema(tool.name, tool.parameters) for tool in tools]
-        is_single = settings.parallel_tool_calls is False or choice not in ("auto", "required")
-        max_calls = 1 if is_single else MAX_PARALLEL_CALLS
+        may_be_several = choice == "auto" if settings.parallel_tool_calls is None else settings.parallel_tool_calls
+        max_calls = MAX_PARALLEL_CALLS if may_be_several else 1  # small models that must call do not stop
         return await asyncio.to_thread(compiler.calls, schemas, choice != "auto", max_calls)
 
     async def read(self, messages: Sequence[dict[str, Any]]) -> None:

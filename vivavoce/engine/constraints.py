@@ -82,7 +82,8 @@ class GrammarCompiler:
     ) -> "CompiledGrammar":
         """Replies that are words, calls of these tools, or words and then calls; `is_required`: calls only.
 
-        A reply that begins with `{` is a call without tags, as small models write it. Keywords of schemas that the
+        A reply that begins with `{` is a call without tags, as small models write it; none begins with a code fence,
+        in which they put calls too. Keywords of schemas that the
         library does not know are ignored; the arguments are valid JSON of the others.
         """
         for tool in tools:
@@ -173,10 +174,10 @@ def _call_grammar(tools: Sequence[CallSchema], is_required: bool, max_calls: int
         lines.append(f'tool_{index}: {head} %json {_dumped(_object_schema(tool.parameters), is_lenient=True)} "}}"')
     if is_required:
         return "\n".join([*lines, "start: calls"])
-    lines.append(rf"TEXT: /[^{{\s](.|\n)*/ & ~/(.|\n)*{OPEN_CALL}(.|\n)*/")
+    lines.append(rf"TEXT: /[^{{`\s](.|\n)*/ & ~/(.|\n)*{OPEN_CALL}(.|\n)*/")
     if has_tags:
         return "\n".join([*lines, "start: TEXT calls? | calls | bare"])
-    opened = rf"opened[lazy]: /[^{{\s<](.|\n)*/ {tags[0]}"
+    opened = rf"opened[lazy]: /[^{{`\s<](.|\n)*/ {tags[0]}"
     return "\n".join([*lines, opened, f"start: TEXT | opened tag_rest {repeat.format('tagged')} | calls | bare"])
 
 
