@@ -200,6 +200,14 @@ DrainSeconds = Annotated[
         rich_help_panel=SERVER, min=0.0, help="Time for replies in progress when the server is stopped. Default: 20."
     ),
 ]
+AllowMcp = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-mcp",
+        rich_help_panel=SERVER,
+        help="An MCP server that clients may name: its address, or name=command for a program (stdio:name).",
+    ),
+]
 Greeting = Annotated[
     str | None, typer.Option(rich_help_panel=SERVER, help="What sessions are greeted with, in these words.")
 ]
@@ -285,6 +293,7 @@ def serve(
     idle_seconds: IdleSeconds = None,
     resume_seconds: ResumeSeconds = None,
     drain_seconds: DrainSeconds = None,
+    allow_mcp: AllowMcp = None,
     greeting: Greeting = None,
     greeting_instructions: GreetingInstructions = None,
     greeting_interruptible: GreetingInterruptible = None,
@@ -356,6 +365,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
             "allowed_origins": flags["allow_origin"] or None,
             "allowed_hosts": flags["allow_host"] or None,
             "ice_servers": flags["ice_server"] or None,
+            "allow_mcp": flags["allow_mcp"] or None,
             "greeting_may_be_interrupted": flags["greeting_interruptible"],
         },
     }

@@ -42,6 +42,17 @@ class Tool:
     name: str
     description: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
+    hosted: "HostedTool | None" = None
+    """Set where the server makes the calls, and not the client."""
+
+
+@dataclass(frozen=True)
+class HostedTool:
+    """A tool of an MCP server, which may have another name for it than the model."""
+
+    server: str
+    name: str
+    needs_approval: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,12 +116,27 @@ class Message:
 
 
 @dataclass(frozen=True)
+class HostedCall:
+    """How far a call that the server makes has come."""
+
+    tool: HostedTool
+    state: Literal["asked", "approved", "denied", "running", "completed", "failed"]
+    """Where approval is needed, one item asks for it, and another is the call itself."""
+    output: str | None = None
+    error: tuple[str, int, str] | None = None
+    """Its kind, code and message."""
+    approval_request: str | None = None
+    """The item that asked for it."""
+
+
+@dataclass(frozen=True)
 class ToolCall:
     """A function call by the model; `arguments` is JSON text."""
 
     call_id: str
     name: str
     arguments: str
+    hosted: HostedCall | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +243,7 @@ class ReplyItemStarted:
     previous: str | None
     tool_name: str | None = None
     call_id: str | None = None
+    hosted: HostedCall | None = None
 
 
 @dataclass(frozen=True)
@@ -404,6 +431,17 @@ class Conversation(Protocol):
 
     def delete(self, id: str) -> None:
         """Remove an item from the history."""
+        ...
+
+    def update_call(self, id: str, hosted: HostedCall) -> Item:
+        """Store how far a call that the server makes has come."""
+        ...
+
+    def answer_calls(self) -> None:
+        """Reply to the outputs of calls as soon as no other reply is generated.
+
+        While the user speaks nothing is started: the reply to the turn has the outputs in its history.
+        """
         ...
 
     def truncate(self, id: str, audio_end_ms: int) -> Item:

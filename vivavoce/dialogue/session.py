@@ -6,7 +6,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vivavoce.audio.echo import EchoGuard
@@ -19,12 +19,14 @@ from vivavoce.dialogue.events import (
     Content,
     ConversationSettings,
     Event,
+    HostedCall,
     InputTranscript,
     InputTranscriptFailed,
     Item,
     Message,
     ReplyRequest,
     Samples,
+    ToolCall,
 )
 from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, EchoRemover, FrontEnd, InlineFrontEnd
 from vivavoce.dialogue.front_end_service import FrontEndService
@@ -196,6 +198,24 @@ class LiveConversation:
         self._require_open()
         self._history.delete(id)
         self._context.set_history()
+
+    def update_call(self, id: str, hosted: HostedCall) -> Item:
+        """Store how far a call that the server makes has come."""
+        self._require_open()
+        item = self._history.find(id)
+        if not isinstance(item.content, ToolCall):
+            raise InputError(f"item {id!r} is not a call")
+        self._history.replace(replace(item, content=replace(item.content, hosted=hosted)))
+        self._context.set_history()
+        return self._history.find(id)
+
+    def answer_calls(self) -> None:
+        """Reply to the outputs of calls as soon as no other reply is generated."""
+        self._require_open()
+        if self._listening.is_user_speaking:
+            self._listening.drop_held()  # it was started without the outputs
+        else:
+            self._replies.request()
 
     def truncate(self, id: str, audio_end_ms: int) -> Item:
         """Cut a spoken reply to the part that was played: sound, words and the model's context."""

@@ -15,7 +15,7 @@ from vivavoce.server.metrics import Metrics, TraceSpan, TurnClock, new_span
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.items import wire_item
 from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule
-from vivavoce.server.realtime.response import AudioSink, ResponseEncoder
+from vivavoce.server.realtime.response import AudioSink, ResponseEncoder, is_running
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session_config import value_or
 from vivavoce.server.realtime.session_types import (
@@ -65,6 +65,8 @@ class EventEncoder:
     truncated: tuple[str, int] | None = None
     """The item truncated last, and its end in milliseconds."""
     last_reply: str = ""
+    on_hosted_call: Callable[[dialogue.Item, int], None] | None = None
+    """Makes a call of a tool that is not the client's: its item, and its index in the response."""
     recording: SessionRecording | None = None
     """Is given the audio of replies when it is sent."""
     _replies: dict[str, ResponseEncoder] = field(default_factory=dict)
@@ -268,7 +270,11 @@ class EventEncoder:
         reply = self._replies[event.reply]
         if isinstance(event.item.content, dialogue.Message) and reply.modality == "audio":
             self._output(event.reply).end_item(event.reply, event.item.id)
+        index = len(reply.items) - 1
         self._send_in_order(event.reply, lambda: reply.item_done(self._heard(reply, event.item)))
+        if is_running(event.item) and self.on_hosted_call is not None:
+            make_call = self.on_hosted_call
+            self._output(event.reply).send_in_order(lambda: make_call(event.item, index))
 
     def _reply_done(self, event: dialogue.ReplyDone) -> None:
         reply, output = self._replies[event.reply], self._output(event.reply)

@@ -13,7 +13,15 @@ from vivavoce.server.realtime import client_events as client
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.audio_formats import InputFormats, slices
 from vivavoce.server.realtime.encoder import EventEncoder, ResponseRequest
-from vivavoce.server.realtime.items import ResponseParams, audio_ms, content_of, contents_of, wire_item
+from vivavoce.server.realtime.hosted_tools import HostedTools
+from vivavoce.server.realtime.items import (
+    McpApprovalResponseItem,
+    ResponseParams,
+    audio_ms,
+    content_of,
+    contents_of,
+    wire_item,
+)
 from vivavoce.server.realtime.session_config import Configuration, value_or
 from vivavoce.server.wire import WireError
 
@@ -142,6 +150,7 @@ class ClientEventHandlers:
     clock: TurnClock
     updated: Callable[[], None]
     """Sends `session.updated`."""
+    hosted: HostedTools
 
     async def handle(self, event: client.AnyClientEvent) -> None:
         """Apply an event; all but audio take effect after the audio before them."""
@@ -190,6 +199,9 @@ class ClientEventHandlers:
             self.encoder.send(events.OutputAudioBufferCleared(self.encoder.last_reply))
 
     def item_create(self, event: client.ConversationItemCreate) -> None:
+        if isinstance(event.item, McpApprovalResponseItem):
+            self.hosted.answer_approval(event.item)
+            return
         content = content_of(event.item, self.configuration.input_format, self.conversation.input_rate)
         id = value_or(event.item.id, None)
         if id is not None and self._has_item(id):
@@ -205,6 +217,9 @@ class ClientEventHandlers:
         self.encoder.send(events.ConversationItemDone(previous, added))
 
     def item_retrieve(self, event: client.ConversationItemRetrieve) -> None:
+        if (listed := self.hosted.item(event.item_id)) is not None:
+            self.encoder.send(events.ConversationItemRetrieved(listed))
+            return
         self._require_item(event.item_id, "retrieving", "item_retrieve_invalid_item_id")
         formats = (self.configuration.input_format, self.configuration.output_format)
         item = wire_item(self.conversation.item(event.item_id), audio=formats)
