@@ -2,8 +2,10 @@
 import { hostedMcpTool } from '@openai/agents';
 import { OpenAIRealtimeWebSocket, RealtimeAgent, RealtimeSession } from '@openai/agents/realtime';
 
-const [url, serverUrl, authorization, requireApproval] = process.argv.slice(2);
-const desk = hostedMcpTool({ serverLabel: 'desk', serverUrl, authorization, requireApproval });
+const [url, serverUrl, token, approval] = process.argv.slice(2);
+const headers = { Authorization: `Bearer ${token}` }; // for realtime sessions the package leaves `authorization` out
+const requireApproval = approval === 'never' ? 'never' : { always: { toolNames: ['add'] } };
+const desk = hostedMcpTool({ serverLabel: 'desk', serverUrl, headers, requireApproval });
 const session = new RealtimeSession(new RealtimeAgent({ name: 'guide', instructions: 'Be brief.', tools: [desk] }), {
   transport: new OpenAIRealtimeWebSocket({ url }),
   model: 'gpt-realtime',

@@ -267,7 +267,10 @@ class ClientEventHandlers:
     def response_create(self, event: client.ResponseCreate) -> None:
         if self.configuration.is_transcription:
             raise WireError("a transcription session has no responses", "transcription_session")
-        requested, request = self._request(value_or(event.response, None))
+        params = value_or(event.response, None)
+        if params in (None, ResponseParams()) and self.hosted.answers_already():
+            return
+        requested, request = self._request(params)
         active = self.encoder.open_reply
         if active is not None and not requested.is_out_of_band:
             raise _already_active(active)

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 MAX_TOOLS = 128  # of one server, after its filter
 MAX_RUNNING = 8  # calls at a time
+REQUEST_SECONDS = 1.0  # after an output, in which stock clients ask for the response that is made anyway
 
 
 @dataclass
@@ -55,6 +56,8 @@ class HostedTools:
         self._servers: dict[str, HostedServer] = {}
         self._items: dict[str, McpListToolsItem] = {}
         self._running: set[str] = set()
+        self._outputs = 0  # for which no response was requested
+        self._last_output = float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
 
     def update(self, tools: Sequence[McpTool]) -> None:
@@ -87,6 +90,14 @@ class HostedTools:
     def item(self, id: str) -> McpListToolsItem | None:
         """A list of tools, which is an item for clients and not part of the history."""
         return self._items.get(id)
+
+    def answers_already(self) -> bool:
+        """Whether a request for a response, which stock clients send after each output, is answered as it is."""
+        is_recent = asyncio.get_running_loop().time() - self._last_output < REQUEST_SECONDS
+        if self._outputs and (self._running or is_recent):
+            self._outputs -= 1
+            return True
+        return False
 
     def make_call(self, item: Item, output_index: int) -> None:
         """Start a call that the model has asked for."""
@@ -184,6 +195,9 @@ class HostedTools:
         is_done = hosted.state == "completed"
         self._send((events.McpCallCompleted if is_done else events.McpCallFailed)(id, output_index))
         self._send(events.ConversationItemDone(items[at - 1] if at else None, wire_item(item)))
+        now = asyncio.get_running_loop().time()
+        is_first = not self._running and now - self._last_output > REQUEST_SECONDS
+        self._outputs, self._last_output = 1 if is_first else self._outputs + 1, now
         if not self._running:
             try:
                 self._conversation.answer_calls()
