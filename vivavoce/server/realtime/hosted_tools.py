@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from vivavoce.dialogue.events import Conversation, HostedCall, HostedTool, Item, Tool, ToolCall
+from vivavoce.dialogue.events import Conversation, HostedCall, HostedTool, Item, Message, Tool, ToolCall, ToolOutput
 from vivavoce.dialogue.history import new_id
 from vivavoce.errors import InputError, VivaError
 from vivavoce.log import log_failure
@@ -92,11 +92,24 @@ class HostedTools:
         return self._items.get(id)
 
     def answers_already(self) -> bool:
-        """Whether a request for a response, which stock clients send after each output, is answered as it is."""
+        """Whether a request for a response, which stock clients send after each output, is answered as it is.
+
+        One that follows something new of the client is a request of its own.
+        """
         is_recent = asyncio.get_running_loop().time() - self._last_output < REQUEST_SECONDS
-        if self._outputs and (self._running or is_recent):
-            self._outputs -= 1
-            return True
+        if not self._outputs or not (self._running or is_recent) or self._has_new_input():
+            return False
+        self._outputs -= 1
+        return True
+
+    def _has_new_input(self) -> bool:
+        """Whether the client has added anything after the last call with an output."""
+        for item in reversed(self._conversation.items):
+            content = item.content
+            if isinstance(content, ToolCall) and content.hosted is not None:
+                return False
+            if isinstance(content, ToolOutput) or (isinstance(content, Message) and content.role != "assistant"):
+                return True
         return False
 
     def make_call(self, item: Item, output_index: int) -> None:
