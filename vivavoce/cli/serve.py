@@ -208,6 +208,15 @@ AllowMcp = Annotated[
         help="An MCP server that clients may name: its address, or name=command for a program (stdio:name).",
     ),
 ]
+FillerSeconds = Annotated[
+    float | None,
+    typer.Option(
+        rich_help_panel=TURNS,
+        min=0.0,
+        help="Silence, while a tool or a cascade's chat model works, before a few words are spoken; 0: never. "
+        "Default: 0.8.",
+    ),
+]
 Greeting = Annotated[
     str | None, typer.Option(rich_help_panel=SERVER, help="What sessions are greeted with, in these words.")
 ]
@@ -275,6 +284,7 @@ def serve(
     threshold: Threshold = None,
     eagerness: Eagerness = None,
     smart_turn: SmartTurn = None,
+    filler_seconds: FillerSeconds = None,
     moderate_words: WordFile = None,
     moderate_regex: Patterns = None,
     moderate_url: ModerateUrl = None,
@@ -348,6 +358,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: flags[name] for name in SERVING_FLAGS},
         "engine": {"kv": flags["kv"]},
+        "conversation": {"filler_seconds": flags["filler_seconds"]},
         "turn": {
             "detector": flags["turn"] or ("semantic" if is_semantic else None),
             "silence_duration_ms": flags["silence_ms"],

@@ -231,6 +231,8 @@ class ReplyStarted:
     """A reply was released; held replies emit nothing."""
 
     reply: str
+    is_filler: bool = False
+    """Whether it only fills the time until the next one, and is not part of the history."""
 
 
 @dataclass(frozen=True)
@@ -363,6 +365,8 @@ class ReplyRequest:
     """The words of the reply, where the model is not asked for them."""
     is_protected: bool = False
     """Whether speech over it does not interrupt it."""
+    is_filler: bool = False
+    """Whether it only fills the time until another: it is not part of the history, and is played before it."""
 
 
 class Conversation(Protocol):

@@ -163,6 +163,7 @@ class ReplyContext:
     """When the sound of earlier replies ends."""
     on_sent: Callable[["ActiveReply", Samples], None]
     on_end: Callable[["ActiveReply"], None]
+    is_filler: bool = False
 
 
 class ActiveReply:
@@ -207,14 +208,19 @@ class ActiveReply:
 
     @property
     def is_out_of_band(self) -> bool:
-        """Whether it is not part of the history."""
-        return self._context.history is None
+        """Whether it is neither part of the history nor of the conversation's sound."""
+        return self._context.history is None and not self._context.is_filler
+
+    @property
+    def has_output(self) -> bool:
+        """Whether anything was emitted, or the reply is over."""
+        return self._has_output.is_set()
 
     def release(self, turn: str | None) -> None:
         """Start to emit it. `turn`: the item that it answers."""
         self.stream.release(turn)
         self.is_released = True
-        self._context.emit(ReplyStarted(self.reply))
+        self._context.emit(ReplyStarted(self.reply, self._context.is_filler))
         self._released.set()
 
     def end(self, reason: EndReason, error: str | None = None) -> None:

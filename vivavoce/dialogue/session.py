@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from vivavoce.audio.vad import RATE, VoiceActivity, voice_activity
 from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber
 from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapWatch
 from vivavoce.dialogue.events import (
+    Announcement,
     AudioPart,
     Content,
     ConversationSettings,
@@ -28,6 +29,7 @@ from vivavoce.dialogue.events import (
     Samples,
     ToolCall,
 )
+from vivavoce.dialogue.fillers import FillerVoice, FillerWatch, has_open_calls
 from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, EchoRemover, FrontEnd, InlineFrontEnd
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.history import History
@@ -63,6 +65,8 @@ class DialogueOptions:
     """Whether speech over a reply is transcribed to classify it, by a transcriber that is fast on single words."""
     front_end: FrontEndService | None = None
     """Computes the audio front end beside the event loop; None: within `hear`."""
+    fillers: FillerVoice | None = None
+    """Speaks while a tool or a slow model works; None: nobody does."""
 
 
 class LiveConversation:
@@ -99,6 +103,35 @@ class LiveConversation:
         self._context.set_history()
         self._replies = Replies(self._context, options.speaking)
         self._listening = UserTurns(self._context, self._replies, self._listening_options())
+        self._fillers = None if options.fillers is None else self._watch_waits(options.fillers)
+
+    def _watch_waits(self, voice: FillerVoice) -> FillerWatch:
+        """Let fillers be spoken while the user waits."""
+
+        def is_waiting() -> bool:
+            if self._listening.is_user_speaking or self._replies.is_audible or not self._is_attended.is_set():
+                return False
+            generating = self._replies.generating
+            return has_open_calls(self._history) if generating is None else not generating.has_output
+
+        def start(text: str, sound: Samples) -> None:
+            async def speak(_: str) -> AsyncGenerator[Samples, None]:
+                yield sound
+
+            self._replies.speak_filler(Announcement(text, speak))
+
+        watch = FillerWatch(
+            voice,
+            self._context.clock,
+            self._history,
+            lambda: self.settings,
+            is_waiting,
+            lambda: self._replies.output_ends,
+            start,
+            self.output_rate,
+        )
+        self._replies.on_wait = watch.begin
+        return watch
 
     def _open_front_end(self) -> tuple[FrontEnd, PlayedOutput]:
         options = self._options
@@ -257,6 +290,8 @@ class LiveConversation:
         if self._is_closed:
             return
         self._front_end.close()
+        if self._fillers is not None:
+            self._fillers.end()
         await self._replies.close()
         self._is_closed = True
         for task in self._tasks:

@@ -14,6 +14,7 @@ from vivavoce.audio.vad import SmartTurn
 from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL, CascadeParts
 from vivavoce.dialogue.backend import Resolver
 from vivavoce.dialogue.events import ConversationSettings, TurnSettings
+from vivavoce.dialogue.fillers import FILLER_SECONDS
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.moderation import Checker, HttpChecker, Moderation, Several, WordList
 from vivavoce.dialogue.reply import GuardLimits, SpeakingOptions
@@ -70,6 +71,8 @@ class ConversationOptions:
     words_decide: bool = False
     """Whether speech over a reply is transcribed to decide on an interruption: for a fast recogniser that gets single
     words right."""
+    filler_seconds: float = FILLER_SECONDS
+    """Of silence, while a tool or the chat model of a cascade works, before a filler is spoken; 0: none is."""
     guards: GuardLimits = field(default_factory=GuardLimits)
     front_end_processes: int | None = None
     """Processes that compute voice activity, echo and levels beside the event loop; 0: within it; None: by cores."""

@@ -22,6 +22,7 @@ from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
 from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
+from vivavoce.dialogue.fillers import FillerVoice
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.whisper.transcriber import TranscriptionOptions
@@ -278,6 +279,8 @@ class SpeechHost:
     """What is known of the model; None: its name."""
     speech: TTSEndpoint | None = None
     transcriber: ASREndpoint | None = None
+    fillers: FillerVoice | None = None
+    """Speaks while a tool or a slow chat model works."""
     is_ready: bool = False
 
     @property
@@ -293,7 +296,8 @@ class SpeechHost:
     def open(self, settings: ConversationSettings, model: str) -> Conversation:
         """A new conversation."""
         transcriber = self.recogniser or self.pipeline.words
-        return LiveConversation(self.pipeline, settings, replace(self.options, transcriber=transcriber))
+        options = replace(self.options, transcriber=transcriber, fillers=self.fillers)
+        return LiveConversation(self.pipeline, settings, options)
 
     async def announce(self, text: str, voice: str | None, speed: float) -> AsyncGenerator[Samples, None]:
         """The sound of a text: by the cascade's synthesizer, or by the TTS model beside a speech-to-speech model."""
@@ -414,6 +418,8 @@ def count_parameters(folder: Path) -> int | None:
 def _cascade_host(options: ServingOptions, dialogue: DialogueOptions, settings: ConversationSettings) -> SpeechHost:
     cascade = load_cascade(options.cascade, options.device)
     host = SpeechHost(CASCADE, cascade, dialogue, settings)
+    if options.conversation.filler_seconds > 0:
+        host.fillers = FillerVoice(host.announce, options.conversation.filler_seconds)
     if isinstance(cascade.voice, TTSSynthesiser):
         host.speech = TTSEndpoint(_short_name(options.cascade.tts), cascade.voice)
     if isinstance(cascade.asr, LocalRecogniser):

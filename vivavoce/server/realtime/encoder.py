@@ -31,6 +31,7 @@ from vivavoce.server.recording import SessionRecording
 logger = logging.getLogger(__name__)
 
 DIARIZE = "-diarize"  # ends the names of models whose transcripts come in segments with a speaker
+FILLER_METADATA = {"viva": "filler"}  # of responses that fill a wait and are not part of the conversation
 CLIENT_TRUNCATE_SECONDS = 0.2  # time for a client that stops its playback to send its own truncate event
 
 
@@ -227,6 +228,8 @@ class EventEncoder:
 
     def _reply_started(self, event: dialogue.ReplyStarted) -> None:
         request = self.requested.pop(event.reply, None) or ResponseRequest(self.session)
+        if event.is_filler:
+            request = ResponseRequest(self.session, FILLER_METADATA, is_out_of_band=True)
         if not isinstance(request.session, RealtimeSessionObject):  # the session has become a transcription session
             with suppress(VivaError):
                 self.conversation.cancel(event.reply)
@@ -239,7 +242,7 @@ class EventEncoder:
         self._spans[event.reply] = new_span(
             self.conversation_id, event.reply, self.clock.waiting_seconds, _trace_attributes(request.session.tracing)
         )
-        if reply.is_out_of_band:
+        if reply.is_out_of_band and not event.is_filler:
             self._open_side_output(event.reply)
         self._send_in_order(event.reply, reply.created)
 
