@@ -261,3 +261,30 @@ def test_a_grammar_that_fails_ends_its_own_reply_only(masked):
         assert [failure.sequence for failure in result.failures] in ([broken], [])
         result = engine.advance()
     assert healthy.generated == 5 and broken.generated == 0 and not broken.is_generating
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_read_the_masks(masked, tmp_path):
+    """Masked and free replies share the captured steps; each is what it is alone, and the masked ones are valid."""
+    device = pick("cuda")
+    model, _ = Llama.load(small_chat(tmp_path), device.torch_device, torch.float32)
+    grammar = masked.compiler.json({"type": "array", "items": {"type": "integer"}, "maxItems": 9})
+    generations = [masked.generation(each, seed=n, count=60) for n, each in enumerate([grammar, None] * 3)]
+    rows = masked.rows()
+
+    def replies(count):
+        engine = Engine(model, device, torch.float32, EngineLimits(cache_rows=4096))
+        made = []
+        for start in range(0, len(generations), count):
+            sequences = [engine.open(rows) for _ in generations[start : start + count]]
+            for sequence, generation in zip(sequences, generations[start:], strict=False):
+                engine.generate(sequence, generation)
+            while any(sequence.is_generating for sequence in sequences):
+                engine.step()
+            made += [sequence.rows[len(rows) :] for sequence in sequences]
+        return made
+
+    together = replies(len(generations))
+    assert together == replies(1)
+    for reply in together[::2]:
+        assert all(isinstance(number, int) for number in json.loads(masked.text(reply)))

@@ -16,7 +16,19 @@ if TYPE_CHECKING:
 MODELS, TURNS, MODERATION, SERVER = "Models", "Turns", "Moderation", "Server"
 HIDDEN = "…"
 SERVING_FLAGS = (  # flags with the names of `ServingOptions`
-    *("model", "codec", "voice", "device", "instructions", "chat", "chat_model", "chat_key", "asr", "tts"),
+    *(
+        "model",
+        "codec",
+        "voice",
+        "device",
+        "instructions",
+        "chat",
+        "chat_model",
+        "chat_key",
+        "tool_model",
+        "asr",
+        "tts",
+    ),
     *("asr_backend", "asr_gate", "audio_only", "smart_turn"),
 )
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
@@ -49,6 +61,13 @@ Chat = Annotated[
         rich_help_panel=MODELS,
         help="Serve a cascade with this chat model: an address such as http://localhost:11434/v1, smollm2, a .gguf "
         "file or a folder.",
+    ),
+]
+ToolModel = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=MODELS,
+        help="A chat model, named as for --chat, that decides on the tool calls of a speech-to-speech model.",
     ),
 ]
 ChatModel = Annotated[str | None, typer.Option(rich_help_panel=MODELS, help="The model's name at the --chat URL.")]
@@ -271,6 +290,7 @@ def serve(
     chat: Chat = None,
     chat_model: ChatModel = None,
     chat_key: ChatKey = None,
+    tool_model: ToolModel = None,
     asr: Asr = None,
     asr_backend: AsrBackend = None,
     asr_gate: AsrGate = None,

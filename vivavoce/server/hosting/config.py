@@ -114,6 +114,8 @@ class ServingOptions:
     chat: str | None = None
     chat_model: str = DEFAULT_CHAT_MODEL
     chat_key: str | None = None
+    tool_model: str | None = None
+    """A chat model, named like `chat`, that decides on the tool calls of a speech-to-speech model."""
     tts: str | Resolver | None = None
     """The TTS model of the cascade and of `/v1/audio/speech`, or the address of one."""
     audio_only: bool = False
@@ -134,6 +136,8 @@ class ServingOptions:
     def __post_init__(self) -> None:
         if self.chat is not None and self.model is not None:
             raise InputError(f"serve the model {self.model!r} or a cascade with the chat model {self.chat!r}, not both")
+        if self.tool_model is not None and (self.chat is not None or self.audio_only):
+            raise InputError("--tool-model is for speech-to-speech models; a cascade's chat model calls tools itself")
         if self.audio_only and (self.chat or self.model or not (self.asr or self.tts)):
             raise InputError(
                 "a server without conversations needs --asr, --tts or both, and neither --model nor --chat"

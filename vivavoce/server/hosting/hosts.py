@@ -17,9 +17,17 @@ from vivavoce import hub
 from vivavoce.asr import RATE
 from vivavoce.audio.io import Sound
 from vivavoce.audio.resample import LiveResampler
-from vivavoce.cascade.backend import CascadeBackend, ChatPiece, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend, ChatModel, ChatPiece, WholeTurns
 from vivavoce.cascade.local_chat import LocalChat
-from vivavoce.cascade.parts import LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
+from vivavoce.cascade.parts import (
+    CascadeParts,
+    LoadedCascade,
+    LocalRecogniser,
+    TTSSynthesiser,
+    load_cascade,
+    open_chat,
+)
+from vivavoce.cascade.tool_delegate import ToolDelegate
 from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
 from vivavoce.dialogue.fillers import FillerVoice
@@ -279,6 +287,8 @@ class SpeechHost:
     """What is known of the model; None: its name."""
     speech: TTSEndpoint | None = None
     transcriber: ASREndpoint | None = None
+    tool_chat: ChatModel | None = None
+    """Decides on the tool calls of a speech-to-speech model."""
     fillers: FillerVoice | None = None
     """Speaks while a tool or a slow chat model works."""
     is_ready: bool = False
@@ -297,7 +307,9 @@ class SpeechHost:
         """A new conversation."""
         transcriber = self.recogniser or self.pipeline.words
         options = replace(self.options, transcriber=transcriber, fillers=self.fillers)
-        return LiveConversation(self.pipeline, settings, options)
+        if self.tool_chat is None or transcriber is None:
+            return LiveConversation(self.pipeline, settings, options)
+        return LiveConversation(ToolDelegate(self.pipeline, self.tool_chat, transcriber), settings, options)
 
     async def announce(self, text: str, voice: str | None, speed: float) -> AsyncGenerator[Samples, None]:
         """The sound of a text: by the cascade's synthesizer, or by the TTS model beside a speech-to-speech model."""
@@ -318,7 +330,8 @@ class SpeechHost:
     def abilities(self) -> ModelAbilities:
         """A chat endpoint takes tools and reasoning, a local chat model tools if its template has them."""
         if not isinstance(self.pipeline, LoadedCascade):
-            return ModelAbilities(False, False, isinstance(self.pipeline, MossSpeechBackend), False)
+            can_call = self.tool_chat is not None and getattr(self.tool_chat, "offers_tools", True)
+            return ModelAbilities(can_call, False, isinstance(self.pipeline, MossSpeechBackend), False)
         chat = self.pipeline.chat
         if isinstance(chat, LocalChat):
             return ModelAbilities(chat.offers_tools, False, False, chat.follows_schemas)
@@ -327,7 +340,8 @@ class SpeechHost:
     @property
     def parts(self) -> Sequence[AbstractAsyncContextManager[object]]:
         """What must be entered while the host is served."""
-        parts = (self.pipeline, self.options.front_end, self.recogniser, self.transcriber)
+        tool_chat = self.tool_chat if isinstance(self.tool_chat, LocalChat) else None
+        parts = (self.pipeline, self.options.front_end, self.recogniser, self.transcriber, tool_chat)
         return [part for part in parts if part is not None]
 
     def gauges(self) -> Mapping[str, float]:
@@ -362,6 +376,8 @@ class SpeechHost:
                 await self.recogniser.warm_up()
             if self.speech is not None:
                 await self.speech.warm_up()
+            if isinstance(self.tool_chat, LocalChat):
+                await self.tool_chat.load_compiler()
         self.is_ready = True
 
 
@@ -384,6 +400,9 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     replies = MossSpeechOptions(captioner=recogniser or "model", words_first=dialogue.speaking.moderation is not None)
     pipeline = load_speech(model, options.device, options.codec, options.voice, replies, options.dtype, options.engine)
     host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser, card=_speech_card(model))
+    if options.tool_model is not None:
+        parts = CascadeParts(chat=options.tool_model, chat_model=options.chat_model, chat_key=options.chat_key)
+        host.tool_chat = open_chat(parts, options.device)
     host.transcriber = transcriber or ASREndpoint(
         BUNDLED_ASR, None, partial(LocalRecogniser.load, BUNDLED_ASR, "auto", options.device, options.asr_gate)
     )
