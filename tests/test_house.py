@@ -48,7 +48,7 @@ MAY_IMPORT = {
         *("errors", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "dialogue"),
         *("asr", "tts", "cascade"),
     },
-    "server": {"errors", "log", "audio", "dialogue", "engine.sliding_maximum", "server"},
+    "server": {"errors", "log", "audio", "dialogue", "engine.schema_limits", "engine.sliding_maximum", "server"},
 }
 for may_import in MAY_IMPORT.values():  # where the device is known, so is what is fast on it and which class runs
     may_import.add("_deprecated")

@@ -35,6 +35,7 @@ from vivavoce.dialogue.backend import (
 from vivavoce.dialogue.events import (
     AudioPart,
     ConversationSettings,
+    HostedCall,
     ImagePart,
     Item,
     Message,
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 PENDING_OUTPUT = "(There is no result yet.)"
 OnWords = Callable[[str], None]
+DENIED_OUTPUT = "(The call was not approved, and was not made.)"
 
 
 class LiveRecognition(Protocol):
@@ -551,6 +553,8 @@ def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str
     for item in past:
         if isinstance(item.content, ToolOutput):
             outputs.setdefault(item.content.call_id, []).append(item.content.output)
+        elif (call := _whole_call(item)) is not None and call.hosted is not None:
+            outputs.setdefault(call.call_id, []).append(_hosted_output(call.hosted))
     for kind, group in groupby(past, key=lambda item: type(item.content)):
         if kind is ToolCall:
             messages += _call_messages([each for item in group if (each := _whole_call(item)) is not None], outputs)
@@ -586,8 +590,19 @@ def tool_schema(tool: Tool) -> dict[str, Any]:
 
 
 def _whole_call(item: Item) -> ToolCall | None:
-    """The call of an item; None for another item, and for a call whose arguments were cut."""
-    return item.content if isinstance(item.content, ToolCall) and item.is_complete else None
+    """The call of an item; None for another item, for a call whose arguments were cut, and for one only asked for."""
+    if not isinstance(item.content, ToolCall) or not item.is_complete:
+        return None
+    is_request = item.content.hosted is not None and item.content.hosted.state in ("asked", "approved")
+    return None if is_request else item.content
+
+
+def _hosted_output(call: HostedCall) -> str:
+    if call.state == "denied":
+        return DENIED_OUTPUT
+    if call.error is not None:
+        return f"Error: {call.error[2]}"
+    return PENDING_OUTPUT if call.output is None else call.output
 
 
 def _call_messages(calls: Sequence[ToolCall], outputs: dict[str, list[str]]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ Sequences stay cached after a reply: the next one forks the cached sequence with
 instructions and earlier turns are prefilled once.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from vivavoce.cascade.sentences import CLOSE_TAG, OPEN_TAG, ReasoningFilter
 from vivavoce.cascade.tool_calls import CLOSE_CALL, OPEN_CALL, ToolCallReader, forced_start
 from vivavoce.device import pick, resolve_dtype
 from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.engine.constraints import MAX_PARALLEL_CALLS, CallSchema, Grammar, GrammarCompiler, is_available
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.sequence import Sequence as Rows
@@ -24,7 +26,7 @@ from vivavoce.errors import InputError, VivaError
 from vivavoce.implementations import choose_chat_model
 from vivavoce.models.chat_template import ChatTokenizer
 from vivavoce.models.interface import Row
-from vivavoce.models.llama import Llama, bundled_smollm2, chat_file
+from vivavoce.models.llama import TURN_ENDS, Llama, bundled_smollm2, chat_file
 from vivavoce.nn.quantised import to_int8
 from vivavoce.runtime.async_engine import AsyncEngine
 
@@ -42,13 +44,18 @@ class LocalChatOptions:
     sampling: Sampling = Sampling(temperature=0.0, repetition_penalty=1.05)  # noqa: RUF009 - frozen
     max_output_tokens: int = 120
     """Short, as replies are spoken."""
+    max_json_tokens: int = 512
+    """Of replies that follow a schema or may call tools: JSON that is cut is worth nothing."""
     cache_rows: int = 8192
     cached_sequences: int = 8
     """Conversations whose sequence stays in the cache."""
 
 
 class LocalChat:
-    """A `ChatModel`. Use as `async with`. Tools are offered to models whose template has a place for them."""
+    """A `ChatModel`. Use as `async with`. Tools are offered to models whose template has a place for them.
+
+    Where llguidance is installed, calls are masked by the schemas of the tools, so that they are always valid.
+    """
 
     def __init__(self, engine: Engine, tokenizer: ChatTokenizer, options: LocalChatOptions | None = None) -> None:
         self.options = options or LocalChatOptions()
@@ -56,6 +63,8 @@ class LocalChat:
         self.engine = AsyncEngine(engine)
         self._cached: list[Rows] = []
         self._prompts: list[Rows] = []  # of replies that have not begun
+        self._compiler: GrammarCompiler | None = None
+        self._compiler_lock = asyncio.Lock()
 
     @classmethod
     def load(cls, name: str = BUNDLED, device: str = "auto", options: LocalChatOptions | None = None) -> "LocalChat":
@@ -82,7 +91,9 @@ class LocalChat:
     ) -> AsyncIterator[ChatPiece]:
         """Stream the reply; closing the iterator stops it."""
         max_tokens, tools = self._max_tokens(settings), self._tools(settings)
-        rows, start = self._rows(messages, max_tokens, tools), forced_start(settings.tool_choice) if tools else ""
+        grammar = await self._grammar(settings, bool(tools))
+        start = forced_start(settings.tool_choice) if tools and grammar is None else ""
+        rows = self._rows(messages, max_tokens, tools)
         rows += [(token,) for token in self.tokenizer.encode(start)]
         sequence, cached = await self._open(rows)
         text = _ReplyText(self.tokenizer, [tool["function"]["name"] for tool in tools], start)
@@ -90,7 +101,7 @@ class LocalChat:
             sampling = settings.sampling or self.options.sampling
             if settings.temperature is not None:
                 sampling = replace(sampling, temperature=settings.temperature)
-            generation = Generation(sampling, max_tokens, penalise_prompt=False)
+            generation = Generation(sampling, max_tokens, penalise_prompt=False, grammar=grammar)
             async with await self.engine.generate(sequence, generation, MAX_UNREAD_TOKENS) as reply:
                 async for row in reply:
                     if self.core.model.ends(row):
@@ -113,6 +124,46 @@ class LocalChat:
         """The prompt of a new conversation."""
         return PromptSequence(self)
 
+    @property
+    def follows_schemas(self) -> bool:
+        """Whether replies can be masked: llguidance is installed, and the tokenizer is of a kind that it reads."""
+        return self.tokenizer.to_json is not None and is_available()
+
+    async def load_compiler(self) -> GrammarCompiler | None:
+        """The compiler of grammars, made once, on a thread; None where nothing can be masked."""
+        if not self.follows_schemas:
+            return None
+        async with self._compiler_lock:
+            if self._compiler is None:
+                self._compiler = await asyncio.to_thread(self._new_compiler)
+        return self._compiler
+
+    def _new_compiler(self) -> GrammarCompiler:
+        assert self.tokenizer.to_json is not None
+        ends = [self.tokenizer.id_of(token) for token in TURN_ENDS]
+        end = next(id for id in ends if id is not None)
+        return GrammarCompiler(self.tokenizer.to_json(), self.core.model.vocabularies[0], end)
+
+    async def _grammar(self, settings: ConversationSettings, has_tools: bool) -> Grammar | None:
+        """What the reply may be, by its schema or by the tools it may call."""
+        if settings.output_schema is None and not has_tools:
+            return None
+        compiler = await self.load_compiler()
+        if settings.output_schema is not None:
+            if compiler is None:
+                raise InputError("this chat model cannot follow a JSON schema; install vivavoce[tools]")
+            return await asyncio.to_thread(compiler.json, settings.output_schema)
+        if compiler is None:
+            return None
+        choice = settings.tool_choice
+        tools = [tool for tool in settings.tools if choice in ("auto", "required", tool.name)]
+        if not tools:
+            raise InputError(f"there is no tool {choice!r}, which tool_choice names")
+        schemas = [CallSchema(tool.name, tool.parameters) for tool in tools]
+        may_be_several = choice == "auto" if settings.parallel_tool_calls is None else settings.parallel_tool_calls
+        max_calls = MAX_PARALLEL_CALLS if may_be_several else 1  # small models that must call do not stop
+        return await asyncio.to_thread(compiler.calls, schemas, choice != "auto", max_calls)
+
     async def read(self, messages: Sequence[dict[str, Any]]) -> None:
         """Prefill messages that conversations start with."""
         rows = self._rows(messages, 1)
@@ -124,11 +175,14 @@ class LocalChat:
         await self._cache(sequence)
 
     def _max_tokens(self, settings: ConversationSettings) -> int:
-        return settings.max_output_tokens or self.options.max_output_tokens
+        """The limit of a reply: tool calls and JSON may be longer than what is spoken."""
+        writes_json = bool(self._tools(settings)) or settings.output_schema is not None
+        default = self.options.max_json_tokens if writes_json else self.options.max_output_tokens
+        return settings.max_output_tokens or default
 
     def _tools(self, settings: ConversationSettings) -> list[dict[str, Any]]:
         """The tools that a reply is offered."""
-        is_offered = self.offers_tools and settings.tool_choice != "none"
+        is_offered = self.offers_tools and settings.tool_choice != "none" and settings.output_schema is None
         return [tool_schema(tool) for tool in settings.tools] if is_offered else []
 
     def prompt_start(self, messages: Sequence[dict[str, Any]], words: str, settings: ConversationSettings) -> list[Row]:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Self
@@ -383,9 +383,11 @@ class LoadedCascade(CascadeBackend):
 
     async def warm_up(self, settings: ConversationSettings | None = None) -> None:
         """Run each local part once; a local chat model reads the instructions."""
-        tasks = [self.asr.warm_up(), self.voice.warm_up()]
+        tasks: list[Awaitable[object]] = [self.asr.warm_up(), self.voice.warm_up()]
         if isinstance(self.chat, LocalChat) and settings is not None and settings.instructions:
             tasks.append(self.chat.read([{"role": "system", "content": settings.instructions}]))
+        if isinstance(self.chat, LocalChat) and self.chat.offers_tools:
+            tasks.append(self.chat.load_compiler())
         await asyncio.gather(*tasks)
 
 

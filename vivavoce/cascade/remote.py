@@ -236,6 +236,9 @@ class ChatEndpoint:
             body["tool_choice"] = function if named else settings.tool_choice
             if settings.parallel_tool_calls is not None:
                 body["parallel_tool_calls"] = settings.parallel_tool_calls
+        if settings.output_schema is not None:
+            schema = {"name": "reply", "schema": dict(settings.output_schema), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
         if settings.reasoning_effort is not None:
             body["reasoning_effort"] = settings.reasoning_effort
         if settings.max_output_tokens:

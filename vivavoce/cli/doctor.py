@@ -56,6 +56,8 @@ EXTRAS = {
     "media": "m4a, webm, mp4 and all other formats of FFmpeg",
     "onnx": "ONNX Runtime: TTS without torch, speaker embeddings, voice activity",
     "export": "exporting models as ONNX graphs",
+    "tools": "tool calls and JSON that are always valid",
+    "mcp": "tools of MCP servers",
     "plot": "plots of `viva bench`",
     "peer": "the baseline of `viva bench lm`",
     "modelscope": "models from ModelScope",

@@ -17,7 +17,7 @@ MODELS, TURNS, MODERATION, SERVER = "Models", "Turns", "Moderation", "Server"
 HIDDEN = "…"
 SERVING_FLAGS = (  # flags with the names of `ServingOptions`
     *("model", "codec", "voice", "device", "instructions", "chat", "chat_model", "chat_key", "asr", "tts"),
-    *("stack", "asr_backend", "asr_gate", "turns_as_text", "audio_only", "chat_images", "smart_turn"),
+    *("tool_model", "stack", "asr_backend", "asr_gate", "turns_as_text", "audio_only", "chat_images", "smart_turn"),
 )
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
     *("host", "port", "doors", "tls_cert", "tls_key", "max_sessions", "idle_seconds", "resume_seconds"),
@@ -49,6 +49,13 @@ Chat = Annotated[
         rich_help_panel=MODELS,
         help="Serve a cascade with this chat model: an address such as http://localhost:11434/v1, smollm2, a .gguf "
         "file or a folder.",
+    ),
+]
+ToolModel = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=MODELS,
+        help="A chat model, named as for --chat, that decides on the tool calls of a speech-to-speech model.",
     ),
 ]
 ChatModel = Annotated[str | None, typer.Option(rich_help_panel=MODELS, help="The model's name at the --chat URL.")]
@@ -212,6 +219,23 @@ DrainSeconds = Annotated[
         rich_help_panel=SERVER, min=0.0, help="Time for replies in progress when the server is stopped. Default: 20."
     ),
 ]
+AllowMcp = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-mcp",
+        rich_help_panel=SERVER,
+        help="An MCP server that clients may name: its address, or name=command for a program (stdio:name).",
+    ),
+]
+FillerSeconds = Annotated[
+    float | None,
+    typer.Option(
+        rich_help_panel=TURNS,
+        min=0.0,
+        help="Silence, while a tool or a cascade's chat model works, before a few words are spoken; 0: never. "
+        "Default: 0.8.",
+    ),
+]
 Greeting = Annotated[
     str | None, typer.Option(rich_help_panel=SERVER, help="What sessions are greeted with, in these words.")
 ]
@@ -271,6 +295,7 @@ def serve(
     chat_model: ChatModel = None,
     chat_key: ChatKey = None,
     chat_images: ChatImages = None,
+    tool_model: ToolModel = None,
     asr: Asr = None,
     asr_backend: AsrBackend = None,
     asr_gate: AsrGate = None,
@@ -285,6 +310,7 @@ def serve(
     threshold: Threshold = None,
     eagerness: Eagerness = None,
     smart_turn: SmartTurn = None,
+    filler_seconds: FillerSeconds = None,
     moderate_words: WordFile = None,
     moderate_regex: Patterns = None,
     moderate_url: ModerateUrl = None,
@@ -303,6 +329,7 @@ def serve(
     idle_seconds: IdleSeconds = None,
     resume_seconds: ResumeSeconds = None,
     drain_seconds: DrainSeconds = None,
+    allow_mcp: AllowMcp = None,
     greeting: Greeting = None,
     greeting_instructions: GreetingInstructions = None,
     greeting_interruptible: GreetingInterruptible = None,
@@ -366,6 +393,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: flags[name] for name in SERVING_FLAGS},
         "engine": {"kv": flags["kv"]},
+        "conversation": {"filler_seconds": flags["filler_seconds"]},
         "turn": {
             "detector": flags["turn"] or ("semantic" if is_semantic else None),
             "silence_duration_ms": flags["silence_ms"],
@@ -383,6 +411,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
             "allowed_origins": flags["allow_origin"] or None,
             "allowed_hosts": flags["allow_host"] or None,
             "ice_servers": flags["ice_server"] or None,
+            "allow_mcp": flags["allow_mcp"] or None,
             "greeting_may_be_interrupted": flags["greeting_interruptible"],
         },
     }

@@ -4,7 +4,7 @@ A `Conversation` takes audio and commands and emits events in order. It knows no
 that an hour of conversation can be simulated in a minute, deterministically.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -42,6 +42,17 @@ class Tool:
     name: str
     description: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
+    hosted: "HostedTool | None" = None
+    """Set where the server makes the calls, and not the client."""
+
+
+@dataclass(frozen=True)
+class HostedTool:
+    """A tool of an MCP server, which may have another name for it than the model."""
+
+    server: str
+    name: str
+    needs_approval: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,8 @@ class ConversationSettings:
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
     parallel_tool_calls: bool | None = None
+    output_schema: Mapping[str, Any] | None = None
+    """A JSON schema that a written reply has to follow."""
     reasoning_effort: str | None = None
     temperature: float | None = None
     """Replaces that of `sampling`."""
@@ -135,12 +148,27 @@ class Message:
 
 
 @dataclass(frozen=True)
+class HostedCall:
+    """How far a call that the server makes has come."""
+
+    tool: HostedTool
+    state: Literal["asked", "approved", "denied", "running", "completed", "failed"]
+    """Where approval is needed, one item asks for it, and another is the call itself."""
+    output: str | None = None
+    error: tuple[str, int, str] | None = None
+    """Its kind, code and message."""
+    approval_request: str | None = None
+    """The item that asked for it."""
+
+
+@dataclass(frozen=True)
 class ToolCall:
     """A function call by the model; `arguments` is JSON text."""
 
     call_id: str
     name: str
     arguments: str
+    hosted: HostedCall | None = None
 
 
 @dataclass(frozen=True)
@@ -248,6 +276,8 @@ class ReplyStarted:
     """A reply was released; held replies emit nothing."""
 
     reply: str
+    is_filler: bool = False
+    """Whether it only fills the time until the next one, and is not part of the history."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +290,7 @@ class ReplyItemStarted:
     previous: str | None
     tool_name: str | None = None
     call_id: str | None = None
+    hosted: HostedCall | None = None
 
 
 @dataclass(frozen=True)
@@ -379,6 +410,8 @@ class ReplyRequest:
     """The words of the reply, where the model is not asked for them."""
     is_protected: bool = False
     """Whether speech over it does not interrupt it."""
+    is_filler: bool = False
+    """Whether it only fills the time until another: it is not part of the history, and is played before it."""
 
 
 class Conversation(Protocol):
@@ -447,6 +480,17 @@ class Conversation(Protocol):
 
     def delete(self, id: str) -> None:
         """Remove an item from the history."""
+        ...
+
+    def update_call(self, id: str, hosted: HostedCall) -> Item:
+        """Store how far a call that the server makes has come."""
+        ...
+
+    def answer_calls(self) -> None:
+        """Reply to the outputs of calls as soon as no other reply is generated.
+
+        While the user speaks nothing is started: the reply to the turn has the outputs in its history.
+        """
         ...
 
     def truncate(self, id: str, audio_end_ms: int) -> Item:

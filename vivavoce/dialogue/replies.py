@@ -10,6 +10,7 @@ from vivavoce.audio.player import Clock
 from vivavoce.dialogue.announcement import AnnouncementStream
 from vivavoce.dialogue.backend import ConversationState, ReplyPlan, ReplyStream
 from vivavoce.dialogue.events import (
+    Announcement,
     ConversationSettings,
     Event,
     Item,
@@ -64,6 +65,8 @@ class Replies:
         self._protected = ""  # the reply that speech does not interrupt
         self._is_pending = False
         self._is_closed = False
+        self.on_wait: Callable[[], None] = lambda: None
+        """Is called when the user begins to wait: for the output of a reply, or for that of a call in it."""
 
     @property
     def generating(self) -> ActiveReply | None:
@@ -117,12 +120,22 @@ class Replies:
             return False
         self._generating, self._held = self._held, None
         self._generating.release(turn)
+        self.on_wait()
         return True
 
     def request(self) -> None:
         """Reply to the history as soon as no other reply is generated."""
         self._is_pending = True
         self._start_pending()
+
+    def speak_filler(self, announcement: Announcement) -> None:
+        """Start a reply that is played until the awaited one has sound."""
+        self._start(ReplyRequest(announcement=announcement, is_filler=True), includes_turn=False).release(None)
+
+    @property
+    def output_ends(self) -> float:
+        """When the sound of all replies so far ends; minus infinity where there is none."""
+        return max((each.playback.ends for each in self._known.values()), default=-math.inf)
 
     def ask(self, request: ReplyRequest) -> str:
         """Start a reply now; its id."""
@@ -138,6 +151,7 @@ class Replies:
                 raise InputError(f"reply {self._generating.reply} is in progress; cancel it before requesting another")
             self.drop_held()
             speaking = self._generating = self._start(request, includes_turn=False)
+            self.on_wait()
         speaking.release(None)
         return speaking.reply
 
@@ -219,12 +233,13 @@ class Replies:
         context = ReplyContext(
             shared.clock,
             shared.output_rate,
-            None if request.is_out_of_band else shared.history,
+            None if request.is_out_of_band or request.is_filler else shared.history,
             shared.emit,
             lambda: shared.gain,
             lambda: self._others_end(reply),
             self._on_sent,
             self._on_end,
+            request.is_filler,
         )
         stream: ReplyStream
         if request.announcement is None:
@@ -261,12 +276,14 @@ class Replies:
                 self._silence(speaking)
             self._context.set_history()
             self._start_pending()
+            self.on_wait()
 
     def _start_pending(self) -> None:
         if self._is_pending and self._generating is None and not self._is_closed:
             self._is_pending = False
             self._generating = self._start(ReplyRequest(), includes_turn=False)
             self._generating.release(None)
+            self.on_wait()
 
     def _silence(self, speaking: ActiveReply) -> None:
         """Drop the sound that was emitted and not played, also from the history."""

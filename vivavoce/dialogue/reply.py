@@ -15,6 +15,7 @@ from vivavoce.dialogue.events import (
     ConversationSettings,
     EndReason,
     Event,
+    HostedCall,
     Item,
     Message,
     ReplyAudio,
@@ -162,6 +163,7 @@ class ReplyContext:
     """When the sound of earlier replies ends."""
     on_sent: Callable[["ActiveReply", Samples], None]
     on_end: Callable[["ActiveReply"], None]
+    is_filler: bool = False
 
 
 class ActiveReply:
@@ -206,14 +208,19 @@ class ActiveReply:
 
     @property
     def is_out_of_band(self) -> bool:
-        """Whether it is not part of the history."""
-        return self._context.history is None
+        """Whether it is neither part of the history nor of the conversation's sound."""
+        return self._context.history is None and not self._context.is_filler
+
+    @property
+    def has_output(self) -> bool:
+        """Whether anything was emitted, or the reply is over."""
+        return self._has_output.is_set()
 
     def release(self, turn: str | None) -> None:
         """Start to emit it. `turn`: the item that it answers."""
         self.stream.release(turn)
         self.is_released = True
-        self._context.emit(ReplyStarted(self.reply))
+        self._context.emit(ReplyStarted(self.reply, self._context.is_filler))
         self._released.set()
 
     def end(self, reason: EndReason, error: str | None = None) -> None:
@@ -322,28 +329,31 @@ class ActiveReply:
 
     def _start_message(self) -> None:
         if self._open_item is None:
-            self._start_item(Message("assistant", ()), "message")
+            self._start_item(Message("assistant", ()))
 
     def _start_call(self, call_id: str, name: str) -> None:
         self._close_item(is_complete=True)
         self.item = new_id("item")
-        self._call = ToolCall(call_id, name, "")
-        self._start_item(self._call, "tool_call", name, call_id)
+        tool = next((tool.hosted for tool in self.settings.tools if tool.name == name), None)
+        hosted = None if tool is None else HostedCall(tool, "asked" if tool.needs_approval else "running")
+        self._call = ToolCall(call_id, name, "", hosted)
+        self._start_item(self._call)
 
-    def _start_item(
-        self, content: Message | ToolCall, kind: str, name: str | None = None, call_id: str | None = None
-    ) -> None:
+    def _start_item(self, content: Message | ToolCall) -> None:
         previous = None
         if self._context.history is not None:
             item, previous = self._context.history.add(content, self.item)
             self._context.history.replace(Item(item.id, content, is_complete=False))
         self._open_item = self.item
-        started = ReplyItemStarted(self.reply, self.item, "message", previous, name, call_id)
-        self._context.emit(started if kind == "message" else _as_call(started))
+        if isinstance(content, ToolCall):
+            call = (content.name, content.call_id, content.hosted)
+            self._context.emit(ReplyItemStarted(self.reply, self.item, "tool_call", previous, *call))
+        else:
+            self._context.emit(ReplyItemStarted(self.reply, self.item, "message", previous))
 
     def _add_arguments(self, delta: str) -> None:
         if self._call is not None:
-            self._call = ToolCall(self._call.call_id, self._call.name, self._call.arguments + delta)
+            self._call = replace(self._call, arguments=self._call.arguments + delta)
             self._context.emit(ToolArguments(self.reply, self.item, delta))
 
     def _close_item(self, is_complete: bool) -> None:
@@ -358,9 +368,3 @@ class ActiveReply:
                 history.store_uncut(item.id, self.sound, self._context.rate, self.words, is_complete)
         self._context.emit(ReplyItemDone(self.reply, item))
         self._open_item = self._call = None
-
-
-def _as_call(started: ReplyItemStarted) -> ReplyItemStarted:
-    return ReplyItemStarted(
-        started.reply, started.item, "tool_call", started.previous, started.tool_name, started.call_id
-    )

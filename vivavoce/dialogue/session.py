@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,17 +15,21 @@ from vivavoce.audio.vad import RATE, VoiceActivity, voice_activity
 from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber, TurnTranscript, transcribe_turn
 from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapWatch
 from vivavoce.dialogue.events import (
+    Announcement,
     AudioPart,
     Content,
     ConversationSettings,
     Event,
+    HostedCall,
     InputTranscript,
     InputTranscriptFailed,
     Item,
     Message,
     ReplyRequest,
     Samples,
+    ToolCall,
 )
+from vivavoce.dialogue.fillers import FillerVoice, FillerWatch, has_open_calls
 from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, EchoRemover, FrontEnd, InlineFrontEnd
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.history import History
@@ -62,6 +66,8 @@ class DialogueOptions:
     """Whether speech over a reply is transcribed to classify it, by a transcriber that is fast on single words."""
     front_end: FrontEndService | None = None
     """Computes the audio front end beside the event loop; None: within `hear`."""
+    fillers: FillerVoice | None = None
+    """Speaks while a tool or a slow model works; None: nobody does."""
 
 
 class LiveConversation:
@@ -99,6 +105,35 @@ class LiveConversation:
         self._partials = PartialTranscripts(self._transcribe_open_turn, self._on_partial_transcript, self._start)
         self._replies = Replies(self._context, options.speaking)
         self._listening = UserTurns(self._context, self._replies, self._listening_options())
+        self._fillers = None if options.fillers is None else self._watch_waits(options.fillers)
+
+    def _watch_waits(self, voice: FillerVoice) -> FillerWatch:
+        """Let fillers be spoken while the user waits."""
+
+        def is_waiting() -> bool:
+            if self._listening.is_user_speaking or self._replies.is_audible or not self._is_attended.is_set():
+                return False
+            generating = self._replies.generating
+            return has_open_calls(self._history) if generating is None else not generating.has_output
+
+        def start(text: str, sound: Samples) -> None:
+            async def speak(_: str) -> AsyncGenerator[Samples, None]:
+                yield sound
+
+            self._replies.speak_filler(Announcement(text, speak))
+
+        watch = FillerWatch(
+            voice,
+            self._context.clock,
+            self._history,
+            lambda: self.settings,
+            is_waiting,
+            lambda: self._replies.output_ends,
+            start,
+            self.output_rate,
+        )
+        self._replies.on_wait = watch.begin
+        return watch
 
     def _open_front_end(self) -> tuple[FrontEnd, PlayedOutput]:
         options = self._options
@@ -201,6 +236,24 @@ class LiveConversation:
         self._history.delete(id)
         self._context.set_history()
 
+    def update_call(self, id: str, hosted: HostedCall) -> Item:
+        """Store how far a call that the server makes has come."""
+        self._require_open()
+        item = self._history.find(id)
+        if not isinstance(item.content, ToolCall):
+            raise InputError(f"item {id!r} is not a call")
+        self._history.replace(replace(item, content=replace(item.content, hosted=hosted)))
+        self._context.set_history()
+        return self._history.find(id)
+
+    def answer_calls(self) -> None:
+        """Reply to the outputs of calls as soon as no other reply is generated."""
+        self._require_open()
+        if self._listening.is_user_speaking:
+            self._listening.drop_held()  # it was started without the outputs
+        else:
+            self._replies.request()
+
     def truncate(self, id: str, audio_end_ms: int) -> Item:
         """Cut a spoken reply to the part that was played: sound, words and the model's context."""
         self._require_open()
@@ -241,6 +294,8 @@ class LiveConversation:
         if self._is_closed:
             return
         self._front_end.close()
+        if self._fillers is not None:
+            self._fillers.end()
         await self._replies.close()
         self._is_closed = True
         for task in self._tasks:

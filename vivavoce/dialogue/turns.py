@@ -238,6 +238,11 @@ class UserTurns:
         self._end_overlap()
         self._turn = ended(self._turn)
 
+    @property
+    def is_user_speaking(self) -> bool:
+        """Whether a turn is open whose end will be detected."""
+        return self._open is not None and self._context.settings.turn.detector != "none"
+
     def drop_held(self) -> None:
         """Drop the held reply and pass on the audio that waited for it."""
         self._replies.drop_held()

@@ -141,6 +141,7 @@ def has_next(work: Work, page_size: int) -> bool:
         and sequence.generated + 1 < generation.max_new_rows
         and (sequence.max_unread is None or sequence.unread + 1 < sequence.max_unread)
         and sequence.speculation is None
+        and sequence.matcher is None  # which ids the next row may have depends on this one
         and sequence.states is None
         and work.start + 1 < len(sequence.pages) * page_size
         and not _rests_next(sequence)

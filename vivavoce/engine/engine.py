@@ -174,6 +174,7 @@ class Engine:
         sequence.cached = min(sequence.cached, len(sequence) - 1)
         sequence.mode = self.model.start_mode(sequence.rows[-1])
         sequence.generation, sequence.generated = generation, 0
+        sequence.matcher = None if generation.grammar is None else generation.grammar.start()
         sequence.unread, sequence.max_unread = 0, max_unread
         sequence.speculation, sequence.hidden = speculation, None
         sequence.listener, sequence.last_served, sequence.first_audio_ready = listener, self.scheduler.now(), None
@@ -200,7 +201,7 @@ class Engine:
 
     def stop(self, sequence: Sequence) -> None:
         """End the reply, if there is one. Its rows stay, and so does `hidden`."""
-        sequence.generation = None
+        sequence.generation = sequence.matcher = None
         sequence.is_suspended = False
         sequence.max_unread = None
         sequence.speculation, sequence.listener = None, None
@@ -350,7 +351,7 @@ class Engine:
 
     def _max_drafted(self, sequence: Sequence) -> int:
         """Rows of a draft that could be accepted: a check of n rows emits up to n + 1."""
-        if sequence.generation is None or sequence.speculation is None:
+        if sequence.generation is None or sequence.speculation is None or sequence.matcher is not None:
             return 0
         room = [sequence.generation.max_new_rows - sequence.generated, self.capacity - len(sequence)]
         if sequence.max_unread is not None:
@@ -387,6 +388,8 @@ class Engine:
         sequence.generated += 1
         sequence.unread += 1
         sequence.mode = self.model.next_mode(sequence.mode, row)
+        if sequence.matcher is not None:
+            sequence.matcher.accept(row[0])
         if (
             sequence.first_audio_ready is None
             and sequence.listener is not None

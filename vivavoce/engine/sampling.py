@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from vivavoce import kernels
+from vivavoce.engine.constraints import Grammar
 from vivavoce.errors import InputError
 from vivavoce.nn.cuda_graphs import is_compiling_ahead
 from vivavoce.nn.vq import mixed
 
 NO_ROW = -1  # padding where a reply has no row yet
 SECOND_DRAW = 64  # added to the channel for the noise of a second draw
+ALL_ALLOWED = -1  # a word of `SamplingTables.allowed` with all its bits
 MAX_TOP_K = 64  # a step whose sequences all have a top_k within it needs no full sort of the vocabulary
 
 
@@ -59,6 +61,8 @@ class Generation:
     seed: int = 0
     penalise_prompt: bool = True
     """Whether repetition penalties count the prompt, or only the reply."""
+    grammar: Grammar | None = None
+    """What the ids of the first channel may be; None: anything."""
 
     def __post_init__(self) -> None:
         if self.max_new_rows < 1:
@@ -103,6 +107,7 @@ class SamplingTables:
     seeds: Tensor  # [slot] int64
     min_rows: Tensor  # [slot] int32: min_new_rows
     seen: list[Tensor]  # per channel [slot, vocabulary] bool: ids in the counted rows of the sequence
+    allowed: Tensor  # [slot, word] int32: bits of the ids of the first channel that may be drawn
 
     @classmethod
     def allocate(cls, slots: int, vocabularies: tuple[int, ...], device: torch.device) -> "SamplingTables":
@@ -116,6 +121,7 @@ class SamplingTables:
             torch.zeros(slots, dtype=torch.int64, device=device),
             torch.zeros(slots, dtype=torch.int32, device=device),
             [torch.zeros(slots, size, dtype=torch.bool, device=device) for size in vocabularies],
+            torch.full((slots, -(-vocabularies[0] // 32)), ALL_ALLOWED, dtype=torch.int32, device=device),
         )
 
     def settle(self, slot: int, generation: Generation) -> None:
@@ -175,6 +181,8 @@ class SlotDraw:
     """Whether every draw is greedy and without penalties: an argmax."""
     shared_mode: int | None = None
     """The mode of all these sequences, where the host knows it."""
+    masked: bool = False
+    """Whether some sequence has a grammar."""
 
     @property
     def min_rows(self) -> Tensor:
@@ -183,6 +191,8 @@ class SlotDraw:
 
     def sample(self, channel: int, logits: Tensor) -> Tensor:
         """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
+        if self.masked and channel == 0:
+            logits = logits.masked_fill(~self._allowed(logits.shape[-1]), float("-inf"))
         if self.plain:
             return self._accept_requested(channel, logits, logits.argmax(-1))
         if self._is_for_kernels(logits) and self.drafted is None and self.sampling_request is None:
@@ -240,6 +250,12 @@ class SlotDraw:
             drawn = kernels.draw(logits, *settings, seen, self.slots, self.positions, channel, total)
         # While kernels are only compiled, outputs are uninitialised and must not be used as indices.
         return torch.zeros_like(drawn) if is_compiling_ahead() else drawn
+
+    def _allowed(self, columns: int) -> Tensor:
+        """Which ids the grammars allow.  # [sequence, vocabulary] bool"""
+        words = self.tables.allowed[self.slots]
+        bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)
+        return (bits & 1).flatten(1)[:, :columns].bool()
 
     def _seen(self, channel: int) -> Tensor:
         """Ids in the rows before the one to be drawn.  # [sequence, vocabulary] bool, a copy"""

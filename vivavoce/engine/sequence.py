@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from vivavoce.engine.constraints import Matcher
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sliding_maximum import Extreme
 from vivavoce.engine.speculative import Speculation
@@ -93,6 +94,8 @@ class Sequence:
     """Incremented with every rewind, so that what was derived from removed rows is known to be stale."""
 
     generation: Generation | None = None
+    matcher: Matcher | None = None
+    """The state of the generation's grammar."""
     generated: int = 0
     mode: int = 0
     unread: int = 0

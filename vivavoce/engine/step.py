@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.engine.sampling import NO_ROW, Generation, SamplingRequest, SamplingTables, SlotDraw
+from vivavoce.engine.sampling import ALL_ALLOWED, NO_ROW, Generation, SamplingRequest, SamplingTables, SlotDraw
 from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import FinishReason, Sequence
 from vivavoce.models.interface import GenerativeModel, Row
@@ -43,6 +43,7 @@ class SequenceTables:
         self.tables = SamplingTables.allocate(count + 1, model.vocabularies, device)
         self._slots: OrderedDict[int, SequenceSlot] = OrderedDict()
         self._unused = list(range(count))
+        self._masked: set[int] = set()  # slot indices whose row of `tables.allowed` excludes ids
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence.id in self._slots
@@ -78,6 +79,7 @@ class SequenceTables:
             )
         for slot, work in zip(slots, works, strict=True):
             self._refresh(slot, work)
+        self._mask([(slot.index, work.sequence) for slot, work in zip(slots, works, strict=True) if work.samples])
         return [slot.index for slot in slots]
 
     def counted(self, works: Iterable[Work]) -> None:
@@ -86,6 +88,20 @@ class SequenceTables:
             slot = self._slots[work.sequence.id]
             if slot.known >= work.start:
                 slot.known = max(slot.known, work.start + work.count)
+
+    def _mask(self, drawing: list[tuple[int, Sequence]]) -> None:
+        """Store which ids the grammars of these sequences allow; in slots without one, all are allowed again."""
+        changed = [each for each in drawing if each[0] in self._masked or each[1].matcher is not None]
+        if not changed:
+            return
+        words = np.full((len(changed), self.tables.allowed.shape[1]), ALL_ALLOWED, dtype=np.int32)
+        for row, (_, sequence) in enumerate(changed):
+            if sequence.matcher is not None:
+                words[row] = sequence.matcher.allowed()
+        indices = [slot for slot, _ in changed]
+        self._masked.difference_update(indices)
+        self._masked.update(slot for slot, sequence in changed if sequence.matcher is not None)
+        self.tables.allowed[self._sent(torch.tensor(indices))] = self._sent(torch.from_numpy(words))
 
     def _sent(self, tensor: Tensor) -> Tensor:
         """A copy on the device, made without synchronising: a step may be running there."""
@@ -206,6 +222,8 @@ class StepKind:
     """Rows are added to the histories that penalties read; otherwise they are added later, when needed."""
     draft_depth: int = 0
     """Drafted rows that may precede a draw."""
+    masked: bool = False
+    """Some generation has a grammar."""
     mode: int | None = None
     """The mode of all sequences that draw, if it is one of the model's `lone_modes`, which spare it work."""
 
@@ -221,6 +239,7 @@ class StepKind:
             plain=bool(drawn) and not counts and all(generation.is_greedy for generation in drawn),
             counts=counts,
             draft_depth=draft_depth,
+            masked=any(work.sequence.matcher is not None for work in works if work.samples),
             mode=None if draft_depth else _shared_mode(works, lone_modes),
         )
 
@@ -280,7 +299,7 @@ class Step:
         others = packed[:, channels + 5 :].unflatten(-1, (self.recall + kind.draft_depth, channels))
         recent = others[:, : self.recall] if self.recall else None
         drafted = others[:, self.recall :] if kind.draft_depth else None
-        settings = (kind.fits_top_k_kernel, recent, drafted, sampling_request, kind.plain, kind.mode)
+        settings = (kind.fits_top_k_kernel, recent, drafted, sampling_request, kind.plain, kind.mode, kind.masked)
         return SlotDraw(self.slots.tables, slot, position + 1, mode, generated, *settings)
 
 

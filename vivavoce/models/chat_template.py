@@ -7,7 +7,7 @@ template offers it.
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -48,6 +48,8 @@ class ChatTokenizer:
     ) -> None:
         """`special` has the tokens that templates name, e.g. `bos_token`; `begin` starts every prompt, if not empty."""
         self.encode, self.decode, self.id_of = tokenizer.encode, tokenizer.decode, tokenizer.id_of
+        self.to_json: Callable[[], str] | None = getattr(tokenizer, "to_json", None)
+        """The tokenizer in Hugging Face's format; None: it has another."""
         self.offers_tools = "tools" in template
         self._special, self._begin = dict(special or {}), begin
         try:

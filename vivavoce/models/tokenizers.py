@@ -50,6 +50,11 @@ class TextTokenizer:
         id_: int | None = self._backend.token_to_id(token)
         return id_
 
+    def to_json(self) -> str:
+        """The tokenizer in Hugging Face's format."""
+        text: str = self._backend.to_str()
+        return text
+
     def bytes_of(self, id: int) -> bytes:
         """The bytes of one token, which may be a part of a character."""
         token: str | None = self._backend.id_to_token(id)

@@ -16,7 +16,7 @@ import torch
 
 from vivavoce.audio.io import Sound
 from vivavoce.dialogue.backend import ReplyPlan, ReplyStream
-from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples
+from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples, ToolOutput
 from vivavoce.dialogue.history import HistoryWindow, first_retained, written
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.sequence import rows_in_common
@@ -306,8 +306,12 @@ class MossSpeechConversation:
 
     async def _rows_of_item(self, item: Item) -> list[Row]:
         prompt = self._backend.prompt
+        if isinstance(item.content, ToolOutput):
+            return prompt.turn(Turn("system", f"Output of a function: {item.content.output}"))
         if not isinstance(item.content, Message):
-            return []
+            hosted = item.content.hosted
+            output = None if hosted is None else hosted.output
+            return [] if output is None else prompt.turn(Turn("system", f"Output of a function: {output}"))
         audio = next((part for part in item.content.parts if isinstance(part, AudioPart)), None)
         codes = await self._codes_of(item, audio) if audio is not None else []
         if codes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import importlib.util
 import logging
 import os
 import socket
@@ -15,8 +16,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from vivavoce.errors import InputError
+from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.log import LogFormat, LogLevel
+from vivavoce.server.mcp.allowed import AllowedServers
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +149,8 @@ class ServerOptions:
     """Lead of WebRTC calls, whose own clock paces the packets."""
     call_piece_ms: int = 20
     ice_servers: tuple[str, ...] = ()
+    allow_mcp: tuple[str, ...] = ()
+    """MCP servers that clients may name: addresses, and programs as `name=command`."""
     greeting: str | None = None
     """What a session is greeted with before the user has spoken."""
     greeting_instructions: str | None = None
@@ -184,6 +188,8 @@ class ServerOptions:
         self._check_certificate()
         if self.prompts is not None and not Path(self.prompts).is_dir():
             raise InputError(f"there is no folder {self.prompts!r} for --prompts")
+        if AllowedServers.read(self.allow_mcp) and importlib.util.find_spec("mcp") is None:
+            raise MissingDependencyError("--allow-mcp needs the package mcp: pip install 'vivavoce[mcp]'")
         if self.greeting is not None and self.greeting_instructions is not None:
             raise InputError("give --greeting or --greeting-instructions, not both")
         if (self.webhook_url is None) != (self.webhook_secret is None):

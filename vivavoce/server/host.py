@@ -50,6 +50,8 @@ class ModelAbilities:
     retention_ratio: bool = True
     """Whether the server truncates histories itself; a chat endpoint does it otherwise."""
     images: bool = True
+    json_schema: bool = True
+    """Whether written replies can follow a JSON schema."""
     recognition: RecognitionAbilities = field(default_factory=RecognitionAbilities)
     """What the transcription of the user's speech follows."""
 

@@ -17,6 +17,7 @@ from vivavoce.server.realtime import client_events as client
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
 from vivavoce.server.realtime.items import (
+    ClientItem,
     ContentPart,
     ConversationItem,
     InputAudio,
@@ -355,8 +356,10 @@ class SessionMirror:
         """The format of the audio of replies."""
         return WireFormat() if self.session is None else output_format(self.session)
 
-    def _creatable(self, item: ConversationItem) -> ConversationItem | None:
-        """An item as a client would create it; None where neither its audio nor its text is known."""
+    def _creatable(self, item: ConversationItem) -> ClientItem | None:
+        """An item as a client would create it; None where neither its audio nor its text is known, and for MCP."""
+        if not isinstance(item, ClientItem):
+            return None
         if not isinstance(item, MessageItem):
             return replace(item, object=UNSET, status=UNSET)
         parts = [part for part in map(self._creatable_part, item.content) if part is not None]

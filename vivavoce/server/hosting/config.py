@@ -14,6 +14,7 @@ from vivavoce.audio.vad import SmartTurn
 from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL, CascadeParts
 from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.events import ConversationSettings, TurnSettings
+from vivavoce.dialogue.fillers import FILLER_SECONDS
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.moderation import Checker, HttpChecker, Moderation, Several, WordList
 from vivavoce.dialogue.reply import GuardLimits, SpeakingOptions
@@ -71,6 +72,8 @@ class ConversationOptions:
     words_decide: bool = False
     """Whether speech over a reply is transcribed to decide on an interruption: for a fast recogniser that gets single
     words right."""
+    filler_seconds: float = FILLER_SECONDS
+    """Of silence, while a tool or the chat model of a cascade works, before a filler is spoken; 0: none is."""
     guards: GuardLimits = field(default_factory=GuardLimits)
     front_end_processes: int | None = None
     """Processes that compute voice activity, echo and levels beside the event loop; 0: within it; None: by cores."""
@@ -114,6 +117,8 @@ class ServingOptions:
     chat_key: str | None = None
     chat_images: bool = False
     """Whether the chat endpoint sees; images of clients are refused otherwise."""
+    tool_model: str | None = None
+    """A chat model, named like `chat`, that decides on the tool calls of a speech-to-speech model."""
     tts: str | Resolver | None = None
     """The TTS model of the cascade and of `/v1/audio/speech`, or the address of one."""
     turns_as_text: bool = False
@@ -140,6 +145,8 @@ class ServingOptions:
             raise InputError(f"serve the model {self.model!r} or a cascade with the chat model {self.chat!r}, not both")
         if self.chat_images and not is_address(self.chat or ""):
             raise InputError("--chat-images is for a chat endpoint at an address; local chat models see nothing")
+        if self.tool_model is not None and (self.chat is not None or self.audio_only):
+            raise InputError("--tool-model is for speech-to-speech models; a cascade's chat model calls tools itself")
         if self.audio_only and (self.chat or self.model or not (self.asr or self.tts)):
             raise InputError(
                 "a server without conversations needs --asr, --tts or both, and neither --model nor --chat"

@@ -13,11 +13,20 @@ from safetensors import safe_open
 
 from vivavoce import hub
 from vivavoce.audio.resample import LiveResampler
-from vivavoce.cascade.backend import CascadeBackend, ChatPiece, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend, ChatModel, ChatPiece, WholeTurns
 from vivavoce.cascade.local_chat import LocalChat
-from vivavoce.cascade.parts import LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
+from vivavoce.cascade.parts import (
+    CascadeParts,
+    LoadedCascade,
+    LocalRecogniser,
+    TTSSynthesiser,
+    load_cascade,
+    open_chat,
+)
+from vivavoce.cascade.tool_delegate import ToolDelegate
 from vivavoce.dialogue.backend import RecognitionAbilities, ReplyTranscriber, Resolver, TurnTranscriber, is_address
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
+from vivavoce.dialogue.fillers import FillerVoice
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
@@ -47,7 +56,8 @@ class AudioHost:
     @property
     def abilities(self) -> ModelAbilities:
         """Of transcription sessions; there are no others."""
-        return ModelAbilities(False, False, False, False, recognition_abilities(self.recogniser))
+        recognition = recognition_abilities(self.recogniser)
+        return ModelAbilities(False, False, False, False, False, recognition)
 
     @property
     def name(self) -> str:
@@ -133,6 +143,10 @@ class SpeechHost:
     """Whether its chat endpoint does."""
     reader: ReadAloud | None = None
     """Speaks given words in the voice of a speech-to-speech model that was trained to."""
+    tool_chat: ChatModel | None = None
+    """Decides on the tool calls of a speech-to-speech model."""
+    fillers: FillerVoice | None = None
+    """Speaks while a tool or a slow chat model works."""
     is_ready: bool = False
 
     @property
@@ -148,7 +162,10 @@ class SpeechHost:
     def open(self, settings: ConversationSettings, model: str) -> Conversation:
         """A new conversation."""
         transcriber = self.recogniser or self.pipeline.words
-        return LiveConversation(self.pipeline, settings, replace(self.options, transcriber=transcriber))
+        options = replace(self.options, transcriber=transcriber, fillers=self.fillers)
+        if self.tool_chat is None or transcriber is None:
+            return LiveConversation(self.pipeline, settings, options)
+        return LiveConversation(ToolDelegate(self.pipeline, self.tool_chat, transcriber), settings, options)
 
     async def announce(self, text: str, voice: str | None, speed: float) -> AsyncGenerator[Samples, None]:
         """The sound of a text: by the cascade's synthesizer, by a speech-to-speech model that reads it aloud, or by the
@@ -175,17 +192,30 @@ class SpeechHost:
         """A chat endpoint takes tools and reasoning, a local chat model tools if its template has them."""
         recognition = recognition_abilities(self.recogniser or self.pipeline.words, self.models[0].languages)
         if not isinstance(self.pipeline, LoadedCascade):
-            has_window = isinstance(self.pipeline, MossSpeechBackend)
-            return ModelAbilities(False, False, has_window, False, recognition)
+            return ModelAbilities(
+                tools=self.tool_chat is not None and getattr(self.tool_chat, "offers_tools", True),
+                reasoning=False,
+                retention_ratio=isinstance(self.pipeline, MossSpeechBackend),
+                images=False,
+                json_schema=False,
+                recognition=recognition,
+            )
         chat = self.pipeline.chat
-        if isinstance(chat, LocalChat):
-            return ModelAbilities(chat.offers_tools, False, False, False, recognition)
-        return ModelAbilities(True, True, False, self.sees_images, recognition)
+        is_local = isinstance(chat, LocalChat)
+        return ModelAbilities(
+            tools=chat.offers_tools if isinstance(chat, LocalChat) else True,
+            reasoning=not is_local,
+            retention_ratio=False,
+            images=self.sees_images and not is_local,
+            json_schema=chat.follows_schemas if isinstance(chat, LocalChat) else True,
+            recognition=recognition,
+        )
 
     @property
     def parts(self) -> Sequence[AbstractAsyncContextManager[object]]:
         """What must be entered while the host is served."""
-        parts = (self.pipeline, self.options.front_end, self.recogniser, self.transcriber)
+        tool_chat = self.tool_chat if isinstance(self.tool_chat, LocalChat) else None
+        parts = (self.pipeline, self.options.front_end, self.recogniser, self.transcriber, tool_chat)
         return [part for part in parts if part is not None]
 
     def gauges(self) -> Mapping[str, float]:
@@ -220,6 +250,8 @@ class SpeechHost:
                 await self.recogniser.warm_up()
             if self.speech is not None:
                 await self.speech.warm_up()
+            if isinstance(self.tool_chat, LocalChat):
+                await self.tool_chat.load_compiler()
         self.is_ready = True
 
 
@@ -257,6 +289,9 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser, card=_speech_card(options))
     if model == DEFAULT_MODEL:
         host.reader = ReadAloud(pipeline)
+    if options.tool_model is not None:
+        parts = CascadeParts(chat=options.tool_model, chat_model=options.chat_model, chat_key=options.chat_key)
+        host.tool_chat = open_chat(parts, options.device)
     host.transcriber = transcriber or ASREndpoint(
         BUNDLED_ASR, None, partial(LocalRecogniser.load, BUNDLED_ASR, "auto", options.device, options.asr_gate)
     )
@@ -312,6 +347,8 @@ def _cascade_host(options: ServingOptions, dialogue: DialogueOptions, settings: 
     cascade = load_cascade(options.cascade, options.device)
     card = _stack_card(options, CASCADE)
     host = SpeechHost(CASCADE, cascade, dialogue, settings, card=card, sees_images=options.chat_images)
+    if options.conversation.filler_seconds > 0:
+        host.fillers = FillerVoice(host.announce, options.conversation.filler_seconds)
     if isinstance(cascade.voice, TTSSynthesiser):
         host.speech = TTSEndpoint(_short_name(options.cascade.tts), cascade.voice)
     if isinstance(cascade.asr, LocalRecogniser):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
-from vivavoce.server.realtime.items import ConversationItem, ItemId, Milliseconds, ResponseParams
+from vivavoce.server.realtime.items import ClientItem, ItemId, McpApprovalResponseItem, Milliseconds, ResponseParams
 from vivavoce.server.realtime.refusals import invalid_json, refusal, unknown_event_type
 from vivavoce.server.realtime.session_types import Maybe, SessionParams
 from vivavoce.server.wire import WireError
@@ -44,7 +44,7 @@ class OutputAudioBufferClear(ClientEvent, tag="output_audio_buffer.clear"):
 
 
 class ConversationItemCreate(ClientEvent, tag="conversation.item.create"):
-    item: ConversationItem
+    item: ClientItem | McpApprovalResponseItem
     previous_item_id: ItemId | None = None
 
 

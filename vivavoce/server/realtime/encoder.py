@@ -17,7 +17,7 @@ from vivavoce.server.metrics import Metrics, TraceSpan, TurnClock, new_span
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.items import wire_item
 from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule
-from vivavoce.server.realtime.response import AudioSink, ResponseEncoder
+from vivavoce.server.realtime.response import AudioSink, ResponseEncoder, is_running
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session_config import value_or
 from vivavoce.server.realtime.session_types import (
@@ -33,6 +33,7 @@ from vivavoce.server.recording import SessionRecording
 logger = logging.getLogger(__name__)
 
 DIARIZE = "-diarize"  # ends the names of models whose transcripts come in segments with a speaker
+FILLER_METADATA = {"viva": "filler"}  # of responses that fill a wait and are not part of the conversation
 CLIENT_TRUNCATE_SECONDS = 0.2  # time for a client that stops its playback to send its own truncate event
 
 
@@ -67,6 +68,8 @@ class EventEncoder:
     truncated: tuple[str, int] | None = None
     """The item truncated last, and its end in milliseconds."""
     last_reply: str = ""
+    on_hosted_call: Callable[[dialogue.Item, int], None] | None = None
+    """Makes a call of a tool that is not the client's: its item, and its index in the response."""
     recording: SessionRecording | None = None
     """Is given the audio of replies when it is sent."""
     _replies: dict[str, ResponseEncoder] = field(default_factory=dict)
@@ -234,6 +237,8 @@ class EventEncoder:
 
     def _reply_started(self, event: dialogue.ReplyStarted) -> None:
         request = self.requested.pop(event.reply, None) or ResponseRequest(self.session)
+        if event.is_filler:
+            request = ResponseRequest(self.session, FILLER_METADATA, is_out_of_band=True)
         if not isinstance(request.session, RealtimeSessionObject):  # the session has become a transcription session
             with suppress(VivaError):
                 self.conversation.cancel(event.reply)
@@ -246,7 +251,7 @@ class EventEncoder:
         self._spans[event.reply] = new_span(
             self.conversation_id, event.reply, self.clock.waiting_seconds, _trace_attributes(request.session.tracing)
         )
-        if reply.is_out_of_band:
+        if reply.is_out_of_band and not event.is_filler:
             self._open_side_output(event.reply)
         self._send_in_order(event.reply, reply.created)
 
@@ -277,7 +282,11 @@ class EventEncoder:
         reply = self._replies[event.reply]
         if isinstance(event.item.content, dialogue.Message) and reply.modality == "audio":
             self._output(event.reply).end_item(event.reply, event.item.id)
+        index = len(reply.items) - 1
         self._send_in_order(event.reply, lambda: reply.item_done(self._heard(reply, event.item)))
+        if is_running(event.item) and self.on_hosted_call is not None:
+            make_call = self.on_hosted_call
+            self._output(event.reply).send_in_order(lambda: make_call(event.item, index))
 
     def _reply_done(self, event: dialogue.ReplyDone) -> None:
         reply, output = self._replies[event.reply], self._output(event.reply)

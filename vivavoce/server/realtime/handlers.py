@@ -13,7 +13,15 @@ from vivavoce.server.realtime import client_events as client
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.audio_formats import InputFormats, slices
 from vivavoce.server.realtime.encoder import EventEncoder, ResponseRequest
-from vivavoce.server.realtime.items import ResponseParams, audio_ms, content_of, contents_of, wire_item
+from vivavoce.server.realtime.hosted_tools import HostedTools
+from vivavoce.server.realtime.items import (
+    McpApprovalResponseItem,
+    ResponseParams,
+    audio_ms,
+    content_of,
+    contents_of,
+    wire_item,
+)
 from vivavoce.server.realtime.session_config import Configuration, value_or
 from vivavoce.server.wire import WireError
 
@@ -143,6 +151,7 @@ class ClientEventHandlers:
     clock: TurnClock
     updated: Callable[[], None]
     """Sends `session.updated`."""
+    hosted: HostedTools
 
     async def handle(self, event: client.AnyClientEvent) -> None:
         """Apply an event; all but audio take effect after the audio before them."""
@@ -191,6 +200,9 @@ class ClientEventHandlers:
             self.encoder.send(events.OutputAudioBufferCleared(self.encoder.last_reply))
 
     def item_create(self, event: client.ConversationItemCreate) -> None:
+        if isinstance(event.item, McpApprovalResponseItem):
+            self.hosted.answer_approval(event.item)
+            return
         self.configuration.check_images([event.item], ["item"])
         content = content_of(event.item, self.configuration.input_format, self.conversation.input_rate)
         self._check_image_bytes(content)
@@ -208,6 +220,9 @@ class ClientEventHandlers:
         self.encoder.send(events.ConversationItemDone(previous, added))
 
     def item_retrieve(self, event: client.ConversationItemRetrieve) -> None:
+        if (listed := self.hosted.item(event.item_id)) is not None:
+            self.encoder.send(events.ConversationItemRetrieved(listed))
+            return
         self._require_item(event.item_id, "retrieving", "item_retrieve_invalid_item_id")
         formats = (self.configuration.input_format, self.configuration.output_format)
         item = wire_item(self.conversation.item(event.item_id), audio=formats)
@@ -262,7 +277,10 @@ class ClientEventHandlers:
     def response_create(self, event: client.ResponseCreate) -> None:
         if self.configuration.is_transcription:
             raise WireError("a transcription session has no responses", "transcription_session")
-        requested, request = self._request(value_or(event.response, None))
+        params = value_or(event.response, None)
+        if params in (None, ResponseParams()) and self.hosted.answers_already():
+            return
+        requested, request = self._request(params)
         active = self.encoder.open_reply
         if active is not None and not requested.is_out_of_band:
             raise _already_active(active)
@@ -285,6 +303,7 @@ class ClientEventHandlers:
             rate, format = self.conversation.input_rate, self.configuration.input_format
             content = contents_of(items, format, rate, self.conversation.item)
         settings = replace(self.configuration.settings(session), turn=self.conversation.settings.turn)
+        settings = replace(settings, output_schema=self.configuration.output_schema(params, settings))
         is_out_of_band = params.conversation == "none"
         requested = ResponseRequest(session, value_or(params.metadata, None), is_out_of_band)
         return requested, ReplyRequest(settings, is_out_of_band, content)

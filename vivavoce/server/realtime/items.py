@@ -8,8 +8,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from vivavoce.dialogue import events as dialogue
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode, resample
+from vivavoce.server.realtime.mcp_types import ListedTool, McpCallError
 from vivavoce.server.realtime.session_types import AudioFormat, Maybe, Modality, ResponseOptions
-from vivavoce.server.wire import ErrorDetail, WireError
+from vivavoce.server.wire import ErrorDetail, JsonObject, WireError
 
 Milliseconds = Annotated[int, Meta(ge=0, lt=1 << 40)]
 ItemId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -95,13 +96,43 @@ class FunctionCallOutputItem(BaseItem, kw_only=True, tag="function_call_output")
     output: str
 
 
+class McpApprovalResponseItem(BaseItem, kw_only=True, tag="mcp_approval_response"):
+    approval_request_id: ItemId
+    approve: bool
+    reason: Maybe[str] = UNSET
+
+
+class McpApprovalRequestItem(BaseItem, kw_only=True, tag="mcp_approval_request"):
+    server_label: str
+    name: str
+    arguments: str
+
+
+class McpCallItem(BaseItem, kw_only=True, tag="mcp_call"):
+    """Null fields are sent: stock clients fail without the key of the output."""
+
+    server_label: str
+    name: str
+    arguments: str
+    approval_request_id: str | None
+    output: str | None
+    error: McpCallError | None
+
+
+class McpListToolsItem(BaseItem, kw_only=True, tag="mcp_list_tools"):
+    server_label: str
+    tools: list[ListedTool]
+
+
 class ItemReference(Struct, tag_field="type", tag="item_reference", forbid_unknown_fields=True):
     """An item of the history, in the input of a response."""
 
     id: ItemId
 
 
-ConversationItem = MessageItem | FunctionCallItem | FunctionCallOutputItem
+ClientItem = MessageItem | FunctionCallItem | FunctionCallOutputItem
+ConversationItem = ClientItem | McpApprovalResponseItem | McpApprovalRequestItem | McpCallItem | McpListToolsItem
+"""An item of the server; clients create the first three, and approvals."""
 
 
 # Responses
@@ -110,9 +141,17 @@ EndStatus = Literal["completed", "cancelled", "incomplete", "failed"]
 ResponseStatus = Literal["in_progress", EndStatus]
 
 
+class VivaResponseParams(Struct, forbid_unknown_fields=True):
+    """Our extension of `response.create`."""
+
+    json_schema: Maybe[JsonObject] = UNSET
+    """A schema that a written response follows."""
+
+
 class ResponseParams(ResponseOptions, kw_only=True):
+    viva: Maybe[VivaResponseParams] = UNSET
     conversation: Maybe[Literal["auto", "none"]] = UNSET
-    input: Maybe[list[ConversationItem | ItemReference]] = UNSET
+    input: Maybe[list[ClientItem | ItemReference]] = UNSET
     metadata: Maybe[Metadata] = UNSET
 
 
@@ -173,7 +212,7 @@ class Response(Struct, kw_only=True):
 IMAGE_TYPES = ("data:image/png;base64,", "data:image/jpeg;base64,")
 
 
-def content_of(item: ConversationItem, format: WireFormat, rate: int, param: str = "item") -> dialogue.Content:
+def content_of(item: ClientItem, format: WireFormat, rate: int, param: str = "item") -> dialogue.Content:
     """The content of an item of a client; its audio is resampled to `rate`."""
     if isinstance(item, FunctionCallItem):
         return dialogue.ToolCall(item.call_id or "", item.name, item.arguments)
@@ -216,7 +255,7 @@ def image_param(items: Sequence[ConversationItem | ItemReference], params: Seque
 
 
 def contents_of(
-    items: Sequence[ConversationItem | ItemReference],
+    items: Sequence[ClientItem | ItemReference],
     format: WireFormat,
     rate: int,
     find: Callable[[str], dialogue.Item],
@@ -237,6 +276,8 @@ def wire_item(
     """An item for clients; with its audio where `audio` has the formats of the user's audio and of ours."""
     status = status or ("completed" if item.is_complete else "incomplete")
     content = item.content
+    if isinstance(content, dialogue.ToolCall) and content.hosted is not None:
+        return _hosted_item(item.id, status, content.arguments, content.hosted)
     if isinstance(content, dialogue.ToolCall):
         return FunctionCallItem(
             id=item.id,
@@ -252,6 +293,30 @@ def wire_item(
         )
     parts = [_wire_part(content.role, part, audio) for part in content.parts]
     return MessageItem(id=item.id, object="realtime.item", status=status, role=content.role, content=parts)
+
+
+def _hosted_item(
+    id: str, status: Status, arguments: str, call: dialogue.HostedCall
+) -> McpApprovalRequestItem | McpCallItem:
+    """A call that the server makes, or the request to approve it."""
+    label, name = call.tool.server, call.tool.name
+    if call.state in ("asked", "approved", "denied"):
+        return McpApprovalRequestItem(id=id, object="realtime.item", server_label=label, name=name, arguments=arguments)
+    error = None
+    if call.error is not None:
+        kind, code, message = call.error
+        error = McpCallError(kind, message, UNSET if kind == "tool_execution_error" else code)
+    return McpCallItem(
+        id=id,
+        object="realtime.item",
+        server_label=label,
+        name=name,
+        status="in_progress" if call.state == "running" else status,
+        arguments=arguments,
+        approval_request_id=call.approval_request,
+        output=call.output,
+        error=error,
+    )
 
 
 def _wire_part(

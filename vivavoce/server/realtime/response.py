@@ -107,6 +107,9 @@ class ResponseEncoder:
         """A delta of the arguments of a tool call."""
         opened = self.open[item]
         opened.text += delta
+        if opened.started.hosted is not None:
+            is_call = opened.started.hosted.state == "running"
+            return [events.McpCallArgumentsDelta(*self._position(item), delta=delta)] if is_call else []
         call_id = opened.started.call_id or item
         return [events.FunctionCallArgumentsDelta(*self._position(item), call_id=call_id, delta=delta)]
 
@@ -118,7 +121,7 @@ class ResponseEncoder:
             item = self._item_until_sent(opened)
         wire = wire_item(item)
         sent = [*self._content_done(item, opened), events.OutputItemDone(self.id, opened.output_index, wire)]
-        if not self.is_out_of_band:
+        if not self.is_out_of_band and not is_running(item):
             sent.append(events.ConversationItemDone(opened.started.previous, wire))
         del self.open[item.id]
         self.output.append(wire)
@@ -147,6 +150,9 @@ class ResponseEncoder:
 
     def _content_done(self, item: Item, opened: OpenItem) -> list[ServerEvent]:
         position, content = self._position(item.id), item.content
+        if isinstance(content, dialogue.ToolCall) and content.hosted is not None:
+            is_call = content.hosted.state == "running"
+            return [events.McpCallArgumentsDone(*position, arguments=content.arguments)] if is_call else []
         if isinstance(content, dialogue.ToolCall):
             call_id = opened.started.call_id or item.id
             return [
@@ -172,14 +178,13 @@ class ResponseEncoder:
 
     def _empty(self, started: ReplyItemStarted) -> Item:
         if started.kind == "tool_call":
-            return Item(started.item, dialogue.ToolCall(started.call_id or started.item, started.tool_name or "", ""))
+            return Item(started.item, _call_of(started, ""))
         return Item(started.item, dialogue.Message("assistant", ()))
 
     def _item_until_sent(self, opened: OpenItem) -> Item:
         started = opened.started
         if started.kind == "tool_call":
-            call = dialogue.ToolCall(started.call_id or started.item, started.tool_name or "", opened.text)
-            return Item(started.item, call, is_complete=False)
+            return Item(started.item, _call_of(started, opened.text), is_complete=False)
         part: dialogue.TextPart | dialogue.AudioPart = dialogue.TextPart(opened.text)
         if self.modality == "audio":
             part = dialogue.AudioPart(np.zeros(0, np.float32), 24_000, opened.text)
@@ -202,6 +207,17 @@ class ResponseEncoder:
             usage=None if usage is None else response_usage(usage),
             audio=audio if self.modality == "audio" else UNSET,
         )
+
+
+def is_running(item: Item) -> bool:
+    """Whether an item is a complete call that the server now makes; its end is told when there is an output."""
+    content = item.content
+    hosted = content.hosted if isinstance(content, dialogue.ToolCall) else None
+    return item.is_complete and hosted is not None and hosted.state == "running"
+
+
+def _call_of(started: ReplyItemStarted, arguments: str) -> dialogue.ToolCall:
+    return dialogue.ToolCall(started.call_id or started.item, started.tool_name or "", arguments, started.hosted)
 
 
 def response_usage(usage: dialogue.Usage) -> ResponseUsage:

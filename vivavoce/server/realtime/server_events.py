@@ -270,6 +270,51 @@ class FunctionCallArgumentsDone(ItemEvent, tag="response.function_call_arguments
     arguments: str
 
 
+# MCP
+
+
+class McpListToolsEvent(ServerEvent):
+    item_id: str
+
+
+class McpListToolsInProgress(McpListToolsEvent, tag="mcp_list_tools.in_progress"):
+    pass
+
+
+class McpListToolsCompleted(McpListToolsEvent, tag="mcp_list_tools.completed"):
+    pass
+
+
+class McpListToolsFailed(McpListToolsEvent, tag="mcp_list_tools.failed"):
+    pass
+
+
+class McpCallArgumentsDelta(ItemEvent, tag="response.mcp_call_arguments.delta"):
+    delta: str
+    obfuscation: str = ""
+
+
+class McpCallArgumentsDone(ItemEvent, tag="response.mcp_call_arguments.done"):
+    arguments: str
+
+
+class McpCallEvent(ServerEvent):
+    item_id: str
+    output_index: int
+
+
+class McpCallInProgress(McpCallEvent, tag="response.mcp_call.in_progress"):
+    pass
+
+
+class McpCallCompleted(McpCallEvent, tag="response.mcp_call.completed"):
+    pass
+
+
+class McpCallFailed(McpCallEvent, tag="response.mcp_call.failed"):
+    pass
+
+
 DEPTH_MARGIN = 32  # levels of nesting reserved for the stack frames between a handler and the encoder
 
 _encoder = msgspec.json.Encoder()

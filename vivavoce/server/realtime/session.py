@@ -16,16 +16,18 @@ from vivavoce.errors import CapacityError, VivaError
 from vivavoce.log import log_failure
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.host import Host
+from vivavoce.server.mcp.allowed import AllowedServers
 from vivavoce.server.metrics import Metrics, TurnClock
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.client_events import AnyClientEvent, InputAudioBufferAppend, decode_client_event
 from vivavoce.server.realtime.encoder import EventEncoder
 from vivavoce.server.realtime.event_log import Cursor, EventLog
 from vivavoce.server.realtime.handlers import AudioInputStream, ClientEventHandlers, DecodedAudio
+from vivavoce.server.realtime.hosted_tools import HostedTools
 from vivavoce.server.realtime.output import Lead
 from vivavoce.server.realtime.prompts import prompt_folder
 from vivavoce.server.realtime.response import AudioSink, WebSocketOutput
-from vivavoce.server.realtime.session_config import Configuration, value_or
+from vivavoce.server.realtime.session_config import Configuration, mcp_tools, value_or, without_secrets
 from vivavoce.server.realtime.session_types import Binary, SessionObject, SessionParams, SessionType, VivaSession
 from vivavoce.server.recording import SessionRecording
 from vivavoce.server.wire import WireError
@@ -71,7 +73,8 @@ class RealtimeSession:
         self.resume_token = secrets.token_urlsafe(24)
         self.options, self.metrics = options, metrics
         self.opened_with = opening.opened_with
-        self.configuration = Configuration(host, opening.model, opening.kind, opening.session, prompt_folder(options))
+        allowed_mcp, prompts = AllowedServers.read(options.allow_mcp), prompt_folder(options)
+        self.configuration = Configuration(host, opening.model, opening.kind, opening.session, prompts, allowed_mcp)
         if opening.binary is not None:
             viva = VivaSession(binary=opening.binary)
             self.configuration.session = replace(self.configuration.session, viva=viva)
@@ -87,8 +90,10 @@ class RealtimeSession:
         self.close_reason: tuple[int, str] = (1000, "")
         self.on_closed: list[Callable[[], None]] = []
         self.on_updated: list[Callable[[], None]] = []
+        self.hosted = HostedTools(self.conversation, allowed_mcp, self.send, self._apply_tools)
+        self.configuration.hosted, self.encoder.on_hosted_call = self.hosted, self.hosted.make_call
         self._handlers = ClientEventHandlers(
-            self.conversation, self.configuration, self.encoder, self.audio, self.clock, self._send_updated
+            self.conversation, self.configuration, self.encoder, self.audio, self.clock, self._send_updated, self.hosted
         )
         self._opened = time.time()
         self._active_at = self._now()
@@ -99,6 +104,7 @@ class RealtimeSession:
         self.send(events.SessionCreated(self.session_object(with_token=True)))
         self.send(events.ConversationCreated(events.ConversationObject(self.encoder.conversation_id)))
         self._task = asyncio.create_task(self._run())
+        self.hosted.update(mcp_tools(self.configuration.session))
         if self.options.record is not None:
             self._record(Path(self.options.record))
 
@@ -120,6 +126,7 @@ class RealtimeSession:
         if self.is_closed:
             return
         self._finish(code, reason)
+        await self.hosted.close()
         await self.conversation.close()
         if self._task is not None:
             self._task.cancel()
@@ -133,6 +140,7 @@ class RealtimeSession:
             message = f"the session failed: {type(error).__name__}"
             self.send_error(WireError(message, "session_failed", kind="server_error"))
             await self.conversation.close()
+            await self.hosted.close()
         finally:
             self._finish(1011, "the session ended")
 
@@ -217,7 +225,7 @@ class RealtimeSession:
 
     def session_object(self, with_token: bool = False) -> SessionObject:
         """The complete session object."""
-        session = replace(self.configuration.session, id=self.id)
+        session = replace(without_secrets(self.configuration.session), id=self.id)
         if self.options.session_seconds is not None:
             session = replace(session, expires_at=int(self._opened + self.options.session_seconds))
         if with_token:
@@ -225,10 +233,16 @@ class RealtimeSession:
             session = replace(session, viva=viva)
         return session
 
+    def _apply_tools(self) -> None:
+        """Give the conversation the tools that an MCP server has listed."""
+        settings = self.configuration.settings()
+        self.conversation.update(lambda _: settings)
+
     def _send_updated(self) -> None:
         if isinstance(self.encoder.output, WebSocketOutput):
             self.encoder.output.binary = self.configuration.binary
         self.send(events.SessionUpdated(self.session_object()))
+        self.hosted.update(mcp_tools(self.configuration.session))
         for callback in self.on_updated:
             callback()
 

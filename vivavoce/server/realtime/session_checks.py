@@ -9,7 +9,11 @@ import msgspec
 from msgspec import UNSET
 
 from vivavoce.dialogue.backend import RecognitionAbilities
+from vivavoce.engine.schema_limits import check_schema
+from vivavoce.errors import InputError
 from vivavoce.server.host import ModelAbilities
+from vivavoce.server.mcp.allowed import AllowedServers
+from vivavoce.server.realtime.mcp_types import McpTool, check_servers
 from vivavoce.server.realtime.refusals import refusal
 from vivavoce.server.realtime.session_types import (
     AudioInputParams,
@@ -27,7 +31,7 @@ from vivavoce.server.realtime.session_types import (
     TurnDetectionParams,
 )
 from vivavoce.server.rest.languages import language_code
-from vivavoce.server.wire import WireError
+from vivavoce.server.wire import JsonObject, WireError
 
 MAX_LISTED = 12
 REALTIME_ONLY = (
@@ -35,6 +39,7 @@ REALTIME_ONLY = (
     *("max_output_tokens", "max_response_output_tokens", "output_audio_format", "voice", "speed", "temperature"),
     *("tracing", "truncation", "prompt", "reasoning"),
 )
+NO_SERVERS = AllowedServers()
 DETECTOR_FIELDS = {
     "server_vad": {"type", *ServerVad.__struct_fields__},
     "semantic_vad": {"type", *SemanticVad.__struct_fields__},
@@ -122,22 +127,68 @@ def _refuse_detection(value: Maybe[TurnDetectionParams], detector: str, param: s
                 raise unsupported(f"{param}.{name}", f"It is not a parameter of {kind}.")
 
 
+def _supported_server(
+    tool: dict[str, object], known: Sequence[McpTool], abilities: ModelAbilities, mcp: AllowedServers, param: str
+) -> McpTool:
+    """An MCP server of the client; WireError where it may not be reached."""
+    if not abilities.tools:
+        raise unsupported(param, "The model calls no tools; a cascade with a chat endpoint does.")
+    if not param.startswith("session."):
+        raise unsupported(f"{param}.type", "MCP servers are tools of the session.")
+    if not mcp:
+        raise unsupported(f"{param}.type", "No MCP server is allowed here; --allow-mcp names them.")
+    for name in ("connector_id", "tunnel_id", "defer_loading", "allowed_callers"):
+        if _is_set(tool.get(name)):
+            raise unsupported(f"{param}.{name}")
+    try:
+        server = msgspec.convert({name: value for name, value in tool.items() if value is not None}, McpTool)
+    except msgspec.ValidationError as error:
+        raise refusal(error, McpTool, param) from None
+    check_servers([*known, server], mcp, param)
+    return server
+
+
+def check_output_schema(schema: JsonObject, modality: str, abilities: ModelAbilities) -> None:
+    """WireError for the schema of a response that is not written, or that the model cannot follow."""
+    param = "response.viva.json_schema"
+    if not abilities.json_schema:
+        raise unsupported(param, "The model follows no schemas; a cascade with a local chat model does.")
+    if modality != "text":
+        raise WireError("A response with a schema is written: set output_modalities to ['text'].", param=param)
+    try:
+        check_schema(schema, "the schema")
+    except InputError as error:
+        raise WireError(str(error), param=param) from error
+
+
 def _is_set(value: object) -> bool:
     return value is not None and value is not UNSET
 
 
 def supported_tools(
-    tools: Sequence[object], abilities: ModelAbilities, param: str
-) -> tuple[list[FunctionTool], list[WireError]]:
-    """The tools that the model can call, and the errors of the others."""
-    supported: list[FunctionTool] = []
+    tools: Sequence[object], abilities: ModelAbilities, param: str, mcp: AllowedServers = NO_SERVERS
+) -> tuple[list[FunctionTool | McpTool], list[WireError]]:
+    """The tools that the model can call, and the errors of the others; `mcp` are the servers that may be reached."""
+    supported: list[FunctionTool | McpTool] = []
     errors: list[WireError] = []
     for index, tool in enumerate(tools):
         at = f"{param}.tools[{index}]"
+        if isinstance(tool, dict) and tool.get("type") == "mcp":
+            known = [each for each in supported if isinstance(each, McpTool)]
+            try:
+                supported.append(_supported_server(tool, known, abilities, mcp, at))
+            except WireError as error:
+                errors.append(error)
+            continue
         try:
             function = msgspec.convert(tool, FunctionTool)
         except msgspec.ValidationError as error:
             errors.append(refusal(error, FunctionTool, at))
+            continue
+        try:
+            check_schema(function.parameters or {}, "the schema")
+        except InputError as error:
+            errors.append(WireError(str(error), param=f"{at}.parameters"))
             continue
         if abilities.tools:
             supported.append(function)

@@ -2,17 +2,38 @@
 
 from collections.abc import Sequence
 from dataclasses import replace as replaced
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
-from vivavoce.dialogue.events import ConversationSettings, RecognitionSettings, Tool, Truncation, TurnSettings
+from vivavoce.dialogue.events import (
+    ConversationSettings,
+    HostedTool,
+    RecognitionSettings,
+    Tool,
+    Truncation,
+    TurnSettings,
+)
 from vivavoce.server.host import STOCK_VOICES, Host, ModelAbilities, abilities_of, stand_in
+from vivavoce.server.mcp.allowed import AllowedServers
 from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
-from vivavoce.server.realtime.items import ConversationItem, ItemReference, image_param
+from vivavoce.server.realtime.items import (
+    ConversationItem,
+    ItemReference,
+    ResponseParams,
+    VivaResponseParams,
+    image_param,
+)
+from vivavoce.server.realtime.mcp_types import McpTool
 from vivavoce.server.realtime.prompts import PromptFolder
-from vivavoce.server.realtime.session_checks import refuse_unsupported, supported_tools, unsupported
+from vivavoce.server.realtime.session_checks import (
+    NO_SERVERS,
+    check_output_schema,
+    refuse_unsupported,
+    supported_tools,
+    unsupported,
+)
 from vivavoce.server.realtime.session_types import (
     AudioInput,
     AudioInputParams,
@@ -34,6 +55,7 @@ from vivavoce.server.realtime.session_types import (
     SessionType,
     TokenLimits,
     ToolChoice,
+    ToolChoiceMcp,
     Transcription,
     TranscriptionSessionAudio,
     TranscriptionSessionObject,
@@ -44,7 +66,10 @@ from vivavoce.server.realtime.session_types import (
 )
 from vivavoce.server.realtime.session_types import Truncation as TruncationParams
 from vivavoce.server.rest.languages import language_code
-from vivavoce.server.wire import WireError
+from vivavoce.server.wire import JsonObject, WireError
+
+if TYPE_CHECKING:
+    from vivavoce.server.realtime.hosted_tools import HostedTools
 
 T = TypeVar("T")
 Options = TypeVar("Options", bound=ResponseOptions)
@@ -82,7 +107,12 @@ class Configuration:
         kind: SessionType = "realtime",
         change: SessionParams | None = None,
         prompts: PromptFolder | None = None,
+        mcp: AllowedServers = NO_SERVERS,
     ) -> None:
+        """`mcp` are the MCP servers that its clients may name."""
+        self._mcp = mcp
+        self.hosted: HostedTools | None = None
+        """Adds the tools of MCP servers to the settings."""
         self._base, self._voices, self._abilities = host.settings, tuple(host.voices), abilities_of(host)
         self._models = [model, *(card.id for card in host.models if card.id != model)]
         self._prompts = prompts
@@ -106,7 +136,7 @@ class Configuration:
         detection = self.session.audio.input.turn_detection
         detector = "server_vad" if detection is None else str(detection.__struct_config__.tag)
         refuse_unsupported(change, is_transcription, detector, self._abilities, self._models, param)
-        tools, refused = supported_tools(value_or(change.tools, []), self._abilities, param)
+        tools, refused = supported_tools(value_or(change.tools, []), self._abilities, param, self._mcp)
         change = self._with_prompt(change, param)
         return merged(self.session, change, self._base.turn, self._voices, param, tools), refused
 
@@ -129,7 +159,25 @@ class Configuration:
 
     def settings(self, session: SessionObject | None = None) -> ConversationSettings:
         """The conversation settings of this session object, or of another."""
-        return conversation_settings(session or self.session, self._base, self._voices)
+        session = session or self.session
+        settings = conversation_settings(session, self._base, self._voices)
+        if self.hosted is None or not isinstance(session, RealtimeSessionObject):
+            return settings
+        hosted = self.hosted.tools(settings.tools, mcp_tools(session))
+        choice = session.tool_choice
+        if isinstance(choice, ToolChoiceMcp):
+            names = [tool.name for tool in hosted if _is_named(tool.hosted, choice)]
+            # A tool that is not listed yet cannot be called.
+            named = names[0] if choice.name and names else "required" if names else "auto"
+            settings = replaced(settings, tool_choice=named)
+        return replaced(settings, tools=(*settings.tools, *hosted))
+
+    def output_schema(self, params: ResponseParams, settings: ConversationSettings) -> JsonObject | None:
+        """The JSON schema of a response; WireError where the model or the modality cannot follow it."""
+        schema = value_or(value_or(params.viva, VivaResponseParams()).json_schema, None)
+        if schema is not None:
+            check_output_schema(schema, settings.modality, self._abilities)
+        return schema
 
     @property
     def input_format(self) -> WireFormat:
@@ -199,7 +247,7 @@ def merged(
     turn: TurnSettings,
     voices: Sequence[str],
     param: str = "session",
-    tools: Sequence[FunctionTool] | None = None,
+    tools: Sequence[FunctionTool | McpTool] | None = None,
 ) -> SessionObject:
     """The session after a change; fields that are absent stay. `turn` holds the defaults of turn detection, `tools` the
     tools of the change where they were checked before."""
@@ -348,8 +396,12 @@ def conversation_settings(
         voice=voice if voice in voices else stand_in(voice, voices) or base.voice,
         speed=output.speed,
         max_output_tokens=None if limit == "inf" else limit,
-        tools=tuple(Tool(tool.name, tool.description or "", tool.parameters or {}) for tool in session.tools),
-        tool_choice=choice if isinstance(choice, str) else choice.name,
+        tools=tuple(
+            Tool(tool.name, tool.description or "", tool.parameters or {})
+            for tool in session.tools
+            if isinstance(tool, FunctionTool)
+        ),
+        tool_choice=choice if isinstance(choice, str) else choice.name or "required",
         parallel_tool_calls=value_or(session.parallel_tool_calls, None),
         reasoning_effort=value_or(value_or(session.reasoning, Reasoning()).effort, None),
         temperature=value_or(session.temperature, None),
@@ -371,6 +423,24 @@ def _recognition(transcription: Transcription, with_logprobs: bool) -> Recogniti
         with_logprobs=with_logprobs,
         partial_seconds=None if delay is None else PARTIAL_SECONDS[delay],
     )
+
+
+def mcp_tools(session: SessionObject) -> list[McpTool]:
+    """The MCP servers of a session."""
+    tools = session.tools if isinstance(session, RealtimeSessionObject) else []
+    return [tool for tool in tools if isinstance(tool, McpTool)]
+
+
+def without_secrets(session: SessionObject) -> SessionObject:
+    """The session object as clients see it: without the keys and headers of its MCP servers."""
+    if not mcp_tools(session) or not isinstance(session, RealtimeSessionObject):
+        return session
+    return replace(session, tools=[tool.shown if isinstance(tool, McpTool) else tool for tool in session.tools])
+
+
+def _is_named(tool: HostedTool | None, choice: ToolChoiceMcp) -> bool:
+    """Whether a choice names this tool, or all tools of its server."""
+    return tool is not None and tool.server == choice.server_label and value_or(choice.name, tool.name) == tool.name
 
 
 def _truncation(value: TruncationParams) -> Truncation:

@@ -143,12 +143,16 @@ class FunctionTool(Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON schema."""
 
 
-class ToolChoiceFunction(Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["function"]
+class ToolChoiceFunction(Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True):
     name: str
 
 
-ToolChoice = Literal["none", "auto", "required"] | ToolChoiceFunction
+class ToolChoiceMcp(Struct, frozen=True, tag_field="type", tag="mcp", forbid_unknown_fields=True):
+    server_label: str
+    name: Maybe[str] = UNSET
+
+
+ToolChoice = Literal["none", "auto", "required"] | ToolChoiceFunction | ToolChoiceMcp
 
 
 class Reasoning(Struct, frozen=True, forbid_unknown_fields=True):
@@ -213,7 +217,7 @@ class ResponseOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     instructions: Maybe[str] = UNSET
     output_modalities: Maybe[Modalities] = UNSET
     tools: Maybe[list[JsonObject]] = UNSET
-    """`FunctionTool`s: each is checked by itself, so that one that is refused leaves the others."""
+    """`FunctionTool`s and `McpTool`s: each is checked by itself, so that one that is refused leaves the others."""
     tool_choice: Maybe[ToolChoice] = UNSET
     parallel_tool_calls: Maybe[bool] = UNSET
     max_output_tokens: Maybe[TokenLimit] = UNSET
@@ -276,7 +280,8 @@ class RealtimeSessionObject(Struct, frozen=True, kw_only=True, tag_field="type",
     model: str
     output_modalities: list[Modality]
     instructions: str
-    tools: list[FunctionTool]
+    tools: list[Any]
+    """`FunctionTool`s and `McpTool`s; both have a `type`, which no tag can be, as clients may leave it out."""
     tool_choice: ToolChoice
     parallel_tool_calls: Maybe[bool] = UNSET
     max_output_tokens: int | Literal["inf"]

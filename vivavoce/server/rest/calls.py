@@ -10,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vivavoce.server.auth import Identity, Keys
+from vivavoce.server.mcp.allowed import AllowedServers
 from vivavoce.server.realtime.client_events import decode_object
 from vivavoce.server.realtime.prompts import prompt_folder
 from vivavoce.server.realtime.session import Opening, RealtimeSession
-from vivavoce.server.realtime.session_config import Configuration, overridden
+from vivavoce.server.realtime.session_config import Configuration, overridden, without_secrets
 from vivavoce.server.realtime.session_types import SessionObject, SessionParams
 from vivavoce.server.realtime.sessions import Sessions, served_model
 from vivavoce.server.realtime.webrtc import LocalCaller, NewCaller, WebRtcCall, open_call
@@ -127,8 +128,9 @@ class CallsApi:
     def _mint(self, params: SessionParams, seconds: int | None) -> tuple[ClientSecret, SessionObject]:
         kind = params.type or "realtime"
         model = served_model(self.sessions, params.model or None)
+        allowed_mcp = AllowedServers.read(self.sessions.options.allow_mcp)
         prompts = prompt_folder(self.sessions.options)
-        session = Configuration(self.sessions.host, model, kind, params, prompts).session
+        session = without_secrets(Configuration(self.sessions.host, model, kind, params, prompts, allowed_mcp).session)
         key, expires_at = self.keys.mint(msgspec.structs.replace(params, type=kind, model=model), seconds)
         session = msgspec.structs.replace(session, id=f"sess_{key[3:15]}", expires_at=0)
         return ClientSecret(key, expires_at), session

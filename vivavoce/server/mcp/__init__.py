@@ -1,0 +1,1 @@
+"""The server as a client of MCP servers, whose tools its conversations may call."""
