@@ -11,12 +11,12 @@ from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime.audio_formats import PCM, WireFormat
 from vivavoce.server.realtime.session_types import SampleRate
 from vivavoce.server.realtime.sessions import Sessions
-from vivavoce.server.telephony.call import Caller, serve_call
+from vivavoce.server.telephony.call import PhoneCaller, serve_call
 from vivavoce.server.telephony.wire import (
     PACKET_SECONDS,
     Audio,
     CallEvent,
-    Ended,
+    CallEnded,
     Started,
     Unknown,
     WireMessage,
@@ -51,7 +51,8 @@ class AudioSocketWire:
         assert isinstance(message, bytes)
         kind, payload = message[0], message[HEADER.size :]
         if self._id is None:
-            return self._identify(kind, payload)
+            self._identify(kind, payload)
+            return None
         if kind in AUDIO:
             return self._audio(kind, payload)
         if kind in OTHER_AUDIO:
@@ -60,7 +61,7 @@ class AudioSocketWire:
             return digit_event(payload.decode("latin1"))
         if kind == ERROR:
             raise WireError(f"Asterisk reports the error {payload[:8].hex() or 'unknown'}", "provider_error")
-        return Ended() if kind == HANGUP else Unknown()
+        return CallEnded() if kind == HANGUP else Unknown()
 
     def _identify(self, kind: int, payload: bytes) -> None:
         if kind != UUID or len(payload) != 16:
@@ -166,7 +167,7 @@ class AudioSocketServer:
         try:
             address = str((writer.get_extra_info("peername") or ("unknown",))[0])
             wire = AudioSocketWire(self._options.audiosocket_tokens)
-            await serve_call(TcpLine(reader, writer), wire, Caller(address), self._sessions)
+            await serve_call(TcpLine(reader, writer), wire, PhoneCaller(address), self._sessions)
         finally:
             self._tasks.discard(task)
             writer.close()

@@ -29,7 +29,7 @@ from vivavoce.server.telephony.wire import (
     Audio,
     CallEvent,
     Digit,
-    Ended,
+    CallEnded,
     MediaWire,
     Played,
     Started,
@@ -52,7 +52,7 @@ MAX_REASON_BYTES = 120  # of a close frame
 CAPACITY_STATUSES = (429, 503)
 
 
-class Line(Protocol):
+class CallLine(Protocol):
     """The connection of a call."""
 
     async def receive(self) -> WireMessage | None:
@@ -69,7 +69,7 @@ class Line(Protocol):
 
 
 @dataclass(frozen=True)
-class Caller:
+class PhoneCaller:
     """Where a call comes from, and the session that its key is bound to."""
 
     address: str
@@ -79,14 +79,14 @@ class Caller:
     """The hash of the browser key."""
 
 
-class Mark(NamedTuple):
+class ReplyMark(NamedTuple):
     """A point in the audio of a reply."""
 
     reply: str
     milliseconds: int
 
 
-async def serve_call(line: Line, wire: MediaWire, caller: Caller, sessions: Sessions) -> None:
+async def serve_call(line: CallLine, wire: MediaWire, caller: PhoneCaller, sessions: Sessions) -> None:
     """Serve a call from its first message to its end. Every failure ends this call only."""
     try:
         started = await _start_of(line, wire)
@@ -107,7 +107,7 @@ async def serve_call(line: Line, wire: MediaWire, caller: Caller, sessions: Sess
     sessions.metrics.calls_ended.labels(wire.provider, reason).inc()
 
 
-async def _start_of(line: Line, wire: MediaWire) -> Started | None:
+async def _start_of(line: CallLine, wire: MediaWire) -> Started | None:
     """The start of the stream; None where the caller hung up before."""
     try:
         async with asyncio.timeout(START_SECONDS):
@@ -115,7 +115,7 @@ async def _start_of(line: Line, wire: MediaWire) -> Started | None:
                 event = event_of(wire, message)
                 if isinstance(event, Started):
                     return event
-                if isinstance(event, Audio | Ended):
+                if isinstance(event, Audio | CallEnded):
                     raise WireError("the stream has not started", "not_started")
     except TimeoutError:
         raise WireError(f"the stream did not start within {START_SECONDS:g} s", "not_started") from None
@@ -129,7 +129,7 @@ def event_of(wire: MediaWire, message: WireMessage) -> CallEvent | None:
     return wire.received(message)
 
 
-async def close_line(line: Line, code: int, reason: str) -> None:
+async def close_line(line: CallLine, code: int, reason: str) -> None:
     """Close a connection; the other side may have closed it."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
@@ -150,13 +150,13 @@ class PhoneCall:
         self._to_send: deque[WireMessage] = deque()
         self._has_work = asyncio.Event()
         self._sent: dict[str, int] = {}  # bytes of audio by reply
-        self._marks: dict[str, Mark] = {}
-        self._last_mark: Mark | None = None
+        self._marks: dict[str, ReplyMark] = {}
+        self._last_mark: ReplyMark | None = None
         self._mark_count = 0
         self._unknown = 0
         self._dropped: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
 
-    def open(self, sessions: Sessions, caller: Caller, started: Started) -> None:
+    def open(self, sessions: Sessions, caller: PhoneCaller, started: Started) -> None:
         """Open the session; WireError 429 or 503 where it is refused."""
         bound = caller.session or SessionParams()
         opening = Opening(
@@ -179,7 +179,7 @@ class PhoneCall:
         session.start()
         session.send(events.VivaCallStarted(self._wire.provider, started.call_id, started.stream_id))
 
-    async def run(self, line: Line) -> str:
+    async def run(self, line: CallLine) -> str:
         """Receive and send until the call ends; why it ended. WireError where the caller's messages are invalid."""
         receiver, sender = asyncio.create_task(self._receive(line)), asyncio.create_task(self._send(line))
         calls = self.session.metrics.calls.labels(self._wire.provider)
@@ -193,7 +193,7 @@ class PhoneCall:
             if self._dropped.done():
                 await self._hang_up(line, sender, *self._dropped.result())
                 return "server"
-            return "lost" if sender.exception() is None else self._failed(sender)
+            return self._sending_failed(sender.exception())
         finally:
             calls.dec()
             for task in (receiver, sender):
@@ -202,16 +202,15 @@ class PhoneCall:
             self.session.detach(self)
             await self.session.close(1000, "the call ended")
 
-    def _failed(self, sender: asyncio.Task[None]) -> str:
-        error = sender.exception()
+    def _sending_failed(self, error: BaseException | None) -> str:
         if isinstance(error, TimeoutError):
             self.session.metrics.dropped.labels("stalled").inc()
             return "stalled"
-        if not isinstance(error, OSError | RuntimeError):
+        if error is not None and not isinstance(error, OSError | RuntimeError):
             log_failure(logger, error, "session %s: sending failed", self.session.id)
         return "lost"
 
-    async def _hang_up(self, line: Line, sender: asyncio.Task[None], code: int, reason: str) -> None:
+    async def _hang_up(self, line: CallLine, sender: asyncio.Task[None], code: int, reason: str) -> None:
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
         message = self._wire.hang_up()
@@ -232,11 +231,11 @@ class PhoneCall:
 
     # Receiving
 
-    async def _receive(self, line: Line) -> None:
+    async def _receive(self, line: CallLine) -> None:
         limits = InputLimits(self.session)
         while (message := await line.receive()) is not None:
             event = event_of(self._wire, message)
-            if isinstance(event, Ended):
+            if isinstance(event, CallEnded):
                 return
             await self._handle(event)
             wait = limits.wait_seconds()
@@ -330,10 +329,10 @@ class PhoneCall:
             return
         if len(self._marks) == MAX_MARKS:
             del self._marks[next(iter(self._marks))]
-        self._marks[name] = self._last_mark = Mark(reply, round(seconds * 1000))
+        self._marks[name] = self._last_mark = ReplyMark(reply, round(seconds * 1000))
         self._to_send.append(message)
 
-    async def _send(self, line: Line) -> None:
+    async def _send(self, line: CallLine) -> None:
         while True:
             while self._to_send:
                 async with asyncio.timeout(self.session.options.stall_seconds):

@@ -9,7 +9,7 @@ from vivavoce.server.telephony.wire import (
     PACKET_SECONDS,
     Audio,
     CallEvent,
-    Ended,
+    CallEnded,
     Played,
     Started,
     Unknown,
@@ -24,7 +24,7 @@ class Media(Struct):
     track: str = "inbound"
 
 
-class Mark(Struct):
+class StreamMark(Struct):
     name: str
 
 
@@ -37,7 +37,7 @@ class StreamMessage(Struct):
 
     event: str
     media: Media | None = None
-    mark: Mark | None = None
+    mark: StreamMark | None = None
     dtmf: Dtmf | None = None
 
 
@@ -80,7 +80,7 @@ class EventStream:
             case "dtmf":
                 return digit_event(required(content.dtmf, "dtmf").digit)
             case "stop":
-                return Ended()
+                return CallEnded()
         return None if content.event == "connected" else Unknown()
 
     def audio(self, data: bytes) -> WireMessage:

@@ -7,20 +7,20 @@ from vivavoce.server.telephony.event_stream import EventStream, StreamMessage
 from vivavoce.server.telephony.wire import Started, WireMessage, audio_format, decoded, required
 
 
-class MediaFormat(Struct):
+class ExotelMediaFormat(Struct):
     """Its `encoding` has had several names; the audio is always 16-bit PCM."""
 
     sample_rate: int = 8_000
 
 
-class Start(Struct):
-    media_format: MediaFormat = field(default_factory=MediaFormat)
+class ExotelStart(Struct):
+    media_format: ExotelMediaFormat = field(default_factory=ExotelMediaFormat)
     call_sid: str = ""
 
 
 class ExotelMessage(StreamMessage):
     stream_sid: str = ""
-    start: Start | None = None
+    start: ExotelStart | None = None
 
 
 class ExotelStream(EventStream):

@@ -9,7 +9,7 @@ from vivavoce.server.auth import Identity, Keys, check_origin, request_key
 from vivavoce.server.realtime.sessions import Sessions
 from vivavoce.server.rest.http import error_response
 from vivavoce.server.telephony.asterisk_websocket import AsteriskWebSocket
-from vivavoce.server.telephony.call import Caller, serve_call
+from vivavoce.server.telephony.call import PhoneCaller, serve_call
 from vivavoce.server.telephony.exotel import ExotelStream
 from vivavoce.server.telephony.plivo import PlivoStream
 from vivavoce.server.telephony.telnyx import TelnyxStream
@@ -50,7 +50,7 @@ class MediaStreams:
         await websocket.accept(subprotocol=MEDIA_PROTOCOL if MEDIA_PROTOCOL in offered else None)
         await serve_call(SocketLine(websocket), wire, caller, self._sessions)
 
-    def _admit(self, websocket: "WebSocket") -> tuple[MediaWire, Caller]:
+    def _admit(self, websocket: "WebSocket") -> tuple[MediaWire, PhoneCaller]:
         check_origin(websocket.headers, self._sessions.options)
         name, query = websocket.path_params["provider"], websocket.query_params
         key = websocket.path_params.get("key") or query.get("key") or header_key(websocket.headers)
@@ -58,7 +58,7 @@ class MediaStreams:
         if name not in PROVIDERS:
             raise WireError(f"there is no provider {name[:40]!r}; known are {', '.join(PROVIDERS)}", status=404)
         address = websocket.client.host if websocket.client else "unknown"
-        return PROVIDERS[name](), Caller(address, query.get("model"), identity.session, identity.browser_key)
+        return PROVIDERS[name](), PhoneCaller(address, query.get("model"), identity.session, identity.browser_key)
 
 
 class SocketLine:

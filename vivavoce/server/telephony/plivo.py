@@ -9,7 +9,7 @@ from vivavoce.server.telephony.wire import (
     PACKET_SECONDS,
     Audio,
     CallEvent,
-    Ended,
+    CallEnded,
     Played,
     Started,
     Unknown,
@@ -23,13 +23,13 @@ from vivavoce.server.telephony.wire import (
 ENCODINGS: dict[str, str] = {"audio/x-mulaw": MU_LAW, "audio/x-l16": PCM}
 
 
-class MediaFormat(Struct, rename="camel"):
+class PlivoMediaFormat(Struct, rename="camel"):
     encoding: str
     sample_rate: int = 8_000
 
 
-class Start(Struct, rename="camel"):
-    media_format: MediaFormat
+class PlivoStart(Struct, rename="camel"):
+    media_format: PlivoMediaFormat
     call_id: str = ""
     stream_id: str = ""
 
@@ -38,7 +38,7 @@ class PlivoMessage(Struct):
     """A message of Plivo; each event has one of the parts."""
 
     event: str
-    start: Start | None = None
+    start: PlivoStart | None = None
     media: Media | None = None
     dtmf: Dtmf | None = None
     name: str = ""
@@ -54,7 +54,7 @@ class PlayAudio(Struct, tag_field="event", tag="playAudio"):
     media: OutgoingMedia
 
 
-class Checkpoint(Struct, tag_field="event", tag="checkpoint", rename="camel"):
+class PlivoCheckpoint(Struct, tag_field="event", tag="checkpoint", rename="camel"):
     stream_id: str
     name: str
 
@@ -91,7 +91,7 @@ class PlivoStream:
             case "dtmf":
                 return digit_event(required(content.dtmf, "dtmf").digit)
             case "stop":
-                return Ended()
+                return CallEnded()
         return None if content.event == "clearedAudio" else Unknown()
 
     def audio(self, data: bytes) -> WireMessage:
@@ -101,7 +101,7 @@ class PlivoStream:
 
     def mark(self, name: str) -> WireMessage | None:
         """A `checkpoint` message."""
-        return _encoded(Checkpoint(self._stream, name))
+        return _encoded(PlivoCheckpoint(self._stream, name))
 
     def clear(self) -> WireMessage | None:
         """A `clearAudio` message."""
@@ -112,5 +112,5 @@ class PlivoStream:
         return None
 
 
-def _encoded(message: PlayAudio | Checkpoint | ClearAudio) -> str:
+def _encoded(message: PlayAudio | PlivoCheckpoint | ClearAudio) -> str:
     return msgspec.json.encode(message).decode()

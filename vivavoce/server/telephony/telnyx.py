@@ -10,24 +10,24 @@ from vivavoce.server.wire import WireError
 ENCODINGS: dict[str, str] = {"pcmu": MU_LAW, "pcma": A_LAW}
 
 
-class MediaFormat(Struct):
+class TelnyxMediaFormat(Struct):
     encoding: str
     sample_rate: int = 8_000
 
 
-class Start(Struct):
-    media_format: MediaFormat
+class TelnyxStart(Struct):
+    media_format: TelnyxMediaFormat
     call_control_id: str = ""
 
 
-class Problem(Struct):
+class TelnyxProblem(Struct):
     code: int = 0
 
 
 class TelnyxMessage(StreamMessage):
     stream_id: str = ""
-    start: Start | None = None
-    payload: Problem | None = None
+    start: TelnyxStart | None = None
+    payload: TelnyxProblem | None = None
 
 
 class TelnyxStream(EventStream):
@@ -38,7 +38,7 @@ class TelnyxStream(EventStream):
     def event_of(self, content: TelnyxMessage) -> CallEvent | None:
         """The event of a decoded message; Telnyx also reports errors."""
         if content.event == "error":
-            code = (content.payload or Problem()).code
+            code = (content.payload or TelnyxProblem()).code
             raise WireError(f"Telnyx reports the error {code}", "provider_error")
         return super().event_of(content)
 

@@ -9,19 +9,19 @@ from vivavoce.server.telephony.wire import Started, WireMessage, audio_format, d
 ENCODINGS: dict[str, str] = {"audio/x-mulaw": MU_LAW}
 
 
-class MediaFormat(Struct, rename="camel"):
+class TwilioMediaFormat(Struct, rename="camel"):
     encoding: str
     sample_rate: int = 8_000
 
 
-class Start(Struct, rename="camel"):
-    media_format: MediaFormat
+class TwilioStart(Struct, rename="camel"):
+    media_format: TwilioMediaFormat
     call_sid: str = ""
 
 
 class TwilioMessage(StreamMessage, rename="camel"):
     stream_sid: str = ""
-    start: Start | None = None
+    start: TwilioStart | None = None
 
 
 class TwilioStream(EventStream):

@@ -49,7 +49,7 @@ class Played(NamedTuple):
     mark: str
 
 
-class Ended(NamedTuple):
+class CallEnded(NamedTuple):
     """The caller has hung up, or the provider has stopped the stream."""
 
 
@@ -57,7 +57,7 @@ class Unknown(NamedTuple):
     """A well-formed message that the shape does not know; providers add new ones."""
 
 
-CallEvent: TypeAlias = Started | Audio | Digit | Played | Ended | Unknown
+CallEvent: TypeAlias = Started | Audio | Digit | Played | CallEnded | Unknown
 
 
 class MediaWire(Protocol):
