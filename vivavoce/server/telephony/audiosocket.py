@@ -15,8 +15,8 @@ from vivavoce.server.telephony.call import PhoneCaller, serve_call
 from vivavoce.server.telephony.wire import (
     PACKET_SECONDS,
     Audio,
-    CallEvent,
     CallEnded,
+    CallEvent,
     Started,
     Unknown,
     WireMessage,

@@ -27,9 +27,9 @@ from vivavoce.server.realtime.sessions import Sessions, served_model
 from vivavoce.server.realtime.websocket import InputLimits
 from vivavoce.server.telephony.wire import (
     Audio,
+    CallEnded,
     CallEvent,
     Digit,
-    CallEnded,
     MediaWire,
     Played,
     Started,

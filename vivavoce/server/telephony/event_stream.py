@@ -8,8 +8,8 @@ from msgspec import Struct
 from vivavoce.server.telephony.wire import (
     PACKET_SECONDS,
     Audio,
-    CallEvent,
     CallEnded,
+    CallEvent,
     Played,
     Started,
     Unknown,

@@ -8,8 +8,8 @@ from vivavoce.server.telephony.event_stream import Dtmf, Media
 from vivavoce.server.telephony.wire import (
     PACKET_SECONDS,
     Audio,
-    CallEvent,
     CallEnded,
+    CallEvent,
     Played,
     Started,
     Unknown,
