@@ -10,12 +10,14 @@ import pytest
 
 from tests.server.harness import DEADLINE, connected
 from tests.server.openai_types import CLIENT_EVENTS, SERVER_EVENTS, accepted, refused, required
+from tests.server.phones import TwilioPhone
 from tests.server.scripted import ScriptedHost, tone
 from vivavoce.dialogue import events as dialogue
 from vivavoce.server.realtime.client_events import CLIENT_EVENTS as OURS
 from vivavoce.server.realtime.client_events import ResponseCreate, SessionUpdate, decode_client_event
 from vivavoce.server.realtime.encoder import DIARIZE
 from vivavoce.server.realtime.items import ResponseParams
+from vivavoce.server.realtime.output import Pacing
 from vivavoce.server.realtime.prompts import PromptFolder
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session import Opening
@@ -43,12 +45,13 @@ WE_ACCEPT = {  # although the type refuses it
 }
 NEVER_SENT = {
     "conversation.item.created": "the beta protocol's name of conversation.item.added",
-    "input_audio_buffer.dtmf_event_received": "there is no telephone",
 }
 CODES = re.compile(
     r"invalid_value|invalid_type|missing_required_parameter|unknown_parameter|empty_\w+|\w+_(max|min)_\w+"
 )
-EXTENSIONS = {"viva.played", "transcription_session.update", "viva.session.resumed", "viva.warning"}
+EXTENSIONS = {
+    *("viva.played", "transcription_session.update", "viva.session.resumed", "viva.warning", "viva.call.started"),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -294,9 +297,15 @@ def test_every_server_event_of_theirs_is_one_of_ours_or_has_a_reason():
         assert kind in NEVER_SENT or required(model) <= {"type", *SENT[kind].__struct_fields__}, kind
 
 
-async def test_what_we_send_their_types_take_strictly(server):
+async def test_what_we_send_their_types_take_strictly(running):
     """A conversation with every event that we ever send."""
-    events = [*await over_a_socket(server), *await over_a_call(server), *await a_transcription(server)]
+    server = await running(media_streams=True)
+    events = [
+        *await over_a_socket(server),
+        *await over_a_call(server),
+        *await a_transcription(server),
+        *await on_the_telephone(server),
+    ]
     mcp = {kind for kind in SENT if "mcp_" in kind}  # which test_mcp.py checks
     assert {event["type"] for event in events} == SENT.keys() - EXTENSIONS - mcp
     for event in events:
@@ -351,6 +360,13 @@ async def over_a_call(server) -> list[dict]:
     return events
 
 
+async def on_the_telephone(server) -> list[dict]:
+    async with TwilioPhone(server) as phone, phone.sideband() as sideband:
+        await phone.press("5")
+        await sideband.until("input_audio_buffer.dtmf_event_received")
+        return sideband.events
+
+
 async def a_transcription(server) -> list[dict]:
     async with connected(server, "?intent=transcription") as client:
         await client.until("session.created")
@@ -368,6 +384,10 @@ class Reader:
 
     def drop(self, code: int, reason: str) -> None:
         """Nothing is to be closed."""
+
+    def pacing(self, options) -> Pacing:
+        """As if a client played it."""
+        return Pacing.of_calls(options)
 
     def send(self, reply, piece) -> None:
         """Discard it."""

@@ -22,7 +22,7 @@ SERVING_FLAGS = (  # flags with the names of `ServingOptions`
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
     *("host", "port", "doors", "tls_cert", "tls_key", "max_sessions", "idle_seconds", "resume_seconds"),
     *("drain_seconds", "greeting", "greeting_instructions", "webhook_url", "webhook_secret", "record"),
-    *("prompts", "log_level", "log_format", "log_content"),
+    *("prompts", "media_streams", "audiosocket", "log_level", "log_format", "log_content"),
 )
 
 ConfigFile = Annotated[
@@ -265,6 +265,22 @@ Record = Annotated[
     typer.Option(rich_help_panel=SERVER, help="Folder for recordings and transcripts of all sessions. Default: none."),
 ]
 IceServers = Annotated[list[str] | None, typer.Option(rich_help_panel=SERVER, help="URL of a STUN or TURN server.")]
+MediaStreams = Annotated[
+    bool | None,
+    typer.Option(
+        "--media-streams",
+        rich_help_panel=SERVER,
+        help="Take telephone calls of Twilio, Telnyx, Plivo, Vonage, Exotel and Asterisk at /v1/media-streams.",
+    ),
+]
+AudioSocket = Annotated[
+    int | None,
+    typer.Option(rich_help_panel=SERVER, min=0, max=65_535, help="TCP port for Asterisk's AudioSocket. Default: none."),
+]
+AudioSocketTokens = Annotated[
+    list[str] | None,
+    typer.Option(rich_help_panel=SERVER, envvar="VIVA_AUDIOSOCKET_TOKEN", help="A UUID that Asterisk may name."),
+]
 LogLevel = Annotated[
     str | None, typer.Option(rich_help_panel=SERVER, help="debug, info, warning or error. Default: info.")
 ]
@@ -338,6 +354,9 @@ def serve(
     webhook_secret: WebhookSecret = None,
     record: Record = None,
     ice_server: IceServers = None,
+    media_streams: MediaStreams = None,
+    audiosocket: AudioSocket = None,
+    audiosocket_token: AudioSocketTokens = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     log_content: LogContent = None,
@@ -412,6 +431,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
             "allowed_hosts": flags["allow_host"] or None,
             "ice_servers": flags["ice_server"] or None,
             "allow_mcp": flags["allow_mcp"] or None,
+            "audiosocket_tokens": flags["audiosocket_token"] or None,
             "greeting_may_be_interrupted": flags["greeting_interruptible"],
         },
     }
@@ -421,5 +441,6 @@ def _without_secrets(options: dict[str, Any]) -> dict[str, Any]:
     options["chat_key"] = options["chat_key"] and HIDDEN
     options["moderation"]["key"] = options["moderation"]["key"] and HIDDEN
     options["server"]["webhook_secret"] = options["server"]["webhook_secret"] and HIDDEN
+    options["server"]["audiosocket_tokens"] = [HIDDEN for _ in options["server"]["audiosocket_tokens"]]
     options["server"]["api_keys"] = [HIDDEN for _ in options["server"]["api_keys"]]
     return options

@@ -44,6 +44,8 @@ from vivavoce.server.rest.speech import SpeechApi
 from vivavoce.server.rest.transcriptions import TranscriptionApi
 from vivavoce.server.rest.voices import VoicesApi
 from vivavoce.server.stalls import StallWatch
+from vivavoce.server.telephony.audiosocket import AudioSocketServer
+from vivavoce.server.telephony.media_streams import PATH, MediaStreams
 from vivavoce.server.wire import WireError
 
 STALL_SECONDS = 0.1  # of the event loop; longer ones are logged
@@ -117,6 +119,9 @@ class RealtimeServer:
         self.loop_monitor = LoopMonitor(self.metrics.lag.observe)
         self.admission = AdmissionController(self.loop_monitor, options)
         self.sessions = Sessions(host, options, self.metrics, self.admission)
+        self.audiosocket: AudioSocketServer | None = None
+        if options.audiosocket is not None:
+            self.audiosocket = AudioSocketServer(self.sessions, options)
         self.requests: ActiveRequests = set()
         self.drain = Drain(self.sessions, self.requests, options.drain_seconds)
 
@@ -127,8 +132,12 @@ class RealtimeServer:
         background = [self.sessions.sweep(), self.sessions.cleanup.run(), self.loop_monitor.run()]
         tasks = [asyncio.create_task(each) for each in (*background, *([webhooks.run()] if webhooks else []))]
         with self.metrics.exceptions.counting(), StallWatch(STALL_SECONDS).watching():
+            if self.audiosocket is not None:
+                await self.audiosocket.start()
             yield
             await self.sessions.close()
+            if self.audiosocket is not None:
+                await self.audiosocket.close()
             if webhooks is not None:
                 await webhooks.finish(WEBHOOK_SECONDS)
             for task in tasks:
@@ -171,8 +180,15 @@ class RealtimeServer:
             Route("/healthz", self.healthy),
             Route("/readyz", self.ready),
             Route("/metrics", self._endpoint(self.metrics_page)),
+            *self._telephony_routes(),
             *page_routes(),
         ]
+
+    def _telephony_routes(self) -> list[BaseRoute]:
+        if not self.options.media_streams:
+            return []
+        streams = MediaStreams(self.sessions, self.keys)
+        return [WebSocketRoute(path, streams.serve) for path in (PATH, PATH + "/{key}")]
 
     async def realtime(self, websocket: WebSocket) -> None:
         """A WebSocket of the Realtime protocol."""

@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from types import UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.log import LogFormat, LogLevel
@@ -151,6 +152,12 @@ class ServerOptions:
     ice_servers: tuple[str, ...] = ()
     allow_mcp: tuple[str, ...] = ()
     """MCP servers that clients may name: addresses, and programs as `name=command`."""
+    media_streams: bool = False
+    """Whether telephony providers may connect, at `/v1/media-streams/PROVIDER`."""
+    audiosocket: int | None = None
+    """The TCP port for Asterisk's AudioSocket."""
+    audiosocket_tokens: tuple[str, ...] = ()
+    """The UUIDs that Asterisk may name; without any, all are admitted."""
     greeting: str | None = None
     """What a session is greeted with before the user has spoken."""
     greeting_instructions: str | None = None
@@ -196,6 +203,23 @@ class ServerOptions:
             raise InputError("webhooks need --webhook-url and --webhook-secret: they are signed")
         if self.webhook_url is not None and not self.webhook_url.startswith(("http://", "https://")):
             raise InputError("the address of --webhook-url begins with http:// or https://")
+
+        self._check_audiosocket()
+
+    def _check_audiosocket(self) -> None:
+        if self.audiosocket is None:
+            if self.audiosocket_tokens:
+                raise InputError("--audiosocket-token needs --audiosocket, the port for Asterisk")
+            return
+        if not 0 <= self.audiosocket <= 65_535 or self.audiosocket == self.port != 0:
+            raise InputError(f"--audiosocket is a TCP port of its own, not {self.audiosocket}")
+        if not self.audiosocket_tokens and (self.api_keys or not is_loopback(self.host)):
+            raise InputError("AudioSocket has no API keys: set --audiosocket-token to a secret UUID for the dialplan")
+        try:
+            for token in self.audiosocket_tokens:
+                UUID(token)
+        except ValueError as error:  # the token is a secret
+            raise InputError("--audiosocket-token is a UUID, as AudioSocket() of the dialplan takes it") from error
 
     def _check_certificate(self) -> None:
         if self.tls_cert is None:

@@ -50,6 +50,10 @@ class Metrics:
         self.released = Counter("sessions_tidied", "Ended sessions whose memory was released.", **common)
         self.refused = Counter("sessions_refused", "Sessions refused.", ["reason"], **common)
         self.resumed = Counter("sessions_resumed", "Sessions resumed by their client.", **common)
+        self.calls = Gauge("calls", "Telephone calls in progress.", ["provider"], **common)
+        self.calls_ended = Counter(
+            "calls_ended", "Telephone calls that ended or were refused.", ["provider", "reason"], **common
+        )
         self.dropped = Counter("connections_dropped", "Connections closed by the server.", ["reason"], **common)
         self.replies = Counter("replies", "Replies that ended.", ["reason"], **common)
         self.errors = Counter("errors", "Error events sent.", ["code"], **common)

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 DISCONNECT_SECONDS = 1.0  # within which a connection that cannot be sent to reports its close code
 STATISTICS_SECONDS = 1.0
+REALTIME_PATH = "/v1/realtime"  # of the protocol whose audio a door decodes; other WebSockets are relayed as they are
 SCOPE_FIELDS = (
     *("type", "asgi", "http_version", "server", "client", "scheme", "method", "root_path"),
     *("path", "raw_path", "query_string", "headers", "subprotocols", "extensions"),
@@ -50,9 +51,9 @@ SCOPE_FIELDS = (
 class DoorChannel(LinkChannel):
     """One connection of a client: its messages to the engine, and those of the engine to the client."""
 
-    def __init__(self, link: Link, number: int, max_event_bytes: int) -> None:
+    def __init__(self, link: Link, number: int, max_event_bytes: int, decodes_audio: bool) -> None:
         super().__init__(link, number)
-        self._max_event_bytes = max_event_bytes
+        self._max_event_bytes, self._decodes_audio = max_event_bytes, decodes_audio
         self._to_send: deque[tuple[int, Message | tuple[int, str | AudioPiece]]] = deque()
         self._has_work = asyncio.Event()
         self._formats: InputFormats | None = None
@@ -67,7 +68,8 @@ class DoorChannel(LinkChannel):
         """Pass the messages of the client on until it disconnects."""
         while True:
             message = await receive()
-            if message["type"] != "websocket.receive" or not await self._relay_event(message):
+            is_event = self._decodes_audio and message["type"] == "websocket.receive"
+            if not is_event or not await self._relay_event(message):
                 self.send_item(Kind.MESSAGE, message_size(message), message)
             if message["type"].endswith(".disconnect"):
                 return
@@ -186,7 +188,8 @@ class Relay:
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Relay a connection until the engine has finished with it."""
-        channel = DoorChannel(self.link, next(self._numbers), self.options.max_event_bytes)
+        decodes_audio = scope["path"] == REALTIME_PATH
+        channel = DoorChannel(self.link, next(self._numbers), self.options.max_event_bytes, decodes_audio)
         self.channels[channel.number] = channel
         self.link.send((Kind.OPEN, channel.number, {name: scope[name] for name in SCOPE_FIELDS if name in scope}))
         receiving = asyncio.create_task(channel.relay_received(receive))
@@ -294,9 +297,12 @@ def load_opus() -> None:
         import av  # noqa: F401
 
 
+SECRETS: dict[str, Any] = {"api_keys": [], "audiosocket_tokens": [], "webhook_secret": None}
+
+
 def door_options(options: ServerOptions, port: int) -> bytes:
     """What `main` reads; the keys stay in the engine process."""
-    return json.dumps(asdict(options) | {"api_keys": [], "webhook_secret": None, "port": port}).encode()
+    return json.dumps(asdict(options) | SECRETS | {"port": port}).encode()
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL
 from vivavoce.device import pick
 from vivavoce.dialogue.backend import Resolver
-from vivavoce.errors import optional_packages
+from vivavoce.errors import InputError, optional_packages
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.s2s.remote_codec import RemoteCodec
 from vivavoce.server.app import build_app
@@ -89,6 +89,8 @@ def load(options: ServingOptions) -> Served:
 
 def serve_fleet(options: ServingOptions, replicas: int, address: str | None = None) -> None:
     """Serve by replicas on Ray, at a cluster's address or on this machine, until interrupted."""
+    if options.server.media_streams or options.server.audiosocket is not None:
+        raise InputError("telephone calls are not routed to replicas; serve them without --ray")
     with optional_packages():
         from vivavoce.server.cluster.app import run
         from vivavoce.server.cluster.options import FleetOptions, PoolOptions

@@ -15,6 +15,7 @@ import numpy as np
 from vivavoce.audio.player import ROUNDING_SECONDS, PlaybackClock
 from vivavoce.dialogue.events import Samples
 from vivavoce.engine.sliding_maximum import Extreme
+from vivavoce.server.config import ServerOptions
 
 LATE_SECONDS = 0.02  # lateness of timers, which is no missed deadline
 TIMER_SECONDS = 0.001  # the resolution of uvloop's clock: a shorter timer would fire until the time is over
@@ -357,6 +358,25 @@ class PacedOutput:
 
 
 # Jitter and lead
+
+
+class Pacing(NamedTuple):
+    """How audio is sent to a kind of client, in milliseconds."""
+
+    min_lead_ms: int
+    max_lead_ms: int
+    piece_ms: int
+
+    @classmethod
+    def of_sockets(cls, options: ServerOptions) -> "Pacing":
+        """For clients that buffer what they play."""
+        return cls(min(options.min_lead_ms, options.lead_ms), options.lead_ms, options.piece_ms)
+
+    @classmethod
+    def of_calls(cls, options: ServerOptions) -> "Pacing":
+        """Where audio that was sent is played without delay, and cannot be dropped."""
+        return cls(options.call_lead_ms, options.call_lead_ms, options.call_piece_ms)
+
 
 WINDOW_SECONDS = 5.0
 MIN_ARRIVALS = 10  # below, the jitter is not estimated

@@ -11,6 +11,7 @@ from vivavoce.audio.io import check_finite
 from vivavoce.dialogue import events as dialogue
 from vivavoce.dialogue.events import EndReason, Item, ReplyItemStarted
 from vivavoce.dialogue.history import written
+from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.audio_events import OPUS, AudioHead, AudioPiece, Encoding
 from vivavoce.server.realtime.event_log import EventLog
@@ -28,7 +29,7 @@ from vivavoce.server.realtime.items import (
     TokenDetails,
     wire_item,
 )
-from vivavoce.server.realtime.output import OutputPiece
+from vivavoce.server.realtime.output import OutputPiece, Pacing
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session_config import output_format, voice_name
 from vivavoce.server.realtime.session_types import Binary, Modality, RealtimeSessionObject
@@ -247,6 +248,10 @@ def _text_of(item: Item) -> str:
 class AudioSink(Protocol):
     """Takes the audio of responses when it is due."""
 
+    def pacing(self, options: ServerOptions) -> Pacing:
+        """How far ahead of playback the audio is sent, and in which chunks."""
+        ...
+
     def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
         """Send a chunk."""
         ...
@@ -272,6 +277,10 @@ class WebSocketOutput:
     rate: int
     binary: Binary | None = None
     _items: dict[str, ItemAudio] = field(default_factory=dict)
+
+    def pacing(self, options: ServerOptions) -> Pacing:
+        """With a lead that depends on the jitter."""
+        return Pacing.of_sockets(options)
 
     def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
         """Append a chunk to the log."""

@@ -43,6 +43,14 @@ class VivaWarning(ServerEvent, tag="viva.warning"):
     response_id: str | None
 
 
+class VivaCallStarted(ServerEvent, tag="viva.call.started"):
+    """Our extension: the session is a telephone call; the names that its provider has for it."""
+
+    provider: str
+    provider_call_id: str
+    stream_id: str
+
+
 class ConversationObject(Struct):
     id: str
     object: Literal["realtime.conversation"] = "realtime.conversation"
@@ -96,6 +104,13 @@ class InputAudioBufferCommitted(ServerEvent, tag="input_audio_buffer.committed")
 
 class InputAudioBufferCleared(ServerEvent, tag="input_audio_buffer.cleared"):
     pass
+
+
+class InputAudioBufferDtmfEventReceived(ServerEvent, tag="input_audio_buffer.dtmf_event_received"):
+    """A key of the caller's telephone; when it was received, as a Unix time."""
+
+    event: str
+    received_at: int
 
 
 class InputAudioBufferTimeoutTriggered(ServerEvent, tag="input_audio_buffer.timeout_triggered"):

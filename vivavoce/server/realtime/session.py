@@ -320,22 +320,18 @@ class RealtimeSession:
         return event
 
     def _new_encoder(self, track: AudioSink | None) -> EventEncoder:
-        options = self.options
-        min_lead_ms, max_lead_ms, piece_ms = (
-            (options.min_lead_ms, options.lead_ms, options.piece_ms)
-            if track is None
-            else (options.call_lead_ms, options.call_lead_ms, options.call_piece_ms)
-        )
+        output = track or WebSocketOutput(self.log, self.conversation.output_rate, self.configuration.binary)
+        pacing = output.pacing(self.options)
         return EventEncoder(
             self.conversation,
             self.send,
-            track or WebSocketOutput(self.log, self.conversation.output_rate, self.configuration.binary),
+            output,
             self.metrics,
             self.clock,
             f"conv_{self.id[5:]}",
             self.configuration.session,
-            Lead(min(min_lead_ms, max_lead_ms) / 1000, max_lead_ms / 1000, self.clock.arrivals),
-            piece_ms / 1000,
+            Lead(pacing.min_lead_ms / 1000, pacing.max_lead_ms / 1000, self.clock.arrivals),
+            pacing.piece_ms / 1000,
             plays_audio=track is not None,
         )
 

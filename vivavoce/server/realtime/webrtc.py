@@ -6,9 +6,10 @@ from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from vivavoce.dialogue.events import Samples
+from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime.call_peer import CallListener, CallPeer
 from vivavoce.server.realtime.event_log import Cursor
-from vivavoce.server.realtime.output import OutputPiece
+from vivavoce.server.realtime.output import OutputPiece, Pacing
 from vivavoce.server.realtime.response import ResponseEncoder
 from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.realtime.sessions import Sessions
@@ -89,6 +90,10 @@ class WebRtcCall:
         self._start(self.session.close(code, reason))
 
     # AudioSink
+
+    def pacing(self, options: ServerOptions) -> Pacing:
+        """With a small lead: the clock of the track paces the packets."""
+        return Pacing.of_calls(options)
 
     def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
         """Play a chunk."""

@@ -91,7 +91,8 @@ class CallsApi:
         """Answer a later SDP offer of a call, as when its caller adds or stops a track."""
         session = self._call(request, caller)
         offer, _ = await _offer(request)
-        assert isinstance(session.encoder.output, WebRtcCall)
+        if not isinstance(session.encoder.output, WebRtcCall):
+            raise WireError("a telephone call has no SDP", "invalid_sdp", "sdp")
         return Response(await session.encoder.output.caller.answer(offer), 200, media_type="application/sdp")
 
     async def hang_up(self, request: Request, caller: Identity) -> Response:

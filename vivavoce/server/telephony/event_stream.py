@@ -1,0 +1,104 @@
+"""The shape that Twilio, Telnyx and Exotel share: JSON events with base64 audio; their fields differ in names."""
+
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import Struct
+
+from vivavoce.server.telephony.wire import (
+    PACKET_SECONDS,
+    Audio,
+    CallEnded,
+    CallEvent,
+    Played,
+    Started,
+    Unknown,
+    WireMessage,
+    digit_event,
+    required,
+)
+
+
+class Media(Struct):
+    payload: bytes
+    track: str = "inbound"
+
+
+class StreamMark(Struct):
+    name: str
+
+
+class Dtmf(Struct):
+    digit: str
+
+
+class StreamMessage(Struct):
+    """A message of the provider; each event has one of the parts. Providers add `start` and the id of the stream."""
+
+    event: str
+    media: Media | None = None
+    mark: StreamMark | None = None
+    dtmf: Dtmf | None = None
+
+
+class EventStream:
+    """A stream of one call."""
+
+    provider: str
+    packet_seconds = PACKET_SECONDS
+    can_clear = True
+    stream_field: ClassVar[str | None] = None
+    """The name of the stream's id in outgoing messages."""
+
+    def __init__(self) -> None:
+        self._stream = ""
+
+    def decode(self, message: WireMessage) -> StreamMessage:
+        """The message, with the fields of the provider."""
+        raise NotImplementedError
+
+    def started(self, message: Any) -> Started:
+        """The event of a `start` message."""
+        raise NotImplementedError
+
+    def received(self, message: WireMessage) -> CallEvent | None:
+        """The event of a message."""
+        return self.event_of(self.decode(message))
+
+    def event_of(self, content: Any) -> CallEvent | None:
+        """The event of a decoded message."""
+        match content.event:
+            case "start":
+                started = self.started(content)
+                self._stream = started.stream_id
+                return started
+            case "media":
+                media = required(content.media, "media")
+                return Audio(media.payload) if media.track == "inbound" else None
+            case "mark":
+                return Played(required(content.mark, "mark").name)
+            case "dtmf":
+                return digit_event(required(content.dtmf, "dtmf").digit)
+            case "stop":
+                return CallEnded()
+        return None if content.event == "connected" else Unknown()
+
+    def audio(self, data: bytes) -> WireMessage:
+        """A `media` message."""
+        return self._message("media", media={"payload": data})
+
+    def mark(self, name: str) -> WireMessage | None:
+        """A `mark` message."""
+        return self._message("mark", mark={"name": name})
+
+    def clear(self) -> WireMessage | None:
+        """A `clear` message. Some providers answer it with all marks that wait."""
+        return self._message("clear")
+
+    def hang_up(self) -> WireMessage | None:
+        """The stream ends with its socket."""
+        return None
+
+    def _message(self, event: str, **parts: dict[str, bytes] | dict[str, str]) -> str:
+        stream = {} if self.stream_field is None else {self.stream_field: self._stream}
+        return msgspec.json.encode({"event": event, **stream, **parts}).decode()
