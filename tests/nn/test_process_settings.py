@@ -12,6 +12,7 @@ import torch
 from vivavoce.nn.modules import allocating
 from vivavoce.nn.process_settings import SharedSetting, serving_pace, torch_threads
 from vivavoce.nn.quantised import prepacked
+from vivavoce.runtime.executor import DeadlineExecutor
 
 
 def test_holders_may_leave_in_any_order():
@@ -133,3 +134,41 @@ assert state() == before, (before, state())
 
 def without_thread_settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+
+
+def test_threads_of_an_executor_follow_the_setting():
+    """OpenMP's number of threads is each thread's own: one that began under another setting would compute with it."""
+    executor = DeadlineExecutor("test", 1)
+    executor.start()
+    seen = []
+
+    class Counting:
+        name = "counting"
+
+        def __init__(self) -> None:
+            self.left = 0
+            self.is_done = threading.Event()
+
+        def due(self) -> float | None:
+            return executor.now() if self.left else None
+
+        def do_next(self) -> None:
+            seen.append(torch.get_num_threads())
+            self.left -= 1
+            self.is_done.set()
+
+        def count(self) -> None:
+            self.is_done.clear()
+            self.left = 1
+            executor.wake()
+            assert self.is_done.wait(10)
+
+    task = Counting()
+    executor.add(task)
+    before = torch.get_num_threads()
+    with torch_threads.held(before + 1):
+        task.count()
+    task.count()
+    executor.remove(task)
+    executor.close()
+    assert seen == [before + 1, before]

@@ -75,4 +75,4 @@ async def test_what_could_not_be_sent_back_changes_nothing(server):
                 event["session"]["instructions"] != str(depth)
             ):
                 outcomes.add(event["type"])
-        assert outcomes == {"session.updated", "error"}
+        assert outcomes >= {"session.updated", "error"}

@@ -23,6 +23,7 @@ class SharedSetting(Generic[Value]):
         self._get, self._set = get, set_to
         self._lock = threading.Lock()
         self._held: dict[object, Value] = {}  # the original value, then those of the holders, in order
+        self._in_force: Value | None = None  # None: never held
 
     @contextmanager
     def held(self, value: Value) -> Iterator[None]:
@@ -30,16 +31,23 @@ class SharedSetting(Generic[Value]):
         holder = object()
         with self._lock:
             self._held = self._held or {self: self._get()}
-            self._held[holder] = value
+            self._held[holder] = self._in_force = value
             self._set(value)
         try:
             yield
         finally:
             with self._lock:
                 del self._held[holder]
-                self._set(next(reversed(self._held.values())))
+                self._in_force = next(reversed(self._held.values()))
+                self._set(self._in_force)
                 if len(self._held) == 1:
                     self._held = {}
+
+    def apply(self) -> None:
+        """Set the value in force on the calling thread, where each thread has its own copy, as of OpenMP's threads."""
+        value = self._in_force
+        if value is not None and self._get() != value:
+            self._set(value)
 
 
 class ExclusiveSetting(Generic[Value]):

@@ -19,6 +19,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from vivavoce.nn.process_settings import torch_threads
+
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 EARLY_SECONDS = 0.9  # before its deadline, at which work is started; the later, the larger the batches
@@ -179,6 +181,7 @@ class DeadlineExecutor:
     def _run_piece(self, task: Task) -> None:
         """Run one piece of work of a task that is marked as busy."""
         self._current.task = id(task)
+        torch_threads.apply()
         try:
             task.do_next()
         except Exception:  # the thread runs the other tasks too
