@@ -46,7 +46,7 @@ def test_128_sessions_with_long_replies_have_no_gap_with_slower_hops():
 
 
 def test_a_burst_of_sessions_holds_by_longer_first_chunks_and_is_answered_sooner(monkeypatch):
-    sessions = 24, Script(0.4, 2.4, 1.0, 0), slow_hops(1.5)
+    sessions = 24, Script(0.4, 2.4, 1.0, 0), slow_hops(2.2)
     level, _ = simulate(*sessions)
     monkeypatch.setattr(moss_speech, "MANY_STARTING", 1000)
     at_once, _ = simulate(*sessions)
