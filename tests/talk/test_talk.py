@@ -112,10 +112,9 @@ def test_the_assistant_knows_more_than_the_front_desk(published_model, tmp_path)
     pytest.importorskip("misaki")
     pytest.importorskip("hibari")
     write(tmp_path / "question.wav", HibariTTS().say("What is the capital of France?"))
-    (turn,) = conversation("--stack", "assistant", "--wav", tmp_path / "question.wav", "--out", tmp_path / "both.wav")[
-        "turns"
-    ]
-    assert "capital of France" in turn["heard"] and "Paris" in turn["said"]
+    talk = conversation("--stack", "assistant", "--wav", tmp_path / "question.wav", "--out", tmp_path / "both.wav")
+    heard, said = (" ".join(turn[kind] or "" for turn in talk["turns"]) for kind in ("heard", "said"))
+    assert "capital of France" in heard and "Paris" in said  # on a slow machine with a filler between them
 
 
 @pytest.mark.parametrize(
