@@ -18,7 +18,7 @@ from vivavoce.errors import InputError
 
 CONFIG_VARIABLE = "VIVA_CONFIG"
 PARTS = ("model", "asr", "chat", "tts")
-ENGLISH_ONLY = {"mini-speech", "moonshine-base-en", "whisper-tiny.en", "hibari", "smollm2-135m-instruct"}
+ENGLISH_PACKAGES = {"mini-speech", "hibari"}  # models that are not fetched; of others the catalogue knows the languages
 MODULES_OF_MODEL = {  # of optional packages
     "moonshine-base-en": ("onnxruntime",),
     "hibari": ("hibari",),
@@ -97,7 +97,7 @@ class Stack:
         if {"chat", "tts"} & set(given) and self.chat is None:
             raise InputError(f"the stack {self.name} has a speech-to-speech model, but no chat and no tts")
         changed = replace(self, **given)  # type: ignore[arg-type]
-        return replace(changed, languages=("en",)) if ENGLISH_ONLY & set(changed.models) else changed
+        return replace(changed, languages=("en",)) if any(map(_is_english_only, changed.models)) else changed
 
 
 STACKS = {
@@ -150,6 +150,11 @@ def stack_named(name: str) -> Stack:
     if name not in STACKS:
         raise InputError(f"there is no stack {name!r}; known are {', '.join(STACKS)}")
     return STACKS[name]
+
+
+def _is_english_only(name: str) -> bool:
+    model = hub.known(name)
+    return name in ENGLISH_PACKAGES if model is None else model.languages == "English"
 
 
 def parameters_of(name: str) -> int | None:

@@ -18,7 +18,7 @@ from vivavoce.errors import InputError
 TOOLS = (Tool("look", "Looks it up.", {}),)
 
 
-class Ear:
+class FixedTranscriber:
     async def transcribe(self, samples, rate, language=None):
         return "where is it"
 
@@ -46,7 +46,7 @@ async def turn(kind, **settings):
     """A spoken turn on a stage whose backend's calls are delegated."""
     clock, decider = SimulatedClock(), Decider(kind)
     backend = ScriptedBackend(spoken(1.0, "It is here. "), clock=clock)
-    delegate = ToolDelegate(backend, decider, Ear())
+    delegate = ToolDelegate(backend, decider, FixedTranscriber())
     conversation = LiveConversation(delegate, replace(with_turn(), **settings), input_rate=16_000, clock=clock)
     stage = Stage(backend, conversation, clock)
     stage._reader = asyncio.get_running_loop().create_task(stage._read())

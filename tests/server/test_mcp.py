@@ -146,7 +146,7 @@ async def test_a_tool_of_a_program_is_listed_called_and_answered(allowing):
         assert (await client.until("conversation.item.retrieved"))["item"]["output"] == "5"
 
 
-async def test_a_tool_of_an_address_needs_its_token_which_is_never_told_back(allowing, http_server):
+async def test_a_tool_of_an_address_needs_its_token_which_is_never_sent_back(allowing, http_server):
     async with talking(await allowing(f"{http_server}/mcp")) as client:
         _, outcome = await listed(client, tool(f"{http_server}/mcp", authorization="wrong"))
         assert outcome == "failed"
@@ -160,7 +160,7 @@ async def test_a_tool_of_an_address_needs_its_token_which_is_never_told_back(all
         assert (await client.say("hello"))["status"] == "completed"
 
 
-async def test_calls_together_are_answered_together_and_errors_are_told_to_the_model(allowing, http_server):
+async def test_calls_together_are_answered_together_and_errors_are_given_to_the_model(allowing, http_server):
     async with talking(await allowing(http_server)) as client:
         await listed(client, tool(f"{http_server}/mcp", authorization=TOKEN))
         calls, answer = await answered(client, 'call add {"a": 1, "b": 1} call wait {"seconds": 0.2} call broken {}')

@@ -176,14 +176,17 @@ class LocalChat:
 
     def _max_tokens(self, settings: ConversationSettings) -> int:
         """The limit of a reply: tool calls and JSON may be longer than what is spoken."""
-        writes_json = bool(self._tools(settings)) or settings.output_schema is not None
+        writes_json = self._is_offered_tools(settings) or settings.output_schema is not None
         default = self.options.max_json_tokens if writes_json else self.options.max_output_tokens
         return settings.max_output_tokens or default
 
     def _tools(self, settings: ConversationSettings) -> list[dict[str, Any]]:
         """The tools that a reply is offered."""
-        is_offered = self.offers_tools and settings.tool_choice != "none" and settings.output_schema is None
-        return [tool_schema(tool) for tool in settings.tools] if is_offered else []
+        return [tool_schema(tool) for tool in settings.tools] if self._is_offered_tools(settings) else []
+
+    def _is_offered_tools(self, settings: ConversationSettings) -> bool:
+        may_call = settings.tool_choice != "none" and settings.output_schema is None
+        return self.offers_tools and may_call and bool(settings.tools)
 
     def prompt_start(self, messages: Sequence[dict[str, Any]], words: str, settings: ConversationSettings) -> list[Row]:
         """The rows that all prompts share whose next user message begins with these words, or nearly all of them."""

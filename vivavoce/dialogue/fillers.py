@@ -1,4 +1,4 @@
-"""Fillers: a few spoken words while a tool or a slow chat model works, so that nobody wonders whether anyone is there.
+"""Fillers: a few spoken words while a tool or a slow chat model works, so that a wait is not silent.
 
 A filler is a reply of its own that is not part of the history. It starts when a reply has had no output, or a tool call
 no result, for a while; never while the user speaks; and it yields to speech like any reply. The awaited answer is

@@ -67,7 +67,7 @@ class DialogueOptions:
     front_end: FrontEndService | None = None
     """Computes the audio front end beside the event loop; None: within `hear`."""
     fillers: FillerVoice | None = None
-    """Speaks while a tool or a slow model works; None: nobody does."""
+    """Speaks while a tool or a slow model works; None: no fillers."""
 
 
 class LiveConversation:

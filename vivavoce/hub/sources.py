@@ -145,7 +145,7 @@ def python_indexes() -> list[str]:
 def _default_index() -> str:
     """The index that pip uses without configuration."""
     try:
-        return str(importlib.import_module("pip._internal.models.index").PyPI.simple_url)
+        return str(importlib.import_module("pip._internal.cli.cmdoptions").index_url().default)
     except (ImportError, AttributeError) as error:
         raise DownloadError("pip is not installed or says no index; set PIP_INDEX_URL") from error
 

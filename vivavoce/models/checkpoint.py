@@ -130,14 +130,7 @@ class Checkpoint:
             ) from error
 
     def _add_pickled(self, file: Path) -> None:
-        try:
-            content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            if "mmap can only be used" not in str(error):
-                raise CheckpointError(f"{file} cannot be read as a torch file ({first_line(error)})") from error
-            content = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(f"{file} cannot be read as a torch weights file ({first_line(error)})") from error
+        content = read_torch_file(file)
         for container in ("state_dict", "generator", "model"):
             if isinstance(content, dict) and isinstance(content.get(container), dict):
                 content = content[container]
@@ -293,9 +286,14 @@ def _save_shard(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def read_torch_file(file: Path) -> Any:
-    """The content of a torch weights file; nothing in it is executed."""
+    """The content of a torch weights file, mapped where its format allows it; nothing in it is executed."""
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap can only be used" not in str(error):
+                raise
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickles fail in many ways
         raise CheckpointError(f"{file} cannot be read as a torch weights file ({first_line(error)})") from error
 

@@ -31,7 +31,7 @@ class TalkAudio(Protocol):
     async def run(self, hear: Hear, rate: int, playback: PlaybackBuffer, is_idle: Callable[[], bool]) -> None:
         """Give the microphone's samples at `rate` to `hear` and play the buffer, until there is no more to hear.
 
-        `is_idle` says whether nobody speaks and no reply is being generated.
+        `is_idle`: neither the user nor a reply speaks, and no reply is being generated.
         """
         ...
 

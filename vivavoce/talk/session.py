@@ -63,7 +63,7 @@ class TalkSession:
         self._shown = 0  # turns whose captions are final
 
     def is_idle(self) -> bool:
-        """Whether nobody speaks and no reply is being generated."""
+        """Whether neither the user nor a reply speaks, and no reply is being generated."""
         return not self._user_speaks and all(turn.is_generated for turn in self.turns)
 
     async def run(self, audio: TalkAudio) -> list[TalkTurn]:

@@ -133,7 +133,7 @@ class McpConnection:
                     return
                 ready.set_result(client)
                 await end.wait()
-        except Exception as error:  # of connecting: told to the caller; later: the next call connects again
+        except Exception as error:  # of connecting: raised to the caller; later: the next call connects again
             if not ready.done():
                 ready.set_exception(error)
             else:

@@ -1,5 +1,6 @@
 """The shape that Twilio, Telnyx and Exotel share: JSON events with base64 audio; their fields differ in names."""
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import msgspec
@@ -41,7 +42,7 @@ class StreamMessage(Struct):
     dtmf: Dtmf | None = None
 
 
-class EventStream:
+class EventStream(ABC):
     """A stream of one call."""
 
     provider: str
@@ -53,13 +54,15 @@ class EventStream:
     def __init__(self) -> None:
         self._stream = ""
 
+    @abstractmethod
     def decode(self, message: WireMessage) -> StreamMessage:
         """The message, with the fields of the provider."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def started(self, message: Any) -> Started:
         """The event of a `start` message."""
-        raise NotImplementedError
+        ...
 
     def received(self, message: WireMessage) -> CallEvent | None:
         """The event of a message."""
