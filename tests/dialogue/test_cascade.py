@@ -10,8 +10,11 @@ import pytest
 
 from tests.dialogue.voices import silence, talk
 from vivavoce.audio.player import SimulatedClock
-from vivavoce.cascade.backend import PENDING_OUTPUT, CascadeBackend, ChatEnd, ChatText, WholeTurns, chat_messages
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.chat_messages import PENDING_OUTPUT, chat_messages
+from vivavoce.cascade.interfaces import ChatEnd, ChatText
 from vivavoce.cascade.remote import ChatEndpoint
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.events import (
     AudioPart,
     ConversationSettings,

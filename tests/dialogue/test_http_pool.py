@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from vivavoce.cascade.backend import ChatText
+from vivavoce.cascade.interfaces import ChatText
 from vivavoce.cascade.remote import ChatEndpoint
 from vivavoce.dialogue.events import ConversationSettings
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dialogue.test_cascade import converse, serve, words
-from vivavoce.cascade.backend import ChatCall, ChatEnd, ChatText
+from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatText
 from vivavoce.cascade.remote import ChatEndpoint
 from vivavoce.cascade.sentences import CLOSE_TAG, OPEN_TAG, ReasoningFilter
 from vivavoce.dialogue.events import ConversationSettings, Message, ReplyDone, ReplyText, TextPart

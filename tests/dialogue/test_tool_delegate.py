@@ -9,7 +9,7 @@ import pytest
 from tests.dialogue.stage import ScriptedBackend, Stage, spoken, with_turn
 from tests.dialogue.voices import silence, talk
 from vivavoce.audio.player import SimulatedClock
-from vivavoce.cascade.backend import ChatCall, ChatEnd, ChatText
+from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatText
 from vivavoce.cascade.tool_delegate import ToolDelegate
 from vivavoce.dialogue.events import AudioPart, Message, ReplyAudio, ReplyDone, Tool, ToolCall
 from vivavoce.dialogue.session import LiveConversation

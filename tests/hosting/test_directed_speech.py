@@ -8,8 +8,10 @@ from tests.models.tiny_cosyvoice import write_folder
 from tests.server.harness import RunningServer
 from tests.server.scripted import ScriptedHost
 from vivavoce.audio.io import Sound
-from vivavoce.cascade.backend import CascadeBackend, ChatEnd, ChatText, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.interfaces import ChatEnd, ChatText
 from vivavoce.cascade.parts import TTSSynthesiser
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.backend import Ended, ReplyPlan, Spoke
 from vivavoce.dialogue.events import ConversationSettings, Item, Message, TextPart
 from vivavoce.errors import InputError

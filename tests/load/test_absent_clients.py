@@ -10,7 +10,8 @@ from tests.server.harness import Client, RunningServer, connected, eventually
 from tests.server.scripted import tone
 from tests.server.test_live_conversation import RATE, Chat, Listener, LiveHost
 from tests.server.test_resume import numbers, resuming, vanish
-from vivavoce.cascade.backend import CascadeBackend, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.session import LiveConversation
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting import load_host

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from vivavoce.cascade.backend import ChatCall, ChatText
+from vivavoce.cascade.interfaces import ChatCall, ChatText
 from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
 from vivavoce.device import pick
 from vivavoce.dialogue.events import ConversationSettings, Tool

@@ -13,7 +13,7 @@ from tests.dialogue.voices import silence, talk
 from tests.s2s.small_parts import LETTERS, SPECIAL, small_asr, small_chat, small_tts
 from vivavoce.asr import transcribe
 from vivavoce.audio.player import SimulatedClock
-from vivavoce.cascade.backend import ChatEnd, ChatText
+from vivavoce.cascade.interfaces import ChatEnd, ChatText
 from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
 from vivavoce.cascade.parts import CascadeParts, LocalRecogniser, load_cascade, open_chat
 from vivavoce.cascade.remote import ChatEndpoint

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.s2s.small_parts import small_chat
-from vivavoce.cascade.backend import ChatCall, ChatText
+from vivavoce.cascade.interfaces import ChatCall, ChatText
 from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
 from vivavoce.device import pick
 from vivavoce.dialogue.events import ConversationSettings, Tool

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from vivavoce.cascade.backend import ChatCall, ChatText
+from vivavoce.cascade.interfaces import ChatCall, ChatText
 from vivavoce.cascade.tool_calls import ToolCallReader, forced_start
 
 CALL = '<tool_call>\n{"name": "book", "arguments": {"nights": 2, "name": "Zoë"}}\n</tool_call>'

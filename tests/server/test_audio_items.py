@@ -8,7 +8,8 @@ import pytest
 from tests.server.harness import connected
 from tests.server.scripted import pitch, tone
 from tests.server.test_live_conversation import Chat, LiveHost, Voice
-from vivavoce.cascade.backend import CascadeBackend, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.session import LiveConversation
 from vivavoce.server.cluster.session_mirror import SessionMirror
 from vivavoce.server.realtime.audio_formats import WireFormat, encode

@@ -7,7 +7,9 @@ import numpy as np
 
 from tests.server.harness import connected
 from tests.server.test_live_conversation import RATE, Listener, LiveHost, Voice
-from vivavoce.cascade.backend import CascadeBackend, ChatEnd, ChatText, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.interfaces import ChatEnd, ChatText
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.fillers import FILLERS, FillerVoice
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 

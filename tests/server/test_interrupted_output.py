@@ -8,7 +8,8 @@ import pytest
 from tests.dialogue.voices import talk
 from tests.server.harness import connected
 from tests.server.test_live_conversation import RATE, LiveHost, ask, speaking
-from vivavoce.cascade.backend import CascadeBackend, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.session import LiveConversation
 from vivavoce.server.realtime.audio_formats import WireFormat, decode
 
@@ -90,7 +91,7 @@ async def test_speech_is_made_only_a_few_seconds_before_it_is_played(running):
 
     class Chat:
         async def reply(self, messages, settings):
-            from vivavoce.cascade.backend import ChatText
+            from vivavoce.cascade.interfaces import ChatText
 
             yield ChatText("Without end. ")
 

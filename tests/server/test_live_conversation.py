@@ -17,7 +17,9 @@ from tests.dialogue.voices import hum, talk
 from tests.server.harness import DEADLINE, connected, eventually
 from tests.server.scripted import pitch, tone, watermark
 from vivavoce.audio.resample import LiveResampler
-from vivavoce.cascade.backend import CascadeBackend, ChatCall, ChatEnd, ChatText, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatText
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.events import ConversationSettings, TurnSettings
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation

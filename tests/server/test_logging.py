@@ -15,7 +15,9 @@ from tests.server.scripted import ScriptedHost
 from tests.server.test_live_conversation import LiveHost, Voice
 from vivavoce import log
 from vivavoce.audio.resample import LiveResampler
-from vivavoce.cascade.backend import CascadeBackend, ChatEnd, ChatText, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.interfaces import ChatEnd, ChatText
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.moderation import CallableChecker, Moderation
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation

@@ -16,7 +16,9 @@ from tests.server.harness import DEADLINE, connected
 from tests.server.openai_types import SERVER_EVENTS
 from tests.server.test_live_conversation import Listener, LiveHost, Voice
 from tests.server.test_openai_agents_js import installed
-from vivavoce.cascade.backend import CascadeBackend, ChatCall, ChatEnd, ChatText, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatText
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.session import LiveConversation
 from vivavoce.errors import InputError
 from vivavoce.server.mcp import connection

@@ -7,8 +7,9 @@ import pytest
 from tests.s2s.small_parts import small_chat
 from tests.server.harness import connected
 from tests.server.test_live_conversation import Listener, LiveHost, Voice
-from vivavoce.cascade.backend import CascadeBackend, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.session import LiveConversation
 from vivavoce.engine.sampling import Sampling
 from vivavoce.engine.schema_limits import MAX_SCHEMA_DEPTH

@@ -23,17 +23,11 @@ import torch
 from vivavoce.asr.backends import load_backend
 from vivavoce.audio.io import Sound, read, write
 from vivavoce.bench.recognisers import characters
-from vivavoce.cascade.backend import (
-    CascadeBackend,
-    ChatEnd,
-    ChatModel,
-    ChatPiece,
-    ChatPrompt,
-    ReadingChatModel,
-    WholeTurns,
-)
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.interfaces import ChatEnd, ChatModel, ChatPiece, ChatPrompt, ReadingChatModel
 from vivavoce.cascade.live_turns import LiveTurns
 from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.events import (
     ConversationSettings,
     Event,

@@ -6,13 +6,22 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from vivavoce.audio.io import Sound
+from vivavoce.cascade.chat_messages import chat_messages, text_of
+from vivavoce.cascade.interfaces import (
+    CascadeRecogniser,
+    ChatCall,
+    ChatEnd,
+    ChatModel,
+    ChatText,
+    LiveRecognition,
+    PausableSpeech,
+    ReadingChatModel,
+    StyledSynthesiser,
+    Synthesiser,
+)
 from vivavoce.cascade.pauses import SilenceTrimmer
 from vivavoce.cascade.sentences import SentenceSplitter
 from vivavoce.dialogue.backend import (
@@ -25,25 +34,17 @@ from vivavoce.dialogue.backend import (
     PieceQueue,
     ReplyPlan,
     ReplyStream,
-    ReplyTranscriber,
     Spoke,
     TurnTranscript,
     Wrote,
     failed,
-    transcribe_turn,
 )
 from vivavoce.dialogue.events import (
     AudioPart,
     ConversationSettings,
-    HostedCall,
-    ImagePart,
     Item,
     Message,
-    RecognitionSettings,
     Samples,
-    Tool,
-    ToolCall,
-    ToolOutput,
     Usage,
 )
 from vivavoce.dialogue.history import new_id, written
@@ -51,165 +52,6 @@ from vivavoce.errors import NothingToSayError
 from vivavoce.log import log_failure
 
 logger = logging.getLogger(__name__)
-
-PENDING_OUTPUT = "(There is no result yet.)"
-OnWords = Callable[[str], None]
-DENIED_OUTPUT = "(The call was not approved, and was not made.)"
-
-
-class LiveRecognition(Protocol):
-    """Recognition of one turn while it lasts."""
-
-    def hear(self, samples: Samples) -> None:
-        """Add the next samples, 16 kHz."""
-        ...
-
-    async def transcript(self) -> TurnTranscript:
-        """The transcript so far; more samples may follow."""
-        ...
-
-    def close(self) -> None:
-        """Drop the turn."""
-        ...
-
-
-class CascadeRecogniser(Protocol):
-    """Speech recognition of live turns."""
-
-    def open(self, settings: RecognitionSettings, on_words: OnWords | None = None) -> LiveRecognition:
-        """Start the recognition of a turn; `on_words` may get its words so far, now and then."""
-        ...
-
-
-class Synthesiser(Protocol):
-    """Text to speech."""
-
-    rate: int
-
-    def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
-        """Stream the sound at `rate`; closing the iterator stops the synthesis."""
-        ...
-
-
-@runtime_checkable
-class PausableSpeech(Protocol):
-    """Speech in progress that can be paused within a piece, from the event loop."""
-
-    def pause(self) -> None:
-        """Compute nothing more of it until `resume`."""
-        ...
-
-    def resume(self) -> None:
-        """Go on."""
-        ...
-
-
-@runtime_checkable
-class StyledSynthesiser(Synthesiser, Protocol):
-    """A synthesiser whose speaking style the user can change."""
-
-    def with_user_requests(self, messages: Sequence[str]) -> Synthesiser:
-        """The synthesiser in the style that these user messages request, if any."""
-        ...
-
-
-@dataclass(frozen=True)
-class ChatText:
-    """The next words of a chat reply."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class ChatCall:
-    """The next part of a tool call; the first part of each has an id and a name."""
-
-    index: int
-    call_id: str | None
-    name: str | None
-    arguments: str
-
-
-@dataclass(frozen=True)
-class ChatEnd:
-    """The end of a chat reply: its reason, and its usage where the endpoint reports it."""
-
-    reason: str
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    """Tokens of the prompt that were in the KV cache already."""
-
-
-ChatPiece = ChatText | ChatCall | ChatEnd
-
-
-class ChatModel(Protocol):
-    """A chat model, local or remote."""
-
-    def reply(self, messages: Sequence[dict[str, Any]], settings: ConversationSettings) -> AsyncIterator[ChatPiece]:
-        """Stream the reply; closing the iterator stops it."""
-        ...
-
-
-class ChatPrompt(Protocol):
-    """The prompt of a conversation's next reply, read by the chat model while the user speaks."""
-
-    async def read(self, messages: Sequence[dict[str, Any]], words: str, settings: ConversationSettings) -> None:
-        """Read the messages and the first words of the user's next one, unless replies need the model."""
-        ...
-
-    async def close(self) -> None:
-        """Release its memory."""
-        ...
-
-
-@runtime_checkable
-class ReadingChatModel(ChatModel, Protocol):
-    """A chat model that can read a prompt before it is complete; replies then begin sooner and are the same."""
-
-    def open_prompt(self) -> ChatPrompt:
-        """The prompt of a new conversation."""
-        ...
-
-
-class WholeTurns:
-    """A `CascadeRecogniser` by a transcriber of whole turns, which runs when the turn is likely over."""
-
-    def __init__(self, transcriber: ReplyTranscriber, rate: int = 16_000) -> None:
-        self._transcriber, self._rate = transcriber, rate
-
-    def open(self, settings: RecognitionSettings, on_words: OnWords | None = None) -> LiveRecognition:
-        """Start the recognition of a turn; there are no words before it is likely over."""
-        return WholeTurn(self._transcriber, self._rate, settings)
-
-
-class WholeTurn:
-    """A `LiveRecognition` that transcribes all of a turn when its words are requested."""
-
-    def __init__(self, transcriber: ReplyTranscriber, rate: int, settings: RecognitionSettings) -> None:
-        self.transcriber, self.rate, self.settings = transcriber, rate, settings
-        self._sound: list[Samples] = []
-        self._requested: tuple[int, asyncio.Future[TurnTranscript]] | None = None
-
-    @property
-    def sound(self) -> Samples:
-        """All samples so far."""
-        return np.concatenate([np.zeros(0, np.float32), *self._sound])
-
-    def hear(self, samples: Samples) -> None:
-        """Add the next samples."""
-        self._sound.append(samples)
-
-    async def transcript(self) -> TurnTranscript:
-        """The transcript so far; it is made once for the same samples."""
-        if self._requested is None or self._requested[0] != len(self._sound):
-            heard = asyncio.ensure_future(transcribe_turn(self.transcriber, self.sound, self.rate, self.settings))
-            self._requested = (len(self._sound), heard)
-        return await asyncio.shield(self._requested[1])
-
-    def close(self) -> None:
-        """Nothing is in progress but what was requested."""
 
 
 class CascadeBackend:
@@ -462,7 +304,7 @@ class CascadeReply:
         await self._conversation.is_attended.wait()
         if isinstance(self._synthesiser, StyledSynthesiser):
             self._synthesiser = self._synthesiser.with_user_requests(
-                [_text_of(each) for each in messages if each["role"] == "user"]
+                [text_of(each) for each in messages if each["role"] == "user"]
             )
         splitter, call = SentenceSplitter(), -1
         reason = "stop"
@@ -538,88 +380,6 @@ async def _close(iterator: object) -> None:
     """End an iterator now rather than when it is garbage-collected, where it can be."""
     if isinstance(iterator, _Closable):
         await iterator.aclose()
-
-
-def chat_messages(past: Sequence[Item], instructions: str, spoken: dict[str, str]) -> list[dict[str, Any]]:
-    """A history as chat messages; `spoken` has the transcripts of spoken items.
-
-    Endpoints require parallel calls in one message, and the output of each directly after it: an output that came later
-    moves there, and a call without one gets a placeholder.
-    """
-    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
-    calls = [each for item in past if (each := _whole_call(item)) is not None]
-    called = {call.call_id for call in calls}
-    outputs: dict[str, list[str]] = {}
-    for item in past:
-        if isinstance(item.content, ToolOutput):
-            outputs.setdefault(item.content.call_id, []).append(item.content.output)
-        elif (call := _whole_call(item)) is not None and call.hosted is not None:
-            outputs.setdefault(call.call_id, []).append(_hosted_output(call.hosted))
-    for kind, group in groupby(past, key=lambda item: type(item.content)):
-        if kind is ToolCall:
-            messages += _call_messages([each for item in group if (each := _whole_call(item)) is not None], outputs)
-            continue
-        for item in group:
-            if isinstance(item.content, Message):
-                content = _with_images(item.content, spoken.get(item.id) or written(item))
-                if content:
-                    messages.append({"role": item.content.role, "content": content})
-            elif isinstance(item.content, ToolOutput) and item.content.call_id not in called:
-                messages.append({"role": "system", "content": f"Output of a function: {item.content.output}"})
-    return messages
-
-
-def _with_images(message: Message, text: str) -> str | list[dict[str, Any]]:
-    """The content of a chat message: its text, or a list of parts where it has pictures."""
-    images = [part for part in message.parts if isinstance(part, ImagePart)]
-    if not images:
-        return text
-    pictures = [{"type": "image_url", "image_url": {"url": each.url, "detail": each.detail}} for each in images]
-    return [*([{"type": "text", "text": text}] if text else []), *pictures]
-
-
-def _text_of(message: dict[str, Any]) -> str:
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-
-
-def tool_schema(tool: Tool) -> dict[str, Any]:
-    """A function as chat models are told of it."""
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
-
-
-def _whole_call(item: Item) -> ToolCall | None:
-    """The call of an item; None for another item, for a call whose arguments were cut, and for one only asked for."""
-    if not isinstance(item.content, ToolCall) or not item.is_complete:
-        return None
-    is_request = item.content.hosted is not None and item.content.hosted.state in ("asked", "approved")
-    return None if is_request else item.content
-
-
-def _hosted_output(call: HostedCall) -> str:
-    if call.state == "denied":
-        return DENIED_OUTPUT
-    if call.error is not None:
-        return f"Error: {call.error[2]}"
-    return PENDING_OUTPUT if call.output is None else call.output
-
-
-def _call_messages(calls: Sequence[ToolCall], outputs: dict[str, list[str]]) -> list[dict[str, Any]]:
-    """One message with parallel calls, and a message with the output of each, which is taken out of `outputs`."""
-    if not calls:
-        return []
-
-    def output(call: ToolCall) -> str:
-        waiting = outputs.get(call.call_id)
-        return waiting.pop(0) if waiting else PENDING_OUTPUT
-
-    functions = [
-        {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in calls
-    ]
-    answers = [{"role": "tool", "tool_call_id": call.call_id, "content": output(call)} for call in calls]
-    return [{"role": "assistant", "content": None, "tool_calls": functions}, *answers]
 
 
 def _at_rate(part: AudioPart, rate: int) -> Samples:

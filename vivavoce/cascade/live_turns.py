@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from vivavoce.cascade.backend import LiveRecognition, OnWords, WholeTurn
+from vivavoce.cascade.interfaces import LiveRecognition, OnWords
+from vivavoce.cascade.whole_turns import WholeTurn
 from vivavoce.dialogue.backend import ReplyTranscriber, TurnTranscript
 from vivavoce.dialogue.events import RecognitionSettings, Samples
 from vivavoce.log import log_failure

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from vivavoce import hub
-from vivavoce.cascade.backend import ChatEnd, ChatPiece, ChatText, tool_schema
+from vivavoce.cascade.chat_messages import tool_schema
+from vivavoce.cascade.interfaces import ChatEnd, ChatPiece, ChatText
 from vivavoce.cascade.sentences import CLOSE_TAG, OPEN_TAG, ReasoningFilter
 from vivavoce.cascade.tool_calls import CLOSE_CALL, OPEN_CALL, ToolCallReader, forced_start
 from vivavoce.device import pick, resolve_dtype

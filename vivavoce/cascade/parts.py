@@ -17,10 +17,12 @@ from vivavoce.asr.service import RecognitionService
 from vivavoce.audio.io import Sound, downmix
 from vivavoce.audio.level import buzz
 from vivavoce.audio.stretch import FASTEST, SLOWEST
-from vivavoce.cascade.backend import CascadeBackend, ChatModel, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.interfaces import ChatModel
 from vivavoce.cascade.live_turns import LiveTurns
 from vivavoce.cascade.local_chat import BUNDLED, LocalChat
 from vivavoce.cascade.remote import ChatEndpoint, RemoteRecogniser, RemoteSynthesiser
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.device import Device, pick
 from vivavoce.dialogue.backend import (
     Address,

@@ -15,8 +15,9 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from vivavoce.audio.io import Sound, pcm16_to_float, write
-from vivavoce.cascade.backend import ChatCall, ChatEnd, ChatPiece, ChatText, tool_schema
+from vivavoce.cascade.chat_messages import tool_schema
 from vivavoce.cascade.http_pool import ConnectionPool
+from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatPiece, ChatText
 from vivavoce.cascade.sentences import ReasoningFilter
 from vivavoce.dialogue.backend import EndpointRef, RecognitionAbilities, Resolver, TurnTranscript
 from vivavoce.dialogue.events import ConversationSettings, RecognitionSettings, Samples, TokenLogprob

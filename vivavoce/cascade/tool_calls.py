@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Collection
 
-from vivavoce.cascade.backend import ChatCall, ChatPiece, ChatText
+from vivavoce.cascade.interfaces import ChatCall, ChatPiece, ChatText
 from vivavoce.cascade.sentences import first_tag, held_length
 from vivavoce.dialogue.history import new_id
 

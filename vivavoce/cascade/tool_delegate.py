@@ -10,7 +10,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from vivavoce.cascade.backend import CascadeBackend, ChatModel, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.interfaces import ChatModel
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.backend import (
     CallArguments,
     CallBegan,

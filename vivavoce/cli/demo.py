@@ -21,7 +21,7 @@ from rich.console import Console
 from vivavoce import hub
 from vivavoce.audio.io import Sound, read, write
 from vivavoce.audio.player import PlaybackClock
-from vivavoce.cascade.backend import ChatModel, ChatText
+from vivavoce.cascade.interfaces import ChatModel, ChatText
 from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
 from vivavoce.dialogue.events import (

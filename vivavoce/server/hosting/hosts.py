@@ -13,7 +13,8 @@ from safetensors import safe_open
 
 from vivavoce import hub
 from vivavoce.audio.resample import LiveResampler
-from vivavoce.cascade.backend import CascadeBackend, ChatModel, ChatPiece, WholeTurns
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.interfaces import ChatModel, ChatPiece
 from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import (
     CascadeParts,
@@ -24,6 +25,7 @@ from vivavoce.cascade.parts import (
     open_chat,
 )
 from vivavoce.cascade.tool_delegate import ToolDelegate
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.backend import RecognitionAbilities, ReplyTranscriber, Resolver, TurnTranscriber, is_address
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
 from vivavoce.dialogue.fillers import FillerVoice
