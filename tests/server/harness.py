@@ -150,6 +150,13 @@ class Client:
         return b"".join(base64.b64decode(event["delta"]) for event in self.of_type("response.output_audio.delta"))
 
 
+def drop_connections(server: RunningServer) -> None:
+    """Close every connection as a restarted server does."""
+    for session in server.sessions:
+        for connection in tuple(session.connections):
+            connection.drop(1012, "restart")
+
+
 @contextlib.asynccontextmanager
 async def connected(server: RunningServer, query: str = "?model=any", key: str | None = None, **options):
     headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,12 +1,13 @@
-"""LiveKit's OpenAI realtime model against our server, unmodified: a turn, a barge-in whose words are kept, a tool."""
+"""LiveKit's OpenAI realtime model against our server, unmodified: turn, barge-in with its words, tool, reconnect."""
 
 import asyncio
 
 import pytest
 
-from tests.server.harness import DEADLINE
+from tests.server.harness import DEADLINE, drop_connections, eventually
 from tests.server.scripted import tone
 from tests.server.stock_clients import stock_client
+from vivavoce.dialogue.events import TextPart
 from vivavoce.server.realtime.audio_formats import WireFormat, encode
 
 pytestmark = pytest.mark.full
@@ -81,3 +82,18 @@ async def test_a_tool_is_called_and_answered(session):
     answer = await asyncio.wait_for(session.generate_reply(), DEADLINE)
     assert await asyncio.wait_for(words_of(answer), DEADLINE) == "You said: rain"
     assert not session.errors
+
+
+async def test_it_reconnects_and_its_history_comes_along(session, server):
+    reply = await ask(session, "good evening")
+    assert await asyncio.wait_for(words_of(reply), DEADLINE) == "You said: good evening"
+    reconnected = asyncio.Event()
+    session.on("session_reconnected", lambda event: reconnected.set())
+    drop_connections(server)
+    await asyncio.wait_for(reconnected.wait(), DEADLINE)
+    await eventually(lambda: len(session.chat_ctx.items) == 2, "its history is on the server again")
+    reply = await ask(session, "good morning")
+    assert await asyncio.wait_for(words_of(reply), DEADLINE) == "You said: good morning"
+    conversation = server.host.alive[-1]  # the first one can still be resumed
+    said = [part.text for item in conversation.items for part in item.content.parts if isinstance(part, TextPart)]
+    assert said[:2] == ["good evening", "You said: good evening"]

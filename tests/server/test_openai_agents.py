@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.server.harness import DEADLINE
+from tests.server.harness import DEADLINE, drop_connections, eventually
 from tests.server.scripted import pitch, tone, watermark
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
 
@@ -120,6 +120,19 @@ async def test_barge_in_stops_the_sound(server):
         updates = [event for event in seen if event.type == "history_updated"]
         said = [item for item in updates[-1].history if getattr(item, "role", "") == "assistant"]
         assert said[-1].content[0].transcript.startswith("You said"), "the words that were heard are kept"
+
+
+async def test_a_dropped_connection_ends_the_session_and_the_next_one_works(server):
+    agent = runner()
+    async with await agent.run(model_config=connection(server)) as session:
+        await session.send_message("good evening")
+        await Seen().until(session, is_raw("response.done"))
+        drop_connections(server)
+        await eventually(session.model._websocket_task.done, "the client noticed")
+    async with await agent.run(model_config=connection(server)) as session:
+        await session.send_message("good morning")
+        done = await Seen().until(session, is_raw("response.done"))
+        assert done.data.data["response"]["output"][0]["content"][0]["transcript"] == "You said: good morning"
 
 
 async def test_interrupt_by_hand(server):

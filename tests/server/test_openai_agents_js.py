@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.harness import DEADLINE
+from tests.server.harness import DEADLINE, drop_connections
 from tests.server.node_packages import installed
 from tests.server.scripted import pitch, watermark
 from vivavoce.server.realtime.audio_formats import WireFormat, decode
@@ -30,6 +30,9 @@ def run(server, script):
         command = ["node", str(script), f"{server.ws}/v1/realtime?model=any", scenario]
         process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1)
         try:
+            if scenario == "reconnect":
+                assert await asyncio.wait_for(process.stdout.readline(), DEADLINE) == b'"connected"\n'
+                drop_connections(server)
             out, err = await asyncio.wait_for(process.communicate(), 3 * DEADLINE)
         finally:
             if process.returncode is None:
@@ -75,7 +78,13 @@ async def test_barge_in(run):
     seen = await run("bargeIn")
     assert seen["errors"] == []
     assert seen["done"][0]["status_details"] == {"type": "cancelled", "reason": "turn_detected"}
-    assert len(sound(seen)) / RATE < 2.0
+    assert len(sound(seen)) / RATE < 4.0
+    assert words(seen, "assistant")[0].startswith("You said: a long"), "the words that were heard are kept"
+
+
+async def test_a_dropped_connection_is_opened_again(run):
+    seen = await run("reconnect")
+    assert words(seen, "assistant") == ["You said: good evening"]
 
 
 async def test_interrupt_by_hand(run):

@@ -8,7 +8,7 @@ import openai
 import pytest
 import websockets
 
-from tests.server.harness import DEADLINE
+from tests.server.harness import DEADLINE, drop_connections
 from tests.server.scripted import ScriptedHost, pitch, tone, watermark
 from vivavoce.dialogue.events import ConversationSettings
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
@@ -139,6 +139,29 @@ async def test_interruption_truncate_and_retrieve(client):
         await connection.conversation.item.retrieve(item_id=first.item_id)
         kept = (await until(connection, "conversation.item.retrieved")).item
         assert len(base64.b64decode(kept.content[0].audio)) <= 0.01 * RATE * 2 + 2
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+async def test_a_dropped_connection_is_opened_again_by_the_client(client, server, resumes):
+    """As it is, a new session begins; with the resume token in the query, the old one goes on."""
+    query: dict[str, str] = {}
+    options = {"on_reconnecting": lambda event: {"extra_query": query}, "initial_delay": 0.01}
+    async with client.realtime.connect(model="gpt-realtime", **options) as connection:
+        created = (await until(connection, "session.created")).session
+        await connection.conversation.item.create(item=says("good evening"))
+        await connection.response.create(response={"output_modalities": ["text"]})
+        item = (await until(connection, "response.done")).response.output[0]
+        if resumes:
+            query |= {"session_id": created.id, "resume_token": created.viva["resume_token"]}
+        drop_connections(server)
+        again = await until(connection, "viva.session.resumed" if resumes else "session.created")
+        session = again.session["id"] if isinstance(again.session, dict) else again.session.id
+        assert (session == created.id) == resumes
+        await connection.conversation.item.retrieve(item_id=item.id)
+        if resumes:
+            assert (await until(connection, "conversation.item.retrieved")).item.id == item.id
+        else:
+            assert (await until(connection, "error")).error.code == "item_retrieve_invalid_item_id"
 
 
 async def test_cancel_delete_and_errors(client):

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.server.harness import DEADLINE
+from tests.server.harness import DEADLINE, drop_connections
 from tests.server.node_packages import installed
 from tests.server.test_openai_python import says, until
 from vivavoce.errors import InputError
@@ -70,23 +70,37 @@ async def test_a_turn_of_the_python_client_over_tls(running, certificate, doors)
 
 
 @pytest.mark.npm("node", "npm")
-async def test_a_turn_of_the_javascript_client_which_only_knows_wss(running, certificate):
+@pytest.mark.parametrize(
+    ("scenario", "expected"),
+    [
+        ("text", {"text": "You said: good evening", "status": "completed"}),
+        ("tool", {"call": "weather", "arguments": '{"place": "here"}', "text": "You said: sunny"}),
+        ("bargeIn", {"status": "cancelled", "reason": "turn_detected", "words": "You said: a long"}),
+        ("reconnect", {"isNew": True, "text": "You said: good evening"}),
+    ],
+)
+async def test_the_javascript_client_which_only_knows_wss(running, certificate, scenario, expected):
     server = await running(**certificate)
-    script = installed("openai_turn.mjs")
+    script = installed("openai_turns.mjs")
     process = await asyncio.create_subprocess_exec(
-        *("node", str(script), f"{server.http}/v1"),
+        *("node", str(script), f"{server.http}/v1", scenario),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"NODE_EXTRA_CA_CERTS": certificate["tls_cert"]},
     )
+    assert process.stdout is not None and process.stderr is not None
     try:
-        out, problems = await asyncio.wait_for(process.communicate(), DEADLINE)
+        seen = await asyncio.wait_for(process.stdout.readline(), DEADLINE)
+        if seen == b'"connected"\n':
+            drop_connections(server)
+            seen = await asyncio.wait_for(process.stdout.readline(), DEADLINE)
+        problems = await asyncio.wait_for(process.stderr.read(), DEADLINE)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    assert process.returncode == 0, problems.decode()
-    assert json.loads(out) == {"created": "session.created", "text": "You said: good evening", "status": "completed"}
+    assert seen, problems.decode()
+    assert json.loads(seen) == expected
 
 
 def test_files_that_are_no_certificate_are_refused_before_models_are_loaded(certificate, tmp_path):

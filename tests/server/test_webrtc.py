@@ -151,6 +151,22 @@ async def test_interruption_on_a_call_truncates_by_itself(client, peer):
     assert not peer.of_type("output_audio_buffer.stopped")
 
 
+async def test_a_tool_over_a_call_and_the_words_of_an_interrupted_reply(client, peer):
+    tool = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": {"type": "object"}}
+    response = await client.realtime.calls.create(sdp=await peer.offer(), session={"type": "realtime", "tools": [tool]})
+    await peer.accept(response.text)
+    call = (await peer.say("the weather, please"))["output"][0]
+    assert (call["name"], call["arguments"]) == ("weather", '{"place": "here"}')
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "a long rain" + " and rain" * 100}
+    await peer.send("conversation.item.create", item=output)
+    await peer.send("response.create")
+    await eventually(lambda: peer.loud_seconds() > 0.4, "some words of the reply are heard")
+    peer.microphone.waiting = tone(700, 0.3, RATE)
+    done = await peer.until("response.done")
+    assert done["response"]["status_details"] == {"type": "cancelled", "reason": "turn_detected"}
+    assert done["response"]["output"][0]["content"][0]["transcript"].startswith("You said: a long")
+
+
 def candidates(sdp: str) -> set[str]:
     """The addresses of the candidates of a description."""
     return {line.split()[4] for line in sdp.splitlines() if line.startswith("a=candidate:")}

@@ -70,9 +70,10 @@ const scenarios = {
     await done;
   },
   async bargeIn() {
-    const started = until('response.output_audio.delta');
-    session.sendMessage('a long one');
-    await started;
+    let seconds = 0;
+    const heard = until('response.output_audio.delta', (event) => (seconds += (event.delta.length * 3) / 4 / 2 / RATE) > 1);
+    session.sendMessage('a long one' + ' and another'.repeat(100));
+    await heard;
     const interrupted = new Promise((resolve) => session.once('audio_interrupted', resolve));
     const done = until('response.done');
     const truncated = until('conversation.item.truncated');
@@ -87,6 +88,13 @@ const scenarios = {
     const truncated = until('conversation.item.truncated');
     session.interrupt();
     await Promise.all([done, truncated]);
+  },
+  async reconnect() {
+    const closed = new Promise((resolve) => session.transport.once('connection_change', resolve));
+    console.log('"connected"');
+    await closed;
+    await session.connect({ apiKey: 'unused' });
+    await scenarios.text();
   },
   async error() {
     const failed = until('error');
