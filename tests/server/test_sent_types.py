@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.server.harness import RunningServer, connected
-from tests.server.node_packages import installed
+from tests.server.node_packages import installed, npm_folder
 from tests.server.openai_types import CLIENT_EVENTS, SERVER_EVENTS, accepted, refused
 from tests.server.scripted import ScriptedHost
 from vivavoce.server.config import ServerOptions
@@ -58,3 +58,47 @@ async def test_their_schemas_in_node_take_all_that_is_sent(sent):
     seen = json.loads(run.stdout)
     assert seen["wrong"] == []
     assert seen["checked"] > 1000 and len(seen["types"]) > 15
+
+
+@pytest.mark.npm("node", "npm")
+@pytest.mark.full
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_types_of_the_javascript_client_take_all_that_is_sent(sent, tmp_path):
+    """By the TypeScript compiler, which also refuses fields that the types do not have."""
+    events = [plain(event) for event in sent if not event["type"].startswith("viva.")]
+    distinct = list({shape(event): event for event in events}.values())
+    folder = npm_folder()
+    file = tmp_path / "events.ts"
+    lines = ",\n".join(json.dumps(event) for event in distinct)
+    types = f"{folder}/node_modules/openai/resources/realtime/realtime"
+    file.write_text(
+        f"import type {{ RealtimeServerEvent }} from '{types}';\n"
+        f"export const events: RealtimeServerEvent[] = [\n{lines}\n];\n"
+    )
+    compiler = folder / "node_modules" / "typescript" / "bin" / "tsc"
+    options = ["--noEmit", "--strict", "--skipLibCheck", "--target", "es2022", "--module", "nodenext"]
+    run = await asyncio.to_thread(
+        subprocess.run, ["node", str(compiler), *options, str(file)], capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stdout[:5000]
+    assert len(distinct) > 50
+
+
+def plain(value):
+    """A value without what OpenAI's server sends and these types lack: nulls for undefined, the session's identity."""
+    if isinstance(value, dict):
+        untyped = {"viva"} | (
+            {"object", "id", "expires_at"} if "output_modalities" in value or "audio" in value else set()
+        )
+        return {name: plain(inner) for name, inner in value.items() if name not in untyped and inner is not None}
+    return [plain(each) for each in value] if isinstance(value, list) else value
+
+
+def shape(value) -> object:
+    """What two values of the same type and fields have in common; tags count, other strings do not."""
+    if isinstance(value, dict):
+        tags = {name: inner for name, inner in value.items() if name in ("type", "status", "role", "object", "code")}
+        return (*((name, shape(inner)) for name, inner in sorted(value.items())), *sorted(map(str, tags.items())))
+    if isinstance(value, list):
+        return tuple({shape(each): None for each in value})
+    return type(value).__name__

@@ -104,7 +104,7 @@ def test_the_beta_protocols_words():
 def test_a_transcription_session_never_replies():
     session = changed({"type": "transcription", "audio": {"input": {"transcription": {"model": "x"}}}})
     assert isinstance(session, TranscriptionSessionObject)
-    assert msgspec.to_builtins(session).keys() == {"type", "object", "model", "include", "audio"}
+    assert msgspec.to_builtins(session).keys() == {"type", "object", "include", "audio"}
     assert msgspec.to_builtins(session.audio).keys() == {"input"}
     asked = conversation_settings(session, BASE, VOICES)
     assert asked.transcribe_input and not asked.turn.create_response

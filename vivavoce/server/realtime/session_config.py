@@ -223,7 +223,7 @@ def default_session(settings: ConversationSettings, model: str, kind: SessionTyp
         turn_detection=_turn_detection(settings.turn),
     )
     if kind == "transcription":
-        return TranscriptionSessionObject(model=model, include=None, audio=TranscriptionSessionAudio(audio_input))
+        return TranscriptionSessionObject(include=None, audio=TranscriptionSessionAudio(audio_input))
     return RealtimeSessionObject(
         model=model,
         output_modalities=[settings.modality],
@@ -307,7 +307,6 @@ def _of_type(session: SessionObject, kind: SessionType | UnsetType, param: str) 
     audio_input = session.audio.input
     audio_input = replace(audio_input, transcription=audio_input.transcription or Transcription(model="default"))
     return TranscriptionSessionObject(
-        model=session.model,
         include=session.include,
         audio=TranscriptionSessionAudio(audio_input),
         viva=session.viva,

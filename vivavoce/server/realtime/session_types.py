@@ -299,7 +299,6 @@ class RealtimeSessionObject(Struct, frozen=True, kw_only=True, tag_field="type",
 class TranscriptionSessionObject(Struct, frozen=True, kw_only=True, tag_field="type", tag="transcription"):
     object: Literal["realtime.transcription_session"] = "realtime.transcription_session"
     id: str | UnsetType = UNSET
-    model: str
     include: Include | None
     audio: TranscriptionSessionAudio
     expires_at: int | UnsetType = UNSET
