@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -64,32 +65,39 @@ async def test_their_schemas_in_node_take_all_that_is_sent(sent):
 @pytest.mark.full
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_types_of_the_javascript_client_take_all_that_is_sent(sent, tmp_path):
-    """By the TypeScript compiler, which also refuses fields that the types do not have."""
     events = [plain(event) for event in sent if not event["type"].startswith("viva.")]
+    assert await type_checked("RealtimeServerEvent", events, tmp_path) > 50
+
+
+@pytest.mark.npm("node", "npm")
+@pytest.mark.full
+async def test_the_types_of_both_clients_take_the_same_client_events(tmp_path):
+    """So what `test_openai_types.py` shows of each parameter holds for both."""
+    events = [plain(sample.value) for model in CLIENT_EVENTS.values() for sample in accepted(model)]
+    assert await type_checked("RealtimeClientEvent", events, tmp_path) > 300
+
+
+async def type_checked(name: str, events: list[dict], folder: Path) -> int:
+    """How many different events the TypeScript compiler takes, which refuses fields that the types do not have."""
     distinct = list({shape(event): event for event in events}.values())
-    folder = npm_folder()
-    file = tmp_path / "events.ts"
+    file, modules = folder / "events.ts", npm_folder() / "node_modules"
     lines = ",\n".join(json.dumps(event) for event in distinct)
-    types = f"{folder}/node_modules/openai/resources/realtime/realtime"
     file.write_text(
-        f"import type {{ RealtimeServerEvent }} from '{types}';\n"
-        f"export const events: RealtimeServerEvent[] = [\n{lines}\n];\n"
+        f"import type {{ {name} }} from '{modules}/openai/resources/realtime/realtime';\n"
+        f"export const events: {name}[] = [\n{lines}\n];\n"
     )
-    compiler = folder / "node_modules" / "typescript" / "bin" / "tsc"
     options = ["--noEmit", "--strict", "--skipLibCheck", "--target", "es2022", "--module", "nodenext"]
-    run = await asyncio.to_thread(
-        subprocess.run, ["node", str(compiler), *options, str(file)], capture_output=True, text=True, timeout=300
-    )
+    command = ["node", str(modules / "typescript" / "bin" / "tsc"), *options, str(file)]
+    run = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout[:5000]
-    assert len(distinct) > 50
+    return len(distinct)
 
 
 def plain(value):
     """A value without what OpenAI's server sends and these types lack: nulls for undefined, the session's identity."""
     if isinstance(value, dict):
-        untyped = {"viva"} | (
-            {"object", "id", "expires_at"} if "output_modalities" in value or "audio" in value else set()
-        )
+        is_session = str(value.get("object")).endswith("session")
+        untyped = {"viva", "object", "id", "expires_at"} if is_session else {"viva"}
         return {name: plain(inner) for name, inner in value.items() if name not in untyped and inner is not None}
     return [plain(each) for each in value] if isinstance(value, list) else value
 
