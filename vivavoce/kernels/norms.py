@@ -242,7 +242,7 @@ def norm_linear(
     rows = x.numel() // inputs
     out = torch.empty(*x.shape[:-1], outputs, dtype=x.dtype, device=x.device)
     scale, shift, eps = norm or (x, x, 0.0)
-    block_rows, block_out, block_in, warps = product_blocks(rows)
+    block_rows, block_out, block_in, warps = product_blocks(x, rows)
     _norm_linear[(triton.cdiv(rows, block_rows), triton.cdiv(outputs, block_out))](
         x, scale, shift, weight, x if bias is None else bias, x if residual is None else residual.contiguous(), out,
         rows, eps,

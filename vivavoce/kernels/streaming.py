@@ -310,7 +310,7 @@ def stream_conv(x: Tensor, context: Tensor, next_context: Tensor, weight: Tensor
     rows, time, channels = x.shape
     outputs, _, taps = weight.shape
     out = torch.empty(rows, time, outputs, dtype=x.dtype, device=x.device)
-    block_rows, block_out, block_in, warps = product_blocks(rows * time)
+    block_rows, block_out, block_in, warps = product_blocks(x, rows * time)
     _stream_conv[(triton.cdiv(rows * time, block_rows), triton.cdiv(outputs, block_out))](
         x, context, next_context, weight, x if bias is None else bias, out, rows, time,
         *context.stride()[:2], *next_context.stride()[:2], *weight.stride(),

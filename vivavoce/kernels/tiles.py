@@ -47,6 +47,10 @@ class Tile:
 
 FITTING_ONE = {"int8": Tile(16, 256, 4, 4, 4), "float8": Tile(16, 256, 4, 4, 4), "int4": Tile(16, 128, 4, 8, 8)}
 FITTING_MORE = {"int8": Tile(32, 256, 4, 2), "float8": Tile(32, 256, 4, 2), "int4": Tile(16, 256, 4, 1)}
+# The same where a program has less shared memory.
+SMALL_ONE = FITTING_ONE | {"int8": Tile(16, 128, 4, 4, 4), "float8": Tile(16, 128, 4, 4, 4)}
+SMALL_MORE = {"int8": Tile(32, 128, 3, 2), "float8": Tile(32, 128, 3, 2), "int4": Tile(16, 128, 3, 1)}
+LARGE_SHARED_MEMORY = 160 << 10  # bytes a program may have; data-centre GPUs have 163 KiB and more, others 99
 Entries = dict[str, Tile | None]  # None: cuBLAS is faster
 BUNDLED: dict[str, Entries] = {
     "NVIDIA H200": {
@@ -122,7 +126,9 @@ def tile_for(weight: Tensor | QuantisedWeight, x: Tensor, gated: bool) -> Tile |
         return None
     scheme = scheme_of(weight)
     name = tile_name(scheme, x.shape[1], data.shape[0], rows, gated)
-    return tiles(x.device).get(name, (FITTING_ONE if rows == 1 else FITTING_MORE).get(scheme))
+    is_large = has_large_shared_memory(x.device)
+    one, more = (FITTING_ONE, FITTING_MORE) if is_large else (SMALL_ONE, SMALL_MORE)
+    return tiles(x.device).get(name, (one if rows == 1 else more).get(scheme))
 
 
 def tile_name(scheme: str, inputs: int, outputs: int, rows: int, gated: bool) -> str:
@@ -160,11 +166,20 @@ def two_powers(columns: int) -> tuple[int, int]:
     return main, columns - main if (columns - main) & (columns - main - 1) == 0 else 0
 
 
-def product_blocks(rows: int) -> tuple[int, int, int, int]:
+@functools.cache
+def has_large_shared_memory(device: torch.device) -> bool:
+    """Whether a program may have as much shared memory as on data-centre GPUs."""
+    if device.type != "cuda":
+        return True
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= LARGE_SHARED_MEMORY
+
+
+def product_blocks(x: Tensor, rows: int) -> tuple[int, int, int, int]:
     """Rows, outputs and inputs of a tile, and its warps: small batches get many small tiles."""
     if rows > FUSED_NORM_ROWS:
         return 64, 64, 64, 4
-    return (16 if rows <= SMALL_BATCH_ROWS else 32), 32, 256, 4
+    inputs = 128 if x.dtype == torch.float32 and not has_large_shared_memory(x.device) else 256
+    return (16 if rows <= SMALL_BATCH_ROWS else 32), 32, inputs, 4
 
 
 def window_attention_name(rows: int, heads: int, dim: int) -> str:
