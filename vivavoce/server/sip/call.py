@@ -1,0 +1,444 @@
+"""A call over SIP: the dialog of an INVITE, its media, and the session that answers."""
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from vivavoce.dialogue.events import Samples
+from vivavoce.errors import CapacityError, InputError
+from vivavoce.log import log_failure
+from vivavoce.server.config import ServerOptions
+from vivavoce.server.realtime import server_events as events
+from vivavoce.server.realtime.output import OutputPiece, Pacing
+from vivavoce.server.realtime.response import ResponseEncoder
+from vivavoce.server.realtime.session import Opening, RealtimeSession
+from vivavoce.server.realtime.session_types import SessionParams
+from vivavoce.server.realtime.sessions import served_model
+from vivavoce.server.rtp.stream import MediaSettings, RtpStream
+from vivavoce.server.sip.addresses import Address, Uri
+from vivavoce.server.sip.dialog import Dialog
+from vivavoce.server.sip.messages import SDP, Request, Response
+from vivavoce.server.sip.sdp import Description, LocalAudio
+from vivavoce.server.sip.session_timer import MIN_SECONDS, IntervalTooSmallError, SessionTimer
+from vivavoce.server.sip.signalling import ALLOW, SUPPORTED, USER_AGENT
+from vivavoce.server.sip.transactions import ServerTransaction
+from vivavoce.server.sip.transport import Flow
+from vivavoce.server.telephony.call import attach_without_reading, note_digit
+from vivavoce.server.telephony.records import CallRecord, CallTimes, printable
+from vivavoce.server.wire import WireError
+
+if TYPE_CHECKING:
+    from vivavoce.server.sip.agent import UserAgent
+
+logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+PROVIDER = "sip"
+WATCH_SECONDS = 1.0
+MEDIA_SECONDS = 60.0  # without a packet of the peer, after which a call has lost it
+BYE_SECONDS = 5.0
+DECLINED = 603
+
+_SIGNAL = re.compile(r"^\s*Signal\s*=\s*([0-9*#A-D])\s*$", re.IGNORECASE | re.MULTILINE)
+_FRAGMENT = re.compile(rb"SIP/2\.0 ([1-6]\d\d) ")
+
+
+class CallEndedError(Exception):
+    """The call has ended while something was awaited."""
+
+
+class CallRefusedError(Exception):
+    """A call that is not answered: the status code of the response, and the reason of the record."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+@dataclass(frozen=True)
+class Parties:
+    """Who calls whom, as the INVITE names them, and the address of the peer."""
+
+    direction: Literal["incoming", "outgoing"]
+    caller: str
+    called: str
+    source: str
+
+
+class SipCall:
+    """The audio sink of a session, and its connection."""
+
+    session: RealtimeSession
+    stream: RtpStream
+    local: LocalAudio
+
+    def __init__(self, agent: "UserAgent", dialog: Dialog, parties: Parties) -> None:
+        self._agent, self.dialog, self.parties = agent, dialog, parties
+        self._name = secrets.token_hex(12)
+        self._times = CallTimes()
+        loop = asyncio.get_running_loop()
+        self._accepted: asyncio.Future[SessionParams] = loop.create_future()
+        self._acknowledged: asyncio.Future[None] = loop.create_future()
+        self._ended: asyncio.Future[str] = loop.create_future()
+        self.invite: ServerTransaction | None = None
+        self._awaits_answer = False
+        self._settings: MediaSettings | None = None
+        self._peer_allows: set[str] = set()
+        self._timer = SessionTimer(self._start_refresh, lambda: self.end("expired"))
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def id(self) -> str:
+        """As the API names it."""
+        return f"rtc_{self._name}"
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the call waits to be accepted."""
+        return not self._accepted.done() and not self._ended.done()
+
+    # Incoming calls
+
+    async def answer(self, transaction: ServerTransaction) -> None:
+        """Answer an INVITE, and serve the call until it ends. Every failure ends this call only."""
+        self.invite, request = transaction, transaction.request
+        self._peer_allows = request.tokens("Allow")
+        transaction.on_unacknowledged = lambda: self.end("unacknowledged")
+        is_confirmed = False
+        try:
+            offer = self._checked_offer(request)
+            transaction.respond(request.response(100))
+            params = await self._acceptance(transaction, offer)
+            headers = self._timer.requested(request)
+            sdp = await self._open(params, transaction.flow, offer)
+            self._times.note_answer()
+            transaction.respond(self._response(transaction, 200, headers, sdp))
+            is_confirmed = True
+            await self._until(self._acknowledged)
+            reason = await self._talk()
+        except CallEndedError:
+            reason = self._ended.result()
+            transaction.respond(self._response(transaction, 487))  # nothing, where it was answered
+        except CallRefusedError as refusal:
+            reason = refusal.reason
+            transaction.respond(self._response(transaction, refusal.code))
+        except IntervalTooSmallError:
+            reason = "refused"
+            transaction.respond(self._response(transaction, 422, [("Min-SE", str(MIN_SECONDS))]))
+        except (WireError, InputError) as error:
+            reason = (error.code if isinstance(error, WireError) else None) or "refused"
+            transaction.respond(self._response(transaction, status_of(error)))
+        except Exception as error:
+            reason = "failed"
+            log_failure(logger, error, "a call over SIP failed")
+            transaction.respond(self._response(transaction, 500))
+        await self._close(reason, is_confirmed)
+
+    def _checked_offer(self, request: Request) -> str | None:
+        """The SDP of an INVITE, which may have none; CallRefusedError where there is no audio that we could take."""
+        try:
+            offer = request.sdp
+        except InputError:
+            raise CallRefusedError(415, "unsupported_media") from None
+        if offer is not None:
+            audio = Description.parse(offer).audio
+            if self._agent.options.needs_srtp and not audio.is_secure:
+                raise CallRefusedError(488, "not_encrypted")
+        return offer
+
+    async def _acceptance(self, transaction: ServerTransaction, offer: str | None) -> SessionParams:
+        """The session of the call: the default one, or that of whoever accepts it."""
+        if self._agent.options.answers == "auto":
+            self._accepted.set_result(SessionParams())
+            return SessionParams()
+        transaction.respond(self._response(transaction, 180))
+        is_secure = offer is not None and Description.parse(offer).audio.is_secure
+        self._agent.announce(self, transaction.request, is_secure)
+        try:
+            async with asyncio.timeout(self._agent.options.ring_seconds):
+                return await self._until(self._accepted)
+        except TimeoutError:
+            raise CallRefusedError(480, "not_accepted") from None
+
+    def accept(self, params: SessionParams) -> None:
+        """Answer the call with this session."""
+        self._accepted.set_result(params)
+
+    def reject(self, code: int = DECLINED) -> None:
+        """Refuse the call."""
+        self._accepted.set_exception(CallRefusedError(code, "rejected"))
+
+    async def _open(self, params: SessionParams, flow: Flow, offer: str | None) -> str:
+        """Open the session and its media; the SDP of our response."""
+        self._open_session(params)
+        bound, told = self._agent.signalling.media_hosts(flow)
+        conversation = self.session.conversation
+        rates = conversation.input_rate, conversation.output_rate
+        self.stream = await RtpStream.open(bound, self._agent.options.port_range, *rates)
+        self.stream.on_audio, self.stream.on_digit = self._hear, lambda digit: note_digit(self.session, digit)
+        self.local = LocalAudio(told, self.stream.port, self._agent.options.needs_srtp)
+        if offer is None:
+            self._awaits_answer = True
+            return self.local.offer()
+        answer, settings = self.local.answer(offer)
+        self._configure(settings)
+        return answer
+
+    def _open_session(self, params: SessionParams) -> None:
+        sessions = self._agent.sessions
+        model = served_model(sessions, params.model or None)
+        opening = Opening(model, params.type or "realtime", params, id=f"sess_{self._name}")
+        self.session = sessions.open(opening, self.parties.source, PROVIDER, self)
+        self.session.start()
+        self.session.send(events.VivaCallStarted(PROVIDER, printable(self.dialog.call_id), ""))
+
+    async def _talk(self) -> str:
+        """Serve an answered call until it ends; why it ended."""
+        attach_without_reading(self.session, self)
+        calls = self.session.metrics.calls.labels(PROVIDER)
+        calls.inc()
+        try:
+            while not self._ended.done():
+                await asyncio.wait({self._ended}, timeout=WATCH_SECONDS)
+                if not self._is_held and self.stream.statistics().idle_seconds > MEDIA_SECONDS:
+                    self.end("no_media")
+        finally:
+            calls.dec()
+        return self._ended.result()
+
+    # The end
+
+    def end(self, reason: str) -> None:
+        """End the call; the first reason counts."""
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def _close(self, reason: str, is_confirmed: bool) -> None:
+        self.end(reason)
+        self._timer.stop()
+        for task in self._tasks:
+            task.cancel()
+        if is_confirmed and reason not in ("caller", "called"):
+            await self._say_goodbye()
+        codec = self._settings.codec.name if self._settings is not None else ""
+        if hasattr(self, "stream"):
+            await self.stream.close()
+        if hasattr(self, "session"):
+            self.session.detach(self)
+            await self.session.close(1000, "the call ended")
+        self._agent.ended(self, self._record(reason, codec))
+
+    async def _say_goodbye(self) -> None:
+        try:
+            async with asyncio.timeout(BYE_SECONDS):
+                await self._agent.signalling.within(self.dialog, "BYE", account=self._agent.account)
+        except (OSError, TimeoutError) as error:
+            logger.info("the end of a call was not confirmed: %s", type(error).__name__)
+
+    def _record(self, reason: str, codec: str) -> CallRecord:
+        record = CallRecord(
+            call_id=self.id,
+            provider=PROVIDER,
+            provider_call_id=printable(self.dialog.call_id),
+            direction=self.parties.direction,
+            caller=printable(self.parties.caller),
+            called=printable(self.parties.called),
+            source=self.parties.source,
+            started_at=self._times.started_at,
+            duration_seconds=self._times.seconds,
+            reason=reason,
+        )
+        if codec:
+            record.codec = codec
+        return record
+
+    # Requests of the peer within the call
+
+    def acknowledged(self, ack: Request) -> None:
+        """Take an ACK; where we made the offer, it has the answer."""
+        if self.invite is None or self.invite.request.cseq[0] != ack.cseq[0]:
+            return
+        self.invite.acknowledged()
+        if self._awaits_answer:
+            self._awaits_answer = False
+            try:
+                self._configure(self.local.answered(ack.sdp or ""))
+            except (WireError, InputError) as error:
+                logger.info("the answer of a caller cannot be used: %s", error)
+                self.end("invalid_sdp")
+        if not self._acknowledged.done():
+            self._acknowledged.set_result(None)
+
+    def cancelled(self) -> None:
+        """The caller has given up before we answered."""
+        self.end("cancelled")
+
+    def hung_up(self, transaction: ServerTransaction) -> None:
+        """The peer has ended the call."""
+        transaction.respond(self._response(transaction, 200))
+        self.end("caller" if self.parties.direction == "incoming" else "called")
+
+    def renegotiate(self, transaction: ServerTransaction) -> None:
+        """Answer an INVITE or UPDATE within the call: a refresh, hold, or other media."""
+        request = transaction.request
+        if self._awaits_answer or not self._acknowledged.done():
+            transaction.respond(self._response(transaction, 491))
+            return
+        try:
+            headers, offer = self._timer.requested(request), request.sdp
+            sdp: str | None = None
+            if offer is not None:
+                sdp, settings = self.local.answer(offer)
+                self._configure(settings)
+            elif request.method == "INVITE":
+                sdp, self._awaits_answer = self.local.offer(), True
+        except IntervalTooSmallError:
+            transaction.respond(self._response(transaction, 422, [("Min-SE", str(MIN_SECONDS))]))
+            return
+        except (WireError, InputError) as error:
+            transaction.respond(self._response(transaction, status_of(error)))
+            return
+        if request.method == "INVITE":
+            self.invite = transaction
+            transaction.on_unacknowledged = lambda: self.end("unacknowledged")
+        transaction.respond(self._response(transaction, 200, headers, sdp))
+
+    def informed(self, transaction: ServerTransaction) -> None:
+        """Take an INFO, with which some telephones send the keys that are pressed."""
+        match = _SIGNAL.search(transaction.request.body.decode("latin1"))
+        kind = (transaction.request.get("Content-Type") or "").partition(";")[0].strip().lower()
+        if kind == "application/dtmf-relay" and match is not None and self._acknowledged.done():
+            note_digit(self.session, match[1].upper())
+        transaction.respond(self._response(transaction, 200))
+
+    # Transfer
+
+    async def transfer(self, target: Uri) -> None:
+        """Ask the peer to call somebody else instead (REFER); WireError where it refuses."""
+        headers = [("Refer-To", f"<{target}>"), ("Referred-By", f"<{Address.parse(self.dialog.local).uri}>")]
+        try:
+            sent = await self._agent.signalling.within(self.dialog, "REFER", headers, account=self._agent.account)
+            code = (await sent.final()).code
+        except OSError as error:
+            logger.info("the peer of a transfer cannot be reached: %s", type(error).__name__)
+            code = 503
+        if code >= 300:
+            message = f"the peer has refused the transfer with {code}"
+            raise WireError(message, "transfer_refused", status=502, kind="server_error")
+
+    def notified(self, transaction: ServerTransaction) -> None:
+        """Take the progress of a transfer; once it has succeeded, the call ends."""
+        request = transaction.request
+        if (request.get("Event") or "").partition(";")[0].strip().lower() != "refer":
+            transaction.respond(self._response(transaction, 489))
+            return
+        transaction.respond(self._response(transaction, 200))
+        match = _FRAGMENT.match(request.body)
+        code = int(match[1]) if match is not None else 100
+        if 200 <= code < 300:
+            self.end("transferred")
+        elif code >= 300 and self._acknowledged.done():
+            self.session.send_error(WireError(f"the transfer has failed with {code}", "transfer_failed"))
+
+    # Connection
+
+    def drop(self, code: int, reason: str) -> None:
+        """Hang up."""
+        self.end("server")
+
+    # AudioSink
+
+    def pacing(self, options: ServerOptions) -> Pacing:
+        """With a small lead: the clock of the stream paces the packets."""
+        return Pacing.of_calls(options)
+
+    def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
+        """Play a chunk."""
+        if len(piece.samples):
+            self.stream.write(piece.samples)
+
+    def clear(self) -> None:
+        """Drop the audio that was not played."""
+        self.stream.clear()
+
+    # Media
+
+    @property
+    def _is_held(self) -> bool:
+        return self._settings is None or self._settings.direction != "sendrecv"
+
+    def _configure(self, settings: MediaSettings) -> None:
+        """Use new settings. While the peer holds the call, replies wait and its music is not heard."""
+        was_held = self._settings is not None and self._is_held
+        self.stream.configure(settings)
+        self._settings = settings
+        if self._is_held and not was_held:
+            self.session.encoder.pause()
+        elif was_held and not self._is_held:
+            self.session.encoder.resume()
+
+    def _hear(self, samples: Samples) -> None:
+        if not self._is_held and not self.session.is_closed:
+            self.session.audio.add_samples(samples)
+            self.session.note_activity()
+
+    # Session timer
+
+    def _start_refresh(self) -> None:
+        self._start(self._refresh())
+
+    async def _refresh(self) -> None:
+        """Refresh the session, by an UPDATE without a change."""
+        headers = [("Supported", SUPPORTED), ("Session-Expires", f"{self._timer.seconds};refresher=uac")]
+        try:
+            sent = await self._agent.signalling.within(self.dialog, "UPDATE", headers, account=self._agent.account)
+            response = await sent.final()
+            if response.is_success:
+                self._timer.agreed(response)
+            else:
+                self.end("expired")
+        except (OSError, InputError) as error:
+            log_failure(logger, error, "a call could not be refreshed")
+            self.end("expired")
+
+    def _response(
+        self,
+        transaction: ServerTransaction,
+        code: int,
+        headers: Sequence[tuple[str, str]] = (),
+        sdp: str | None = None,
+    ) -> Response:
+        contact = ("Contact", self._agent.signalling.contact(transaction.flow))
+        extra = [contact, ("Allow", ALLOW), ("Supported", SUPPORTED), ("Server", USER_AGENT), *headers]
+        routes = [each for each in transaction.request.headers if each[0].lower() == "record-route"]
+        response = transaction.request.response(code, self.dialog.local_tag, [*routes, *extra])
+        if sdp is not None:
+            response.set_body(sdp.encode(), SDP)
+        return response
+
+    async def _until(self, future: "asyncio.Future[Value]") -> Value:
+        """The result of a future; CallEndedError where the call ends before."""
+        futures: set[asyncio.Future[Any]] = {future, self._ended}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        if self._ended.done():
+            raise CallEndedError
+        return future.result()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def status_of(error: WireError | InputError | CapacityError) -> int:
+    """The status code of SIP for a call that is refused."""
+    if isinstance(error, WireError) and error.code == "invalid_sdp":
+        return 488
+    if isinstance(error, WireError) and error.status in (429, 503):
+        return 503 if error.status == 503 else 486
+    return 400
