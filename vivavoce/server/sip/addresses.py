@@ -45,7 +45,9 @@ class Uri:
         if (match := _URI.fullmatch(text)) is not None:
             host = match["host"].lower().strip("[]")
             port = _port(match["port"])
-            return cls(match["scheme"].lower(), match["user"] or "", host, port, split_parameters(match["parameters"]), text)
+            return cls(
+                match["scheme"].lower(), match["user"] or "", host, port, split_parameters(match["parameters"]), text
+            )
         if (match := _TEL.fullmatch(text)) is not None:
             return cls("tel", match["user"], "", None, split_parameters(match["parameters"]), text)
         raise InputError("not a sip, sips or tel URI")

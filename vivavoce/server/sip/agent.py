@@ -40,7 +40,9 @@ class UserAgent:
 
     def __init__(self, sessions: "Sessions", options: ServerOptions) -> None:
         self.sessions, self.options = sessions, options.sip
-        self.signalling = Signalling(self.options, _server_tls(options), self._received)
+        self.signalling = Signalling(
+            self.options, _server_tls(options), self._received, sessions.metrics.sip_malformed.inc
+        )
         self._networks, accounts = self.options.networks, self.options.account_table
         self._authenticator = Authenticator(accounts) if accounts else None
         self._is_local = all(ip_address(each.host).is_loopback for each in self.options.destinations)

@@ -121,7 +121,9 @@ class Authenticator:
             return False
         try:
             given = parse_digest(value)
-            account = self._accounts.get(given.get("username", ""), Account(secrets.token_hex(8), secrets.token_hex(16)))
+            account = self._accounts.get(
+                given.get("username", ""), Account(secrets.token_hex(8), secrets.token_hex(16))
+            )
             checked = {**given, "realm": REALM, "algorithm": "MD5"}
             nonce_count, cnonce = (given.get("nc", ""), given.get("cnonce", "")) if "qop" in given else ("", "")
             expected = digest_response(account, request.method, checked, given.get("uri", ""), nonce_count, cnonce)

@@ -248,7 +248,9 @@ class StreamReader:
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             return None
-        lengths = re.findall(rb"\r\n(?:content-length|l)[ \t]*:[ \t]*([0-9]{1,9})[ \t]*(?=\r\n)", self._buffer[: end + 2], re.I)
+        lengths = re.findall(
+            rb"\r\n(?:content-length|l)[ \t]*:[ \t]*([0-9]{1,9})[ \t]*(?=\r\n)", self._buffer[: end + 2], re.I
+        )
         if len(lengths) != 1:
             raise InputError("a SIP message over TCP has one Content-Length")
         return end + 4 + int(lengths[0])

@@ -23,9 +23,7 @@ RETRY_SECONDS = 30.0
 class Registration:
     """Keeps us registered; what fails is tried again."""
 
-    def __init__(
-        self, signalling: Signalling, uri: Uri, password: str | None, changed: Callable[[bool], None]
-    ) -> None:
+    def __init__(self, signalling: Signalling, uri: Uri, password: str | None, changed: Callable[[bool], None]) -> None:
         self._signalling, self._uri, self._changed = signalling, uri, changed
         self._account = None if password is None else Account(uri.user, password)
         self._call_id, self._tag, self._sequence = secrets.token_hex(12), new_tag(), 0

@@ -27,9 +27,15 @@ BuildRequest = Callable[[], Request]
 class Signalling:
     """What a user agent sends with."""
 
-    def __init__(self, options: SipOptions, server_tls: ssl.SSLContext | None, receive: Receive) -> None:
+    def __init__(
+        self,
+        options: SipOptions,
+        server_tls: ssl.SSLContext | None,
+        receive: Receive,
+        malformed: Callable[[], None],
+    ) -> None:
         self._public_host = options.public_host
-        self.transports = Transports(options.destinations, server_tls, receive)
+        self.transports = Transports(options.destinations, server_tls, receive, malformed)
         self.transactions = Transactions(TIMERS)
 
     def media_hosts(self, flow: Flow) -> tuple[str, str]:

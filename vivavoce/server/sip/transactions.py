@@ -1,4 +1,4 @@
-"""SIP transactions (RFC 3261, section 17): retransmissions, their timers, and which response belongs to which request."""
+"""SIP transactions (RFC 3261, section 17): retransmissions and their timers, and which response belongs where."""
 
 import asyncio
 import logging

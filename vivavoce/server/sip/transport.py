@@ -6,7 +6,7 @@ import logging
 import re
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from vivavoce.errors import InputError
 from vivavoce.log import FailureLog
@@ -45,9 +45,9 @@ Receive = Callable[[Request | Response, Flow], None]
 class Receiver:
     """Parses what arrives, and passes it on. A failure ends nothing but the message."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive, self._failures = receive, FailureLog(logger)
-        self.malformed = 0
+    def __init__(self, receive: Receive, malformed: Callable[[], None]) -> None:
+        self._receive, self._malformed = receive, malformed
+        self._failures = FailureLog(logger)
 
     def take(self, data: bytes, flow: Flow) -> None:
         """Take one message."""
@@ -56,7 +56,7 @@ class Receiver:
         try:
             message = parse(data)
         except InputError as error:
-            self.malformed += 1
+            self._malformed()
             logger.debug("a malformed SIP message: %s", error)
             return
         try:
@@ -93,8 +93,7 @@ class UdpSocket(asyncio.DatagramProtocol):
         self._receiver = receiver
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)
-        self.socket = transport
+        self.socket = cast(asyncio.DatagramTransport, transport)
         self.local: SocketAddress = transport.get_extra_info("sockname")[:2]
 
     def flow(self, remote: SocketAddress) -> UdpFlow:
@@ -117,13 +116,12 @@ class Connection(asyncio.Protocol):
         self._idle: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._socket = transport
+        self._socket = cast(asyncio.Transport, transport)
         self.local: SocketAddress = transport.get_extra_info("sockname")[:2]
         self.remote: SocketAddress = transport.get_extra_info("peername")[:2]
         of_source = sum(each.remote[0] == self.remote[0] for each in self._connections)
         if len(self._connections) >= MAX_CONNECTIONS or of_source >= MAX_CONNECTIONS_PER_SOURCE:
-            transport.abort()
+            self._socket.abort()
             return
         self._connections.add(self)
         self._note_activity()
@@ -168,9 +166,15 @@ class Connection(asyncio.Protocol):
 class Transports:
     """The sockets that a user agent listens on, and the connections it opens."""
 
-    def __init__(self, listen: Sequence[Destination], server_tls: ssl.SSLContext | None, receive: Receive) -> None:
+    def __init__(
+        self,
+        listen: Sequence[Destination],
+        server_tls: ssl.SSLContext | None,
+        receive: Receive,
+        malformed: Callable[[], None],
+    ) -> None:
         self._listen, self._server_tls = listen, server_tls
-        self.receiver = Receiver(receive)
+        self.receiver = Receiver(receive, malformed)
         self.udp: list[UdpSocket] = []
         self._servers: list[tuple[Transport, asyncio.Server]] = []
         self._connections: set[Connection] = set()
