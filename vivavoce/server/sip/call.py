@@ -200,6 +200,8 @@ class SipCall:
     async def _talk(self) -> str:
         """Serve an answered call until it ends; why it ended."""
         attach_without_reading(self.session, self)
+        if self._is_held:
+            self.session.encoder.pause()
         calls = self.session.metrics.calls.labels(PROVIDER)
         calls.inc()
         try:
@@ -374,13 +376,11 @@ class SipCall:
 
     def _configure(self, settings: MediaSettings) -> None:
         """Use new settings. While the peer holds the call, replies wait and its music is not heard."""
-        was_held = self._settings is not None and self._is_held
+        was_held = self._is_held
         self.stream.configure(settings)
         self._settings = settings
-        if self._is_held and not was_held:
-            self.session.encoder.pause()
-        elif was_held and not self._is_held:
-            self.session.encoder.resume()
+        if self.session.connections and self._is_held != was_held:
+            (self.session.encoder.pause if self._is_held else self.session.encoder.resume)()
 
     def _hear(self, samples: Samples) -> None:
         if not self._is_held and not self.session.is_closed:

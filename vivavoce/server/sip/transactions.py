@@ -241,8 +241,10 @@ class Transactions:
 
     def close(self) -> None:
         """Stop all timers."""
-        for each in (*self._servers.values(), *self._clients.values()):
-            each.close()
+        for server in self._servers.values():
+            server.close()
+        for client in self._clients.values():
+            client.close()
         self._servers.clear()
         self._clients.clear()
 
