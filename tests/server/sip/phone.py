@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 
-from tests.server.harness import DEADLINE
+from tests.server.harness import DEADLINE, connected
 from vivavoce.server.realtime.audio_formats import MU_LAW, WireFormat, decode, encode
 
 LINE = WireFormat(MU_LAW, 8_000)
@@ -70,6 +70,9 @@ class Telephone:
         return self
 
     async def __aexit__(self, *error) -> None:
+        if error[0] is None and any(call.dialog.call_id == self.call_id for call in self.agent.calls.values()):
+            self.request("BYE")
+            await self.response("BYE")
         self._sip.close()
         self._rtp.close()
 
@@ -179,3 +182,13 @@ class Telephone:
             if len(heard) or np.abs(samples).max(initial=0) > 0.05:
                 heard = np.concatenate([heard, samples])
         return heard
+
+
+def sideband(server, session):
+    """A client of the Realtime protocol beside a call."""
+    return connected(server, f"?call_id={session.id.replace('sess_', 'rtc_', 1)}")
+
+
+def metric(server, name: str) -> float:
+    lines = server.app.state.server.metrics.page()[0].decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"viva_{name}"))

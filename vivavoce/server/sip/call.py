@@ -5,6 +5,7 @@ import logging
 import re
 import secrets
 from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -91,6 +92,8 @@ class SipCall:
         self._peer_allows: set[str] = set()
         self._timer = SessionTimer(self._start_refresh, lambda: self.end("expired"))
         self._tasks: set[asyncio.Task[None]] = set()
+        self._opened = AsyncExitStack()
+        """Closes what was opened: the session, and its media before it."""
 
     @property
     def id(self) -> str:
@@ -180,6 +183,7 @@ class SipCall:
         conversation = self.session.conversation
         rates = conversation.input_rate, conversation.output_rate
         self.stream = await RtpStream.open(bound, self._agent.options.port_range, *rates)
+        self._opened.push_async_callback(self.stream.close)
         self.stream.on_audio, self.stream.on_digit = self._hear, lambda digit: note_digit(self.session, digit)
         self.local = LocalAudio(told, self.stream.port, self._agent.options.needs_srtp)
         if offer is None:
@@ -194,6 +198,7 @@ class SipCall:
         model = served_model(sessions, params.model or None)
         opening = Opening(model, params.type or "realtime", params, id=f"sess_{self._name}")
         self.session = sessions.open(opening, self.parties.source, PROVIDER, self)
+        self._opened.push_async_callback(self._end_session)
         self.session.start()
         self.session.send(events.VivaCallStarted(PROVIDER, printable(self.dialog.call_id), ""))
 
@@ -225,15 +230,16 @@ class SipCall:
         self._timer.stop()
         for task in self._tasks:
             task.cancel()
-        if is_confirmed and reason not in ("caller", "called"):
-            await self._say_goodbye()
-        codec = self._settings.codec.name if self._settings is not None else ""
-        if hasattr(self, "stream"):
-            await self.stream.close()
-        if hasattr(self, "session"):
-            self.session.detach(self)
-            await self.session.close(1000, "the call ended")
-        self._agent.ended(self, self._record(reason, codec))
+        record = self._record(reason)
+        try:
+            says_goodbye = is_confirmed and reason not in ("caller", "called")
+            await asyncio.gather(*([self._say_goodbye()] if says_goodbye else []), self._opened.aclose())
+        finally:
+            self._agent.ended(self, record)
+
+    async def _end_session(self) -> None:
+        self.session.detach(self)
+        await self.session.close(1000, "the call ended")
 
     async def _say_goodbye(self) -> None:
         try:
@@ -242,7 +248,7 @@ class SipCall:
         except (OSError, TimeoutError) as error:
             logger.info("the end of a call was not confirmed: %s", type(error).__name__)
 
-    def _record(self, reason: str, codec: str) -> CallRecord:
+    def _record(self, reason: str) -> CallRecord:
         record = CallRecord(
             call_id=self.id,
             provider=PROVIDER,
@@ -255,8 +261,8 @@ class SipCall:
             duration_seconds=self._times.seconds,
             reason=reason,
         )
-        if codec:
-            record.codec = codec
+        if self._settings is not None:
+            record.codec = self._settings.codec.name
         return record
 
     # Requests of the peer within the call
