@@ -18,12 +18,13 @@ class CallRecord(Struct, kw_only=True):
     """One line."""
 
     call_id: str
-    """Of the session, with the prefix rtc_; empty for a call that was refused."""
+    """As the API names it; empty for a call of a media stream that was refused."""
     provider: str
     provider_call_id: str
-    direction: Literal["incoming", "outgoing"]
-    caller: str
-    called: str
+    direction: Literal["incoming", "outgoing"] = "incoming"
+    caller: str | UnsetType = UNSET
+    """As the peer names it, where it does; over SIP anybody can write anything there."""
+    called: str | UnsetType = UNSET
     source: str
     """The address of the peer."""
     started_at: float
