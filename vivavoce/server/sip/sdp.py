@@ -221,9 +221,9 @@ def _media(session: Sequence[str], section: Sequence[str]) -> Media:
     formats = tuple(match[4].split())
     if len(formats) > MAX_FORMATS:
         raise _invalid(f"an m= line has at most {MAX_FORMATS} formats")
-    connections = [line for line in (*session, *section) if line.startswith("c=")]
+    connections = [line[2:].split() for line in (*session, *section) if line.startswith("c=")]
     attributes = tuple(line[2:].strip() for line in (*session, *section) if line.startswith("a="))
-    address = connections[-1][2:].split()[-1].partition("/")[0] if connections else ""
+    address = connections[-1][-1].partition("/")[0] if connections and connections[-1] else ""
     kind, port = match[1].lower(), int(match[2])
     if kind == "audio" and port:
         try:
