@@ -18,7 +18,7 @@ class Received:
     """A SIP message as text."""
 
     def __init__(self, data: bytes) -> None:
-        head, _, self.body = data.decode().partition("\r\n\r\n")
+        head, _, self.body = data.decode("utf8", "replace").partition("\r\n\r\n")
         self.line, *self.lines = head.split("\r\n")
 
     @property

@@ -1,7 +1,10 @@
 """Parsing and writing of SIP messages, SDP and digests, and what hostile input does to them."""
 
 import asyncio
+import random
+import resource
 import string
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -81,13 +84,9 @@ def test_malformed_requests_are_refused(before, after):
 
 def test_a_stream_is_cut_at_content_lengths():
     whole = INVITE[:-4].encode()
-    reader = StreamReader()
-    messages = [
-        message for at in range(len(whole) * 2) for message in reader.feed((whole + b"\r\n\r\n" + whole)[at : at + 1])
-    ]
-    assert messages == [whole, whole][: len(messages)] and len(messages) >= 1
-    rest = reader.feed((whole + b"\r\n\r\n" + whole)[len(whole) * 2 :])
-    assert messages + rest == [whole, whole]
+    sent, reader = whole + b"\r\n\r\n" + whole, StreamReader()
+    assert [message for at in range(len(sent)) for message in reader.feed(sent[at : at + 1])] == [whole, whole]
+    assert StreamReader().feed(sent) == [whole, whole]
     for hostile in (b"x" * 40_000, whole.replace(b"Content-Length: 4\r\n", b""), b"A: 1\r\nl: 1\r\nl: 2\r\n\r\n"):
         with pytest.raises(InputError):
             StreamReader().feed(hostile)
@@ -101,9 +100,8 @@ def test_an_offer_is_answered_with_the_best_codec():
     assert "m=video 0 RTP/AVP 96" in lines and "m=audio 6000 RTP/AVP 96 97" in lines
     assert "a=recvonly" in lines and "c=IN IP4 192.0.2.1" in lines
     assert lines.index("m=video 0 RTP/AVP 96") < lines.index("m=audio 6000 RTP/AVP 96 97")
-    _, again = LocalAudio("192.0.2.1", 6000).answer(
-        OFFER.replace(" 96", " 9").replace(":96 opus/48000/2", ":9 G722/8000")
-    )
+    narrow = OFFER.replace(" 96", " 9").replace(":96 opus/48000/2", ":9 G722/8000")
+    _, again = LocalAudio("192.0.2.1", 6000).answer(narrow)
     assert again.codec.name == "G722" and again.dtmf_payload_type == 101
 
 
@@ -191,22 +189,7 @@ def test_only_allowed_targets_are_called(target, is_allowed):
 
 # Hostile input
 
-PIECES = st.sampled_from(
-    [
-        *INVITE.splitlines(keepends=True),
-        *OFFER.splitlines(keepends=True),
-        "<",
-        ">",
-        '"',
-        "\\",
-        ";",
-        ",",
-        ":",
-        "@",
-        "=",
-        "%",
-    ]
-)
+PIECES = st.sampled_from([*INVITE.splitlines(keepends=True), *OFFER.splitlines(keepends=True), *'<>"\\;,:@=%'])
 TEXTS = st.lists(PIECES | st.text(string.printable, max_size=40) | st.characters(), max_size=30).map("".join)
 
 
@@ -221,7 +204,7 @@ def damaged(draw, original: str = INVITE):
     return bytes(data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(damaged() | TEXTS.map(str.encode) | st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_bad_input(data):
     try:
@@ -232,18 +215,17 @@ def test_any_bytes_are_a_message_or_bad_input(data):
         parse(message.response(200, "ours").encode())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(damaged(OFFER).map(lambda data: data.decode("utf8", "replace")) | TEXTS)
 def test_any_text_is_sdp_or_bad_input(text):
     try:
         answer, media = LocalAudio("127.0.0.1", 6000).answer(text)
-    except WireError as error:
-        assert error.code == "invalid_sdp"
+    except WireError:
         return
     assert Description.parse(answer).audio.codec == media.codec
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TEXTS)
 def test_any_text_is_a_header_or_bad_input(text):
     for read in (Uri.parse, Address.parse, Via.parse, parse_digest, TargetPattern.parse, Account.parse):
@@ -257,30 +239,19 @@ def test_any_text_is_a_header_or_bad_input(text):
 def test_long_values_take_no_time(character):
     """Quadratic patterns would take seconds here."""
     text = character * (MAX_MESSAGE_BYTES - 600)
-    began = asyncio.new_event_loop().time()
-    for value in (
-        text,
-        f"sip:{text}",
-        f"<{text}",
-        f'"{text}',
-        f"SIP/2.0/UDP a{text}",
-        f"Digest {text}",
-        f"a <sip:a@b>{text}",
-    ):
+    began = time.process_time()
+    for start in ("", "sip:", "<", '"', "SIP/2.0/UDP a", "Digest ", "a <sip:a@b>"):
         for read in (Uri.parse, Address.parse, Via.parse, parse_digest):
             try:
-                read(value)
+                read(start + text)
             except InputError:
                 continue
-    assert asyncio.new_event_loop().time() - began < 5
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.full
 async def test_a_hundred_thousand_hostile_messages_change_nothing(served):
     """Damaged requests of every method, within and outside of a call: the call goes on, and memory stays flat."""
-    import random
-    import resource
-
     chance = random.Random(7)
     server = await served()
     agent = server.app.state.server.sip
