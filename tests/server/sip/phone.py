@@ -129,13 +129,11 @@ class Telephone:
     def answer(self, request: Received, code: int, *headers: str) -> None:
         self.send("\r\n".join((f"SIP/2.0 {code} OK", *request.copied(), *headers, "Content-Length: 0", "", "")))
 
-    async def quiet(self) -> bool:
-        """Whether no message is waiting, once the server has handled what was sent before."""
-        self.request("OPTIONS", sequence=self.sequence + 1)
-        seen = []
-        while (message := await self.next()).method != "OPTIONS":
-            seen.append(message.line)
-        return not seen
+    async def round_trip(self) -> None:
+        """Wait until the server has handled what was sent before, within a call."""
+        branch = self.request("OPTIONS", sequence=1)
+        while branch not in (await self.next()).header("Via"):
+            pass
 
     async def invite(self, *headers: str, body: str | None = None) -> Received:
         """Call; the final response, which is acknowledged."""
