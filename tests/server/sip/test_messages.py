@@ -13,9 +13,9 @@ from tests.server.harness import eventually
 from tests.server.sip.phone import Telephone, metric
 from vivavoce.errors import InputError
 from vivavoce.server.config import OpenRate
-from vivavoce.server.sip.addresses import Address, Uri, Via
+from vivavoce.server.sip.addresses import SipAddress, Uri, Via
 from vivavoce.server.sip.digest import Account, digest_response, parse_digest
-from vivavoce.server.sip.messages import MAX_MESSAGE_BYTES, Request, StreamReader, parse
+from vivavoce.server.sip.messages import MAX_MESSAGE_BYTES, SipRequest, StreamReader, parse
 from vivavoce.server.sip.options import AllowedTargets, TargetPattern
 from vivavoce.server.sip.sdp import Description, LocalAudio
 from vivavoce.server.wire import WireError
@@ -42,7 +42,7 @@ OFFER = (
 
 def test_a_request_as_programs_write_it():
     request = parse(INVITE.encode())
-    assert isinstance(request, Request) and request.method == "INVITE" and request.body == b"body"
+    assert isinstance(request, SipRequest) and request.method == "INVITE" and request.body == b"body"
     assert (request.uri.user, request.uri.host, request.uri.port) == ("viva", "pbx1", 5060)
     assert request.uri.transport == "tcp"
     assert (request.via.host, request.via.port, request.via.branch) == ("3f2a9c1b", 5080, "z9hG4bK+a/b")
@@ -212,7 +212,7 @@ def test_any_bytes_are_a_message_or_bad_input(data):
         message = parse(data)
     except InputError:
         return
-    if isinstance(message, Request):
+    if isinstance(message, SipRequest):
         parse(message.response(200, "ours").encode())
 
 
@@ -229,7 +229,7 @@ def test_any_text_is_sdp_or_bad_input(text):
 @settings(max_examples=100, deadline=None)
 @given(TEXTS)
 def test_any_text_is_a_header_or_bad_input(text):
-    for read in (Uri.parse, Address.parse, Via.parse, parse_digest, TargetPattern.parse, Account.parse):
+    for read in (Uri.parse, SipAddress.parse, Via.parse, parse_digest, TargetPattern.parse, Account.parse):
         try:
             read(text)
         except InputError:
@@ -242,7 +242,7 @@ def test_long_values_take_no_time(character):
     text = character * (MAX_MESSAGE_BYTES - 600)
     began = time.process_time()
     for start in ("", "sip:", "<", '"', "SIP/2.0/UDP a", "Digest ", "a <sip:a@b>"):
-        for read in (Uri.parse, Address.parse, Via.parse, parse_digest):
+        for read in (Uri.parse, SipAddress.parse, Via.parse, parse_digest):
             try:
                 read(start + text)
             except InputError:

@@ -82,14 +82,14 @@ class Destination:
 
 
 @dataclass(frozen=True)
-class Address:
+class SipAddress:
     """A URI with the parameters of its header, such as its tag."""
 
     uri: Uri
     parameters: Mapping[str, str]
 
     @classmethod
-    def parse(cls, value: str) -> "Address":
+    def parse(cls, value: str) -> "SipAddress":
         """The address of a From, To, Contact, Route or Refer-To header; InputError where it is none."""
         value = value.strip()
         if (match := _ADDRESS.fullmatch(value)) is not None:

@@ -15,7 +15,7 @@ from vivavoce.server.sip.addresses import Uri
 from vivavoce.server.sip.call import DECLINED, PROVIDER, Parties, SipCall
 from vivavoce.server.sip.dialog import Dialog, DialogId
 from vivavoce.server.sip.digest import Account, Authenticator
-from vivavoce.server.sip.messages import SDP, Request, Response, new_tag
+from vivavoce.server.sip.messages import SDP, SipRequest, SipResponse, new_tag
 from vivavoce.server.sip.registration import Registration
 from vivavoce.server.sip.signalling import ALLOW, SUPPORTED, Signalling, settle
 from vivavoce.server.sip.transactions import ServerTransaction
@@ -119,7 +119,7 @@ class UserAgent:
     def _found(self, call_id: str) -> SipCall | None:
         return next((call for call in self.calls.values() if call.id == call_id), None)
 
-    def announce(self, call: SipCall, invite: Request, is_secure: bool) -> None:
+    def announce(self, call: SipCall, invite: SipRequest, is_secure: bool) -> None:
         """Send the webhook of a call that waits to be accepted."""
         headers = [
             SipHeader(printable(name), printable(value))
@@ -138,8 +138,8 @@ class UserAgent:
 
     # Requests
 
-    def _received(self, message: Request | Response, flow: Flow) -> None:
-        if isinstance(message, Response):
+    def _received(self, message: SipRequest | SipResponse, flow: Flow) -> None:
+        if isinstance(message, SipResponse):
             self.signalling.transactions.response_received(message)
             return
         call = self._call_of(message)
@@ -165,17 +165,17 @@ class UserAgent:
         else:
             self._refuse(message, flow, 405, [("Allow", ALLOW)])
 
-    def _call_of(self, request: Request) -> SipCall | None:
+    def _call_of(self, request: SipRequest) -> SipCall | None:
         return self.calls.get((request.call_id, request.to_address.tag, request.from_address.tag))
 
-    def _acknowledged(self, ack: Request, call: SipCall | None) -> None:
+    def _acknowledged(self, ack: SipRequest, call: SipCall | None) -> None:
         refused = self.signalling.transactions.of_request(ack, "INVITE")
         if refused is not None:
             refused.acknowledged()
         if call is not None:
             call.acknowledged(ack)
 
-    def _cancelled(self, request: Request, flow: Flow) -> None:
+    def _cancelled(self, request: SipRequest, flow: Flow) -> None:
         invite = self.signalling.transactions.of_request(request, "INVITE")
         if invite is None:
             self._refuse(request, flow, 481)
@@ -185,7 +185,7 @@ class UserAgent:
             if not invite.is_answered and call.invite is invite:
                 call.cancelled()
 
-    def _within(self, call: SipCall, request: Request, flow: Flow) -> None:
+    def _within(self, call: SipCall, request: SipRequest, flow: Flow) -> None:
         handler = self._handlers.get(request.method)
         if request.method == "OPTIONS":
             self._refuse(request, flow, 200, [("Allow", ALLOW), ("Accept", SDP), ("Supported", SUPPORTED)])
@@ -197,7 +197,7 @@ class UserAgent:
             call.dialog.received(request, flow)
             handler(call, self.signalling.transactions.open(request, flow))
 
-    def _invited(self, request: Request, flow: Flow) -> None:
+    def _invited(self, request: SipRequest, flow: Flow) -> None:
         """Take a new call, or refuse it."""
         source = flow.remote[0]
         unknown = request.tokens("Require") - KNOWN_EXTENSIONS
@@ -218,7 +218,7 @@ class UserAgent:
             self.calls[call.dialog.id] = call
             self._start(call.answer(self.signalling.transactions.open(request, flow)))
 
-    def _is_admitted(self, request: Request, source: str) -> bool:
+    def _is_admitted(self, request: SipRequest, source: str) -> bool:
         address, registration = ip_address(source), self._registration
         if any(address in network for network in self._networks):
             return True
@@ -228,7 +228,7 @@ class UserAgent:
             return self._authenticator.admits(request, source)
         return self._is_local and not self._networks and registration is None
 
-    def _refuse(self, request: Request, flow: Flow, code: int, headers: list[tuple[str, str]] | None = None) -> None:
+    def _refuse(self, request: SipRequest, flow: Flow, code: int, headers: list[tuple[str, str]] | None = None) -> None:
         """Answer without a transaction: there is nothing to remember."""
         self.signalling.answer(request, flow, request.response(code, new_tag(), headers or []))
 

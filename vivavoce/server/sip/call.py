@@ -20,9 +20,9 @@ from vivavoce.server.realtime.session import Opening, RealtimeSession
 from vivavoce.server.realtime.session_types import SessionParams
 from vivavoce.server.realtime.sessions import served_model
 from vivavoce.server.rtp.stream import MediaSettings, RtpStream
-from vivavoce.server.sip.addresses import Address, Uri
+from vivavoce.server.sip.addresses import SipAddress, Uri
 from vivavoce.server.sip.dialog import Dialog
-from vivavoce.server.sip.messages import SDP, Request, Response
+from vivavoce.server.sip.messages import SDP, SipRequest, SipResponse
 from vivavoce.server.sip.sdp import Description, LocalAudio
 from vivavoce.server.sip.session_timer import MIN_SECONDS, IntervalTooSmallError, SessionTimer
 from vivavoce.server.sip.signalling import ALLOW, SUPPORTED, USER_AGENT
@@ -53,7 +53,7 @@ class CallEndedError(Exception):
     """The call has ended while something was awaited."""
 
 
-class CallRefusedError(Exception):
+class SipRefusalError(Exception):
     """A call that is not answered: the status code of the response, and the reason of the record."""
 
     def __init__(self, code: int, reason: str) -> None:
@@ -127,7 +127,7 @@ class SipCall:
         except CallEndedError:
             reason = self._ended.result()
             transaction.respond(self._response(transaction, 487))  # nothing, where it was answered
-        except CallRefusedError as refusal:
+        except SipRefusalError as refusal:
             reason = refusal.reason
             transaction.respond(self._response(transaction, refusal.code))
         except IntervalTooSmallError:
@@ -142,16 +142,16 @@ class SipCall:
             transaction.respond(self._response(transaction, 500))
         await self._close(reason, is_confirmed)
 
-    def _checked_offer(self, request: Request) -> str | None:
-        """The SDP of an INVITE, which may have none; CallRefusedError where there is no audio that we could take."""
+    def _checked_offer(self, request: SipRequest) -> str | None:
+        """The SDP of an INVITE, which may have none; SipRefusalError where there is no audio that we could take."""
         try:
             offer = request.sdp
         except InputError:
-            raise CallRefusedError(415, "unsupported_media") from None
+            raise SipRefusalError(415, "unsupported_media") from None
         if offer is not None:
             audio = Description.parse(offer).audio
             if self._agent.options.needs_srtp and not audio.is_secure:
-                raise CallRefusedError(488, "not_encrypted")
+                raise SipRefusalError(488, "not_encrypted")
         return offer
 
     async def _acceptance(self, transaction: ServerTransaction, offer: str | None) -> SessionParams:
@@ -166,7 +166,7 @@ class SipCall:
             async with asyncio.timeout(self._agent.options.ring_seconds):
                 return await self._until(self._accepted)
         except TimeoutError:
-            raise CallRefusedError(480, "not_accepted") from None
+            raise SipRefusalError(480, "not_accepted") from None
 
     def accept(self, params: SessionParams) -> None:
         """Answer the call with this session."""
@@ -174,18 +174,18 @@ class SipCall:
 
     def reject(self, code: int = DECLINED) -> None:
         """Refuse the call."""
-        self._accepted.set_exception(CallRefusedError(code, "rejected"))
+        self._accepted.set_exception(SipRefusalError(code, "rejected"))
 
     async def _open(self, params: SessionParams, flow: Flow, offer: str | None) -> str:
         """Open the session and its media; the SDP of our response."""
         self._open_session(params)
-        bound, told = self._agent.signalling.media_hosts(flow)
+        bound, public = self._agent.signalling.media_hosts(flow)
         conversation = self.session.conversation
         rates = conversation.input_rate, conversation.output_rate
         self.stream = await RtpStream.open(bound, self._agent.options.port_range, *rates)
         self._opened.push_async_callback(self.stream.close)
         self.stream.on_audio, self.stream.on_digit = self._hear, lambda digit: note_digit(self.session, digit)
-        self.local = LocalAudio(told, self.stream.port, self._agent.options.needs_srtp)
+        self.local = LocalAudio(public, self.stream.port, self._agent.options.needs_srtp)
         if offer is None:
             self._awaits_answer = True
             return self.local.offer()
@@ -267,7 +267,7 @@ class SipCall:
 
     # Requests of the peer within the call
 
-    def acknowledged(self, ack: Request) -> None:
+    def acknowledged(self, ack: SipRequest) -> None:
         """Take an ACK; where we made the offer, it has the answer."""
         if self.invite is None or self.invite.request.cseq[0] != ack.cseq[0]:
             return
@@ -328,7 +328,7 @@ class SipCall:
 
     async def transfer(self, target: Uri) -> None:
         """Ask the peer to call somebody else instead (REFER); WireError where it refuses."""
-        headers = [("Refer-To", f"<{target}>"), ("Referred-By", f"<{Address.parse(self.dialog.local).uri}>")]
+        headers = [("Refer-To", f"<{target}>"), ("Referred-By", f"<{SipAddress.parse(self.dialog.local).uri}>")]
         try:
             sent = await self._agent.signalling.within(self.dialog, "REFER", headers, account=self._agent.account)
             code = (await sent.final()).code
@@ -418,7 +418,7 @@ class SipCall:
         code: int,
         headers: Sequence[tuple[str, str]] = (),
         sdp: str | None = None,
-    ) -> Response:
+    ) -> SipResponse:
         contact = ("Contact", self._agent.signalling.contact(transaction.flow))
         extra = [contact, ("Allow", ALLOW), ("Supported", SUPPORTED), ("Server", USER_AGENT), *headers]
         routes = [each for each in transaction.request.headers if each[0].lower() == "record-route"]

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from vivavoce.server.sip.addresses import Address, Destination, Uri, host_port
-from vivavoce.server.sip.messages import Headers, Request, Response, new_branch, new_tag
+from vivavoce.server.sip.addresses import Destination, SipAddress, Uri, host_port
+from vivavoce.server.sip.messages import Headers, SipRequest, SipResponse, new_branch, new_tag
 from vivavoce.server.sip.transport import Flow
 
 MAX_FORWARDS = "70"
@@ -31,7 +31,7 @@ class Dialog:
     remote_sequence: int = -1
 
     @classmethod
-    def of_request(cls, request: Request, flow: Flow) -> "Dialog":
+    def of_request(cls, request: SipRequest, flow: Flow) -> "Dialog":
         """The dialog of an INVITE that a peer has sent; InputError where it has no Contact."""
         local = f"{request.get('To')};tag={new_tag()}"
         target = request.contact or request.from_address.uri
@@ -40,7 +40,7 @@ class Dialog:
         return dialog
 
     @classmethod
-    def of_response(cls, request: Request, response: Response) -> "Dialog":
+    def of_response(cls, request: SipRequest, response: SipResponse) -> "Dialog":
         """The dialog of our INVITE, once it is answered."""
         target = response.contact or request.uri
         routes = list(reversed(response.all("Record-Route")))
@@ -49,7 +49,7 @@ class Dialog:
 
     @property
     def id(self) -> DialogId:
-        return self.call_id, Address.parse(self.local).tag, Address.parse(self.remote).tag
+        return self.call_id, SipAddress.parse(self.local).tag, SipAddress.parse(self.remote).tag
 
     @property
     def local_tag(self) -> str:
@@ -58,10 +58,10 @@ class Dialog:
     @property
     def next_hop(self) -> Destination:
         """Where our requests are sent."""
-        first = Address.parse(self.routes[0]).uri if self.routes else self.target
+        first = SipAddress.parse(self.routes[0]).uri if self.routes else self.target
         return first.destination
 
-    def received(self, request: Request, flow: Flow) -> None:
+    def received(self, request: SipRequest, flow: Flow) -> None:
         """Note the sequence number, the Contact and the way of a request of the peer."""
         self.remote_sequence = request.cseq[0]
         if request.method in ("INVITE", "UPDATE"):
@@ -69,11 +69,11 @@ class Dialog:
             is_behind_nat = not self.routes and self.target.host != flow.remote[0]
             self.flow = flow if is_behind_nat or flow.transport != "udp" else None
 
-    def is_in_order(self, request: Request) -> bool:
+    def is_in_order(self, request: SipRequest) -> bool:
         """Whether a request is newer than the last one."""
         return request.cseq[0] > self.remote_sequence
 
-    def request(self, method: str, via: str, sequence: int | None = None) -> Request:
+    def request(self, method: str, via: str, sequence: int | None = None) -> SipRequest:
         """A request within the dialog; `sequence` is given for an ACK, which has that of its INVITE."""
         if sequence is None:
             self.local_sequence += 1
@@ -86,7 +86,7 @@ class Dialog:
             ("Call-ID", self.call_id),
             ("CSeq", f"{self.local_sequence if sequence is None else sequence} {method}"),
         ]
-        return Request(method, self.target, headers)
+        return SipRequest(method, self.target, headers)
 
 
 def via_header(transport: str, host: str, port: int) -> str:

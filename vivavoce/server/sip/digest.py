@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from vivavoce.errors import InputError
 from vivavoce.server.sip.addresses import split_outside_quotes
-from vivavoce.server.sip.messages import Request, Response
+from vivavoce.server.sip.messages import SipRequest, SipResponse
 
 NONCE_SECONDS = 60.0
 NONCE_BYTES = 16
@@ -88,7 +88,7 @@ def credentials(account: Account, method: str, uri: str, challenge: str) -> str:
     return "Digest " + ", ".join(quoted)
 
 
-def authorization(account: Account, request: Request, response: Response) -> tuple[str, str] | None:
+def authorization(account: Account, request: SipRequest, response: SipResponse) -> tuple[str, str] | None:
     """The header that answers a response with 401 or 407; None where it has no challenge that can be answered."""
     name, answer = {401: ("WWW-Authenticate", "Authorization"), 407: ("Proxy-Authenticate", "Proxy-Authorization")}[
         response.code
@@ -114,7 +114,7 @@ class Authenticator:
         nonce = self._nonce(f"{asyncio.get_running_loop().time():.3f}", source)
         return "WWW-Authenticate", f'Digest realm="{REALM}", nonce="{nonce}", algorithm=MD5, qop="auth"'
 
-    def admits(self, request: Request, source: str) -> bool:
+    def admits(self, request: SipRequest, source: str) -> bool:
         """Whether a request has the credentials of an account."""
         value = request.get("Authorization")
         if value is None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from vivavoce.errors import InputError
-from vivavoce.server.sip.addresses import Address, Uri, Via, split_outside_quotes
+from vivavoce.server.sip.addresses import SipAddress, Uri, Via, split_outside_quotes
 
 MAX_MESSAGE_BYTES = 16 << 10
 MAX_HEADERS = 128
@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*(?:;.*)?")
 Headers = list[tuple[str, str]]
 
 
-class Message:
+class SipMessage:
     """What requests and responses have in common."""
 
     def __init__(self, headers: Headers, body: bytes = b"") -> None:
@@ -83,12 +83,12 @@ class Message:
         return self.get("Call-ID") or ""
 
     @cached_property
-    def from_address(self) -> Address:
-        return Address.parse(self.get("From") or "")
+    def from_address(self) -> SipAddress:
+        return SipAddress.parse(self.get("From") or "")
 
     @cached_property
-    def to_address(self) -> Address:
-        return Address.parse(self.get("To") or "")
+    def to_address(self) -> SipAddress:
+        return SipAddress.parse(self.get("To") or "")
 
     @cached_property
     def via(self) -> Via:
@@ -106,7 +106,7 @@ class Message:
     def contact(self) -> Uri | None:
         """The first address of the Contact header."""
         first = next(iter(self.all("Contact")), None)
-        return None if first is None or first == "*" else Address.parse(first).uri
+        return None if first is None or first == "*" else SipAddress.parse(first).uri
 
     @property
     def sdp(self) -> str | None:
@@ -125,7 +125,7 @@ class Message:
         return head.encode("utf8", "surrogateescape") + self.body
 
 
-class Request(Message):
+class SipRequest(SipMessage):
     """A SIP request."""
 
     def __init__(self, method: str, uri: Uri, headers: Headers, body: bytes = b"") -> None:
@@ -136,15 +136,15 @@ class Request(Message):
     def start_line(self) -> str:
         return f"{self.method} {self.uri} SIP/2.0"
 
-    def response(self, code: int, to_tag: str = "", headers: Sequence[tuple[str, str]] = ()) -> "Response":
+    def response(self, code: int, to_tag: str = "", headers: Sequence[tuple[str, str]] = ()) -> "SipResponse":
         """A response with the headers that are copied from the request; `to_tag` is added where it has none."""
         copied = [(name, value) for name, value in self.headers if name.lower() in ("via", "from", "call-id", "cseq")]
         to = self.get("To") or ""
         copied.append(("To", f"{to};tag={to_tag}" if to_tag and not self.to_address.tag else to))
-        return Response(code, PHRASES.get(code, "Unknown"), [*copied, *headers])
+        return SipResponse(code, PHRASES.get(code, "Unknown"), [*copied, *headers])
 
 
-class Response(Message):
+class SipResponse(SipMessage):
     """A SIP response."""
 
     def __init__(self, code: int, phrase: str, headers: Headers, body: bytes = b"") -> None:
@@ -164,7 +164,7 @@ class Response(Message):
         return 200 <= self.code < 300
 
 
-def parse(data: bytes) -> Request | Response:
+def parse(data: bytes) -> SipRequest | SipResponse:
     """A message whose routing headers are valid; InputError for anything else."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise InputError(f"a SIP message has at most {MAX_MESSAGE_BYTES} bytes")
@@ -193,23 +193,23 @@ def _header(line: str) -> tuple[str, str]:
     return COMPACT_NAMES.get(name.lower(), name), value.strip()
 
 
-def _message(line: str, headers: Headers) -> Request | Response:
+def _message(line: str, headers: Headers) -> SipRequest | SipResponse:
     parts = line.split(" ", 2)
     if len(parts) < 3 or _CONTROL.search(line):
         raise InputError("neither a request nor a response")
     if parts[0] == "SIP/2.0":
         if not re.fullmatch("[1-6][0-9][0-9]", parts[1]):
             raise InputError("a response without a status code")
-        return Response(int(parts[1]), parts[2], headers)
+        return SipResponse(int(parts[1]), parts[2], headers)
     if parts[2] != "SIP/2.0" or not _TOKEN.fullmatch(parts[0]):
         raise InputError("neither a request nor a response")
-    return Request(parts[0], Uri.parse(parts[1]), headers)
+    return SipRequest(parts[0], Uri.parse(parts[1]), headers)
 
 
-def _check(message: Request | Response) -> None:
+def _check(message: SipRequest | SipResponse) -> None:
     """Raise InputError where a header that every message has is missing or malformed."""
     number, method = message.cseq
-    if number >= 1 << 31 or (isinstance(message, Request) and method != message.method):
+    if number >= 1 << 31 or (isinstance(message, SipRequest) and method != message.method):
         raise InputError("the header CSeq does not belong to the request")
     if not message.call_id or not message.from_address.tag or not message.via.branch:
         raise InputError("a message without a Call-ID, a From tag or a Via branch")

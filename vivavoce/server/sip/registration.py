@@ -10,7 +10,7 @@ from vivavoce.log import FailureLog
 from vivavoce.server.sip.addresses import Uri, host_port
 from vivavoce.server.sip.dialog import MAX_FORWARDS
 from vivavoce.server.sip.digest import Account
-from vivavoce.server.sip.messages import Request, Response, new_tag
+from vivavoce.server.sip.messages import SipRequest, SipResponse, new_tag
 from vivavoce.server.sip.signalling import USER_AGENT, Signalling
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Registration:
         flow = await self._signalling.transports.flow_to(self._uri.destination)
         self.address = flow.remote[0]
 
-        def build() -> Request:
+        def build() -> SipRequest:
             self._sequence += 1
             home = self._uri.host if self._uri.port is None else host_port(self._uri.host, self._uri.port)
             own = f"<sip:{self._uri.user}@{home}>"
@@ -79,7 +79,7 @@ class Registration:
                 ("Expires", str(expires)),
                 ("User-Agent", USER_AGENT),
             ]
-            return Request("REGISTER", Uri.parse(f"sip:{home}"), headers)
+            return SipRequest("REGISTER", Uri.parse(f"sip:{home}"), headers)
 
         transaction = await self._signalling.exchange(build, flow, self._account)
         response = await transaction.final()
@@ -88,7 +88,7 @@ class Registration:
         return max(_granted(response), MIN_EXPIRES_SECONDS)
 
 
-def _granted(response: Response) -> int:
+def _granted(response: SipResponse) -> int:
     """The seconds that a registrar has granted: of our Contact, or of the response."""
     for value in response.all("Contact"):
         _, found, rest = value.lower().partition(";expires=")

@@ -31,7 +31,7 @@ _RTPMAP = re.compile(r"(\d{1,3}) +([\w.-]{1,32})/(\d{1,6})(?:/(\d{1,2}))?")
 
 
 @dataclass(frozen=True)
-class Media:
+class MediaSection:
     """One m= section."""
 
     kind: str
@@ -89,7 +89,7 @@ class PeerAudio:
 class Description:
     """A session description."""
 
-    media: tuple[Media, ...]
+    media: tuple[MediaSection, ...]
 
     @classmethod
     def parse(cls, text: str) -> "Description":
@@ -214,7 +214,7 @@ class LocalAudio:
         return "".join(f"{line}\r\n" for line in lines)
 
 
-def _media(session: Sequence[str], section: Sequence[str]) -> Media:
+def _media(session: Sequence[str], section: Sequence[str]) -> MediaSection:
     match = _MEDIA.fullmatch(section[0][2:].strip())
     if match is None or int(match[2]) > 65_535:
         raise _invalid("an m= line is malformed")
@@ -232,10 +232,10 @@ def _media(session: Sequence[str], section: Sequence[str]) -> Media:
             raise _invalid("the c= line of the audio has no IP address") from None
         if parsed.is_multicast:
             raise _invalid("the audio goes to a multicast address")
-    return Media(kind, port, match[3].upper(), formats, address, attributes)
+    return MediaSection(kind, port, match[3].upper(), formats, address, attributes)
 
 
-def _codecs(media: Media) -> tuple[tuple[Codec, ...], tuple[tuple[int, int], ...]]:
+def _codecs(media: MediaSection) -> tuple[tuple[Codec, ...], tuple[tuple[int, int], ...]]:
     """The codecs that we support, and the telephone events with their clock rates."""
     maps = dict(STATIC_CODECS)
     for value in media.values("rtpmap"):
@@ -254,7 +254,7 @@ def _codecs(media: Media) -> tuple[tuple[Codec, ...], tuple[tuple[int, int], ...
     return tuple(codecs), tuple(digits)
 
 
-def _crypto(media: Media) -> tuple[CryptoAttribute, ...]:
+def _crypto(media: MediaSection) -> tuple[CryptoAttribute, ...]:
     """The a=crypto attributes that are supported."""
     found = []
     for value in media.values("crypto"):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from vivavoce.errors import InputError
 from vivavoce.server.sip.addresses import split_parameters
-from vivavoce.server.sip.messages import Message, Request, Response
+from vivavoce.server.sip.messages import SipMessage, SipRequest, SipResponse
 
 MIN_SECONDS = 90
 MAX_MARGIN_SECONDS = 32.0  # before its end, at which a session is given up
@@ -24,7 +24,7 @@ class SessionTimer:
         self.seconds: int | None = None
         """The agreed interval; None: there is no timer."""
 
-    def requested(self, request: Request) -> list[tuple[str, str]]:
+    def requested(self, request: SipRequest) -> list[tuple[str, str]]:
         """The headers of our response to an INVITE or UPDATE, which (re)starts the timer as the request asks."""
         seconds, supports = request.number("Session-Expires"), "timer" in request.tokens("Supported")
         if seconds is None:
@@ -38,7 +38,7 @@ class SessionTimer:
         headers = [("Session-Expires", f"{seconds};refresher={refresher}")]
         return [*headers, ("Require", "timer")] if refresher == "uac" else headers
 
-    def agreed(self, response: Response) -> None:
+    def agreed(self, response: SipResponse) -> None:
         """(Re)start the timer as the peer's response to our own request says."""
         seconds = response.number("Session-Expires")
         if seconds is None:
@@ -60,6 +60,6 @@ class SessionTimer:
         self._timer = asyncio.get_running_loop().call_later(delay, action)
 
 
-def _refresher(message: Message) -> str | None:
+def _refresher(message: SipMessage) -> str | None:
     value = message.get("Session-Expires") or ""
     return split_parameters(value.partition(";")[2]).get("refresher", "").lower() or None

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from vivavoce.server.sip.addresses import Transport, host_port
 from vivavoce.server.sip.dialog import Dialog, via_header
 from vivavoce.server.sip.digest import Account, authorization
-from vivavoce.server.sip.messages import Request, Response
+from vivavoce.server.sip.messages import SipRequest, SipResponse
 from vivavoce.server.sip.options import SipOptions
 from vivavoce.server.sip.transactions import ClientTransaction, Timers, Transactions
 from vivavoce.server.sip.transport import Flow, Receive, Transports, response_flow
@@ -20,7 +20,7 @@ ALLOW = "INVITE, ACK, CANCEL, BYE, OPTIONS, UPDATE, INFO, NOTIFY"
 TIMERS = Timers()
 CHALLENGES = (401, 407)
 
-BuildRequest = Callable[[], Request]
+BuildRequest = Callable[[], SipRequest]
 """Makes a request with a new branch and a new sequence number."""
 
 
@@ -50,7 +50,7 @@ class Signalling:
         """Our Contact header."""
         return f"<sip:{user}@{host_port(*self._address(flow))};transport={flow.transport}>"
 
-    def answer(self, request: Request, flow: Flow, response: Response) -> None:
+    def answer(self, request: SipRequest, flow: Flow, response: SipResponse) -> None:
         """Answer a request without a transaction."""
         response.add("Server", USER_AGENT)
         response_flow(request, flow).send(response.encode())
@@ -87,7 +87,7 @@ class Signalling:
         """Send a request within a dialog; OSError where the peer cannot be reached."""
         flow = await self.flow_of(dialog)
 
-        def build() -> Request:
+        def build() -> SipRequest:
             request = dialog.request(method, self.via(flow))
             request.headers += [("Contact", self.contact(flow)), ("User-Agent", USER_AGENT), *headers]
             if body is not None:

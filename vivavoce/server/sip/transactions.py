@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from vivavoce.server.sip.messages import PHRASES, Request, Response
+from vivavoce.server.sip.messages import PHRASES, SipRequest, SipResponse
 from vivavoce.server.sip.transport import Flow, response_flow
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Retransmission:
 class ServerTransaction:
     """A request of a peer, and our last response to it."""
 
-    def __init__(self, request: Request, flow: Flow, timers: Timers, ended: Callable[[], None]) -> None:
+    def __init__(self, request: SipRequest, flow: Flow, timers: Timers, ended: Callable[[], None]) -> None:
         self.request, self.flow = request, flow
         self._back = response_flow(request, flow)
         self._timers, self._ended = timers, ended
@@ -86,7 +86,7 @@ class ServerTransaction:
         """Whether a final response was sent."""
         return self._is_final
 
-    def respond(self, response: Response) -> None:
+    def respond(self, response: SipResponse) -> None:
         """Send a response; a final one to an INVITE is repeated until it is acknowledged."""
         if self._is_final:
             return
@@ -130,13 +130,13 @@ class ServerTransaction:
 class ClientTransaction:
     """A request of ours, and the responses to it."""
 
-    def __init__(self, request: Request, flow: Flow, timers: Timers, ended: Callable[[], None]) -> None:
+    def __init__(self, request: SipRequest, flow: Flow, timers: Timers, ended: Callable[[], None]) -> None:
         self.request, self.flow = request, flow
         self._timers, self._ended = timers, ended
         self._is_invite = request.method == "INVITE"
         self._ack: bytes | None = None
-        self._final: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self.on_provisional: Callable[[Response], None] | None = None
+        self._final: asyncio.Future[SipResponse] = asyncio.get_running_loop().create_future()
+        self.on_provisional: Callable[[SipResponse], None] | None = None
         max_interval = timers.timeout if self._is_invite else timers.t2
         self._retransmission = Retransmission(flow, timers, max_interval, self._timed_out)
         self._linger: asyncio.TimerHandle | None = None
@@ -145,11 +145,11 @@ class ClientTransaction:
         """Send the request, again where it is not answered."""
         self._retransmission.start(self.request.encode(), self.flow.transport == "udp")
 
-    async def final(self) -> Response:
+    async def final(self) -> SipResponse:
         """The final response; one with 408 where none has arrived."""
         return await asyncio.shield(self._final)
 
-    def received(self, response: Response) -> None:
+    def received(self, response: SipResponse) -> None:
         """Take a response."""
         if not response.is_final:
             if self._is_invite:
@@ -167,7 +167,7 @@ class ClientTransaction:
         self._final.set_result(response)
         self._linger = asyncio.get_running_loop().call_later(self._timers.timeout, self._ended)
 
-    def acknowledge(self, ack: Request) -> None:
+    def acknowledge(self, ack: SipRequest) -> None:
         """Send the ACK of a final response, and again whenever that arrives again."""
         self._ack = ack.encode()
         self.flow.send(self._ack)
@@ -179,18 +179,18 @@ class ClientTransaction:
             self._linger.cancel()
         self._final.cancel()
 
-    def _ack_of_refusal(self, response: Response) -> Request:
+    def _ack_of_refusal(self, response: SipResponse) -> SipRequest:
         """The ACK of a response other than 2xx belongs to the transaction of the INVITE."""
         kept = ("from", "call-id", "route", "max-forwards")
         headers = [("Via", self.request.all("Via")[0])]
         headers += [(name, value) for name, value in self.request.headers if name.lower() in kept]
         headers += [("To", response.get("To") or ""), ("CSeq", f"{self.request.cseq[0]} ACK")]
-        return Request("ACK", self.request.uri, headers)
+        return SipRequest("ACK", self.request.uri, headers)
 
     def _timed_out(self) -> None:
         self._ended()
         if not self._final.done():
-            self._final.set_result(Response(408, PHRASES[408], list(self.request.headers)))
+            self._final.set_result(SipResponse(408, PHRASES[408], list(self.request.headers)))
 
 
 class Transactions:
@@ -208,7 +208,7 @@ class Transactions:
     def is_full(self) -> bool:
         return len(self._servers) >= MAX_TRANSACTIONS
 
-    def open(self, request: Request, flow: Flow) -> ServerTransaction:
+    def open(self, request: SipRequest, flow: Flow) -> ServerTransaction:
         """A new transaction for a request of a peer."""
         key = _key(request)
 
@@ -218,11 +218,11 @@ class Transactions:
         self._servers[key] = ServerTransaction(request, flow, self._timers, ended)
         return self._servers[key]
 
-    def of_request(self, request: Request, method: str | None = None) -> ServerTransaction | None:
+    def of_request(self, request: SipRequest, method: str | None = None) -> ServerTransaction | None:
         """The transaction of a request that has arrived again; with `method`, that of the request it refers to."""
         return self._servers.get(_key(request, method))
 
-    def start(self, request: Request, flow: Flow) -> ClientTransaction:
+    def start(self, request: SipRequest, flow: Flow) -> ClientTransaction:
         """Send a request."""
         key = (request.via.branch, request.method)
 
@@ -233,7 +233,7 @@ class Transactions:
         started.send()
         return started
 
-    def response_received(self, response: Response) -> None:
+    def response_received(self, response: SipResponse) -> None:
         """Pass a response to its transaction; without one it is dropped."""
         client = self._clients.get((response.via.branch, response.cseq[1]))
         if client is not None:
@@ -249,6 +249,6 @@ class Transactions:
         self._clients.clear()
 
 
-def _key(request: Request, method: str | None = None) -> Key:
+def _key(request: SipRequest, method: str | None = None) -> Key:
     via = request.via
     return via.branch, via.host, via.port, method or request.method

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from vivavoce.errors import InputError
-from vivavoce.log import FailureLog
+from vivavoce.log import log_failure
 from vivavoce.server.sip.addresses import DEFAULT_PORTS, Destination, Transport
-from vivavoce.server.sip.messages import Request, Response, StreamReader, parse
+from vivavoce.server.sip.messages import SipRequest, SipResponse, StreamReader, parse
 
 logger = logging.getLogger(__name__)
 
@@ -39,15 +39,14 @@ class Flow(Protocol):
         ...
 
 
-Receive = Callable[[Request | Response, Flow], None]
+Receive = Callable[[SipRequest | SipResponse, Flow], None]
 
 
-class Receiver:
+class MessageReceiver:
     """Parses what arrives, and passes it on. A failure ends nothing but the message."""
 
     def __init__(self, receive: Receive, malformed: Callable[[], None]) -> None:
         self._receive, self._malformed = receive, malformed
-        self._failures = FailureLog(logger)
 
     def take(self, data: bytes, flow: Flow) -> None:
         """Take one message."""
@@ -55,16 +54,16 @@ class Receiver:
             return
         try:
             message = parse(data)
-        except InputError as error:
+        except InputError:
             self._malformed()
-            logger.debug("a malformed SIP message: %s", error)
+            logger.debug("a malformed SIP message", exc_info=True)
             return
         try:
-            if isinstance(message, Request):
+            if isinstance(message, SipRequest):
                 note_source(message, flow)
             self._receive(message, flow)
         except Exception as error:
-            self._failures.log(error, "a SIP message could not be handled")
+            log_failure(logger, error, "a SIP message could not be handled")
 
 
 class UdpFlow:
@@ -89,7 +88,7 @@ class UdpFlow:
 class UdpSocket(asyncio.DatagramProtocol):
     """A UDP socket that listens."""
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: MessageReceiver) -> None:
         self._receiver = receiver
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -106,10 +105,10 @@ class UdpSocket(asyncio.DatagramProtocol):
         logger.debug("a SIP datagram could not be sent: %s", type(error).__name__)
 
 
-class Connection(asyncio.Protocol):
+class StreamConnection(asyncio.Protocol):
     """A TCP or TLS connection."""
 
-    def __init__(self, transport: Transport, receiver: Receiver, connections: "set[Connection]") -> None:
+    def __init__(self, transport: Transport, receiver: MessageReceiver, connections: "set[StreamConnection]") -> None:
         self.transport: Transport = transport
         self._receiver, self._connections = receiver, connections
         self._reader = StreamReader()
@@ -135,8 +134,8 @@ class Connection(asyncio.Protocol):
         self._note_activity()
         try:
             messages = self._reader.feed(data)
-        except InputError as error:
-            logger.debug("a SIP connection was closed: %s", error)
+        except InputError:
+            logger.debug("a SIP connection was closed", exc_info=True)
             self._socket.abort()
             return
         for message in messages:
@@ -174,10 +173,10 @@ class Transports:
         malformed: Callable[[], None],
     ) -> None:
         self._listen, self._server_tls = listen, server_tls
-        self.receiver = Receiver(receive, malformed)
+        self.receiver = MessageReceiver(receive, malformed)
         self.udp: list[UdpSocket] = []
         self._servers: list[tuple[Transport, asyncio.Server]] = []
-        self._connections: set[Connection] = set()
+        self._connections: set[StreamConnection] = set()
 
     async def start(self) -> None:
         """Listen; OSError where an address cannot be bound. TCP takes the port of UDP where that is chosen freely."""
@@ -235,8 +234,8 @@ class Transports:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await server.wait_closed()
 
-    def _new_connection(self, transport: Transport) -> Callable[[], Connection]:
-        return lambda: Connection(transport, self.receiver, self._connections)
+    def _new_connection(self, transport: Transport) -> Callable[[], StreamConnection]:
+        return lambda: StreamConnection(transport, self.receiver, self._connections)
 
 
 async def resolve(destination: Destination) -> SocketAddress:
@@ -245,7 +244,7 @@ async def resolve(destination: Destination) -> SocketAddress:
     return str(found[0][4][0]), int(found[0][4][1])
 
 
-def note_source(request: Request, flow: Flow) -> None:
+def note_source(request: SipRequest, flow: Flow) -> None:
     """Write where a request came from into its topmost Via (RFC 3581), so that the response finds the way back."""
     index = next(index for index, (name, _) in enumerate(request.headers) if name.lower() == "via")
     value = request.headers[index][1]
@@ -256,7 +255,7 @@ def note_source(request: Request, flow: Flow) -> None:
     request.headers[index] = ("Via", top + comma + rest)
 
 
-def response_flow(request: Request, flow: Flow) -> Flow:
+def response_flow(request: SipRequest, flow: Flow) -> Flow:
     """The way of responses: back to the source; over UDP without rport, to the port that the Via names."""
     if not isinstance(flow, UdpFlow) or "rport" in request.via.parameters:
         return flow
