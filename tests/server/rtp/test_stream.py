@@ -167,9 +167,8 @@ async def test_digits_are_tones_where_the_peer_takes_no_events():
     assert 2 * int(np.argmax(power[600:800]) + 600) == pytest.approx(1_336, abs=6)
 
 
-@pytest.mark.parametrize("suite", ["AES_CM_128_HMAC_SHA1_80", "AES_CM_128_HMAC_SHA1_32"])
-async def test_encrypted_audio_arrives_and_other_keys_are_refused(suite):
-    ours, theirs = CryptoAttribute.new(suite), CryptoAttribute.new(suite)
+async def test_encrypted_audio_arrives_and_other_keys_are_refused():
+    ours, theirs = CryptoAttribute.new(), CryptoAttribute.new()
     async with connected() as (caller, server):
         heard, heard_back = Listener(server), Listener(caller)
         caller.configure(settings(server, srtp=SrtpKeys.of(theirs, ours)))
