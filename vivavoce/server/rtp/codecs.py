@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import av
 import numpy as np
 
-from vivavoce.audio.io import float_to_pcm16
+from vivavoce.audio.io import float_to_pcm16, pcm16_to_float
 from vivavoce.dialogue.events import Samples
 from vivavoce.server.realtime.audio_formats import (
     A_LAW,
@@ -123,7 +123,7 @@ def decode_l16(payload: bytes) -> Samples:
     """The samples of 16-bit PCM in network byte order."""
     if len(payload) % 2:
         raise WireError(f"an L16 payload of {len(payload)} bytes ends in half a sample", "invalid_audio")
-    return np.frombuffer(payload, ">i2").astype(np.float32) / 32_768
+    return pcm16_to_float(np.frombuffer(payload, ">i2").astype(np.int16))
 
 
 class ConcealingDecoder:

@@ -72,7 +72,9 @@ class Output:
         self._encode = new_encoder(codec)
         self._resampler = resampler(queue.rate, codec.sample_rate)
         self._ratio = queue.rate / codec.sample_rate
-        self._reset()
+        self._state = self._resampler.initial_state()
+        self._pending: Samples = np.zeros(0, np.float32)
+        self._is_idle = True
 
     def payload(self) -> bytes:
         """The next 20 ms, encoded."""
@@ -80,7 +82,7 @@ class Output:
             wanted = ceil(missing * self._ratio)
             samples = self._queue.take(wanted)
             if not len(samples) and self._is_idle:
-                self._reset()
+                self._state, self._pending = self._resampler.initial_state(), self._pending[:0]
                 return self._encode(np.zeros(self._frame, np.float32))
             self._is_idle = not len(samples)
             padded = np.pad(samples, (0, wanted - len(samples)))
@@ -88,8 +90,3 @@ class Output:
             self._pending = np.concatenate([self._pending, output[0]])
         frame, self._pending = self._pending[: self._frame], self._pending[self._frame :]
         return self._encode(frame)
-
-    def _reset(self) -> None:
-        self._state = self._resampler.initial_state()
-        self._pending: Samples = np.zeros(0, np.float32)
-        self._is_idle = True

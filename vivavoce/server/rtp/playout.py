@@ -43,9 +43,10 @@ class Playout:
 
     def pull(self, now: float) -> Samples:
         """The next 20 ms."""
+        concealed = self.concealed
         frame = self._next_frame(now)
         excess = self.buffer.excess(now, len(self._ready) / self._codec.sample_rate)
-        is_silent = self._is_silent(frame)
+        is_silent = self._is_silent(frame) and self.concealed == concealed
         if excess > LARGEST_EXCESS or (is_silent and excess > MAX_EXCESS):
             frame = self._next_frame(now)
         elif is_silent and excess < MIN_EXCESS:

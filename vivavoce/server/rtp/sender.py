@@ -45,10 +45,11 @@ class RtpSender:
             self.timestamp = (self.timestamp + self._frame) % TIMESTAMPS
             self._is_talking = True
             return data
-        event = self._digits.next()
-        began_at = self.timestamp if event is None else (self.timestamp - event.age) % TIMESTAMPS
+        event, now = self._digits.next(), self.timestamp
         self.skip()
-        return event and self._packet(self._dtmf_payload_type, began_at, event.is_marked, event.payload)
+        if event is None:
+            return None
+        return self._packet(self._dtmf_payload_type, (now - event.age) % TIMESTAMPS, event.is_marked, event.payload)
 
     def _packet(self, payload_type: int, timestamp: int, is_marked: bool, payload: bytes) -> bytes:
         packet = RtpPacket(payload_type, int(is_marked), self._sequence, timestamp, self.statistics.ssrc, payload)

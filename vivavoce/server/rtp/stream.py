@@ -9,6 +9,8 @@ from typing import Literal
 
 from aiortc.rtp import is_rtcp
 
+from vivavoce.audio.line_level import LineLevel
+from vivavoce.audio.tone_detection import DigitToneDetector
 from vivavoce.audio.tones import digit_tones
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import shown
@@ -32,6 +34,7 @@ Direction = Literal["sendrecv", "sendonly", "recvonly", "inactive"]
 DEFAULT_RATE = 16_000
 REPORT_SECONDS = 5.0
 UNANSWERED_SECONDS = 15.0  # media to a peer that is to send, and from which nothing came
+ECHO_SECONDS = 0.5  # after a reply, in which its echo may come back
 MAX_PORT = 65_535
 MAX_BEHIND_SECONDS = 0.5  # of the clock; beyond, the missed frames are skipped
 
@@ -88,8 +91,9 @@ class MediaStatistics:
 class RtpStream:
     """Audio in both directions with one peer.
 
-    `on_audio` gets received audio every 20 ms, mono at `rate`; `write` queues audio at `reply_rate`. Media goes to the
-    negotiated address, or to the source of the first valid packet; packets from elsewhere are dropped.
+    `on_audio` gets received audio every 20 ms, mono at `rate`, quiet callers raised; `write` queues audio at
+    `reply_rate`. `on_digit` gets key presses: events, or tones in the audio where no events were negotiated. Media goes
+    to the negotiated address, or to the source of the first valid packet; packets from elsewhere are dropped.
     """
 
     def __init__(self, rate: int, reply_rate: int) -> None:
@@ -99,6 +103,9 @@ class RtpStream:
         self._loop = asyncio.get_running_loop()
         self._sockets: RtpSockets
         self._queue = ReplyQueue(reply_rate)
+        self._level = LineLevel(rate)
+        self._replied_at = float("-inf")
+        self._digit_tones: DigitToneDetector | None = None
         self._settings: MediaSettings | None = None
         self._srtp: SrtpTransport | None = None
         self._sender: RtpSender
@@ -144,6 +151,7 @@ class RtpStream:
         if not is_same_peer:
             self._settled_at, self._report_address, self._report_at = self._loop.time(), None, None
         self._settings, self._srtp = settings, srtp
+        self._digit_tones = DigitToneDetector(self.rate) if digits is None else None
         if self._timer is None:
             self._next_tick = self._loop.time()
             self._next_report = self._next_tick + REPORT_SECONDS / 2
@@ -245,8 +253,16 @@ class RtpStream:
             self._send_report(
                 self._reports.report(self._sender.statistics, self._sender.timestamp, self._receiver.source)
             )
+        if self.queued_seconds:
+            self._replied_at = now
         if settings.receives and (samples := self._receiver.pull(now)) is not None:
-            self.on_audio(samples)
+            self._hear(samples, now)
+
+    def _hear(self, samples: Samples, now: float) -> None:
+        if self._digit_tones is not None:
+            for digit in self._digit_tones.step(samples):
+                self.on_digit(digit)
+        self.on_audio(self._level.step(samples, is_held=now - self._replied_at < ECHO_SECONDS))
 
     def _is_unanswered(self, now: float) -> bool:
         has_heard = self._receiver.source.heard_at is not None or self._report_at is not None
