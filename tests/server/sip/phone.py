@@ -126,8 +126,9 @@ class Telephone:
                     self.answer(message, code, *headers)
                 return message
 
-    def answer(self, request: Received, code: int, *headers: str) -> None:
-        self.send("\r\n".join((f"SIP/2.0 {code} OK", *request.copied(), *headers, "Content-Length: 0", "", "")))
+    def answer(self, request: Received, code: int, *headers: str, body: str = "") -> None:
+        lines = (f"SIP/2.0 {code} OK", *request.copied(), *headers, f"Content-Length: {len(body)}", "", body)
+        self.send("\r\n".join(lines))
 
     async def round_trip(self) -> None:
         """Wait until the server has handled what was sent before, within a call."""

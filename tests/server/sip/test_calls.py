@@ -189,12 +189,26 @@ async def test_the_server_refreshes_a_session_where_it_is_asked_to(served, monke
     monkeypatch.setattr(session_timer, "MIN_SECONDS", 1)
     server = await served()
     async with Telephone(server) as phone:
-        await phone.invite("Supported: timer", "Session-Expires: 1;refresher=uas")
+        await phone.invite("Supported: timer", "Allow: INVITE, UPDATE", "Session-Expires: 1;refresher=uas")
         for _ in range(2):
             update = await phone.request_of_server("UPDATE", 200, "Session-Expires: 1;refresher=uac")
             assert update.header("Session-Expires") == "1;refresher=uac"
         phone.request("BYE")
         assert (await phone.response("BYE")).code == 200
+
+
+async def test_a_telephone_without_update_is_refreshed_by_an_invite(served, monkeypatch):
+    monkeypatch.setattr(session_timer, "MIN_SECONDS", 1)
+    server = await served()
+    async with Telephone(server) as phone:
+        await phone.invite("Supported: timer", "Allow: INVITE", "Session-Expires: 1;refresher=uas")
+        for _ in range(2):
+            invite = await phone.request_of_server("INVITE", None)
+            assert "m=audio" in invite.body and "PCMU" in invite.body
+            kind = "Content-Type: application/sdp", "Session-Expires: 1;refresher=uac"
+            phone.answer(invite, 200, *kind, body=phone.offer())
+            ack = await phone.request_of_server("ACK", None)
+            assert ack.header("CSeq").split(" ")[0] == invite.header("CSeq").split(" ")[0]
 
 
 async def test_too_short_a_session_interval_is_refused(served):

@@ -157,13 +157,13 @@ class UserAgent:
         elif call is not None:
             self._within(call, message, flow)
         elif message.to_address.tag:
-            self._refuse(message, flow, 481)
+            self._answer(message, flow, 481)
         elif message.method == "INVITE":
             self._invited(message, flow)
         elif message.method == "OPTIONS":
-            self._refuse(message, flow, 200, [("Allow", ALLOW), ("Accept", SDP), ("Supported", SUPPORTED)])
+            self._answer(message, flow, 200, [("Allow", ALLOW), ("Accept", SDP), ("Supported", SUPPORTED)])
         else:
-            self._refuse(message, flow, 405, [("Allow", ALLOW)])
+            self._answer(message, flow, 405, [("Allow", ALLOW)])
 
     def _call_of(self, request: SipRequest) -> SipCall | None:
         return self.calls.get((request.call_id, request.to_address.tag, request.from_address.tag))
@@ -178,7 +178,7 @@ class UserAgent:
     def _cancelled(self, request: SipRequest, flow: Flow) -> None:
         invite = self.signalling.transactions.of_request(request, "INVITE")
         if invite is None:
-            self._refuse(request, flow, 481)
+            self._answer(request, flow, 481)
             return
         self.signalling.transactions.open(request, flow).respond(request.response(200, new_tag()))
         for call in self.calls.values():
@@ -188,11 +188,11 @@ class UserAgent:
     def _within(self, call: SipCall, request: SipRequest, flow: Flow) -> None:
         handler = self._handlers.get(request.method)
         if request.method == "OPTIONS":
-            self._refuse(request, flow, 200, [("Allow", ALLOW), ("Accept", SDP), ("Supported", SUPPORTED)])
+            self._answer(request, flow, 200, [("Allow", ALLOW), ("Accept", SDP), ("Supported", SUPPORTED)])
         elif handler is None:
-            self._refuse(request, flow, 405, [("Allow", ALLOW)])
+            self._answer(request, flow, 405, [("Allow", ALLOW)])
         elif not call.dialog.is_in_order(request):
-            self._refuse(request, flow, 500)
+            self._answer(request, flow, 500)
         else:
             call.dialog.received(request, flow)
             handler(call, self.signalling.transactions.open(request, flow))
@@ -202,16 +202,16 @@ class UserAgent:
         source = flow.remote[0]
         unknown = request.tokens("Require") - KNOWN_EXTENSIONS
         if unknown:
-            self._refuse(request, flow, 420, [("Unsupported", ", ".join(sorted(unknown)))])
+            self._answer(request, flow, 420, [("Unsupported", ", ".join(sorted(unknown)))])
         elif request.uri.scheme == "tel":
-            self._refuse(request, flow, 416)
+            self._answer(request, flow, 416)
         elif not self._is_admitted(request, source):
             is_known = self._authenticator is not None
             challenge = [self._authenticator.challenge(source)] if self._authenticator is not None else []
-            self._refuse(request, flow, 401 if is_known else 403, challenge)
+            self._answer(request, flow, 401 if is_known else 403, challenge)
         elif sum(call.parties.source == source for call in self.calls.values()) >= self.options.calls_per_source:
             self.sessions.metrics.calls_ended.labels(PROVIDER, "too_many_calls").inc()
-            self._refuse(request, flow, 486)
+            self._answer(request, flow, 486)
         else:
             parties = Parties("incoming", str(request.from_address.uri), str(request.uri), source)
             call = SipCall(self, Dialog.of_request(request, flow), parties)
@@ -228,7 +228,7 @@ class UserAgent:
             return self._authenticator.admits(request, source)
         return self._is_local and not self._networks and registration is None
 
-    def _refuse(self, request: SipRequest, flow: Flow, code: int, headers: list[tuple[str, str]] | None = None) -> None:
+    def _answer(self, request: SipRequest, flow: Flow, code: int, headers: list[tuple[str, str]] | None = None) -> None:
         """Answer without a transaction: there is nothing to remember."""
         self.signalling.answer(request, flow, request.response(code, new_tag(), headers or []))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vivavoce.dialogue.events import Samples
-from vivavoce.errors import CapacityError, InputError
+from vivavoce.errors import InputError
 from vivavoce.log import log_failure
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime import server_events as events
@@ -126,7 +126,7 @@ class SipCall:
             reason = await self._talk()
         except CallEndedError:
             reason = self._ended.result()
-            transaction.respond(self._response(transaction, 487))  # nothing, where it was answered
+            transaction.respond(self._response(transaction, 487 if reason == "cancelled" else 480))
         except SipRefusalError as refusal:
             reason = refusal.reason
             transaction.respond(self._response(transaction, refusal.code))
@@ -182,7 +182,11 @@ class SipCall:
         bound, public = self._agent.signalling.media_hosts(flow)
         conversation = self.session.conversation
         rates = conversation.input_rate, conversation.output_rate
-        self.stream = await RtpStream.open(bound, self._agent.options.port_range, *rates)
+        try:
+            self.stream = await RtpStream.open(bound, self._agent.options.port_range, *rates)
+        except InputError as error:
+            log_failure(logger, error, "there is no port for the media of a call")
+            raise SipRefusalError(503, "no_port") from error
         self._opened.push_async_callback(self.stream.close)
         self.stream.on_audio, self.stream.on_digit = self._hear, lambda digit: note_digit(self.session, digit)
         self.local = LocalAudio(public, self.stream.port, self._agent.options.needs_srtp)
@@ -399,16 +403,23 @@ class SipCall:
         self._start(self._refresh())
 
     async def _refresh(self) -> None:
-        """Refresh the session, by an UPDATE without a change."""
+        """Refresh the session, by an UPDATE without a change; by an INVITE with the same media for a peer without it."""
+        assert self._settings is not None
+        is_update = "update" in self._peer_allows
+        method, offer = ("UPDATE", None) if is_update else ("INVITE", self.local.offer([self._settings.codec]))
         headers = [("Supported", SUPPORTED), ("Session-Expires", f"{self._timer.seconds};refresher=uac")]
+        signalling, account = self._agent.signalling, self._agent.account
         try:
-            sent = await self._agent.signalling.within(self.dialog, "UPDATE", headers, account=self._agent.account)
+            sent = await signalling.within(self.dialog, method, headers, offer, account)
             response = await sent.final()
-            if response.is_success:
-                self._timer.agreed(response)
-            else:
+            if not response.is_success:
                 self.end("expired")
-        except (OSError, InputError) as error:
+                return
+            self._timer.agreed(response)
+            if not is_update:
+                sent.acknowledge(self.dialog.request("ACK", signalling.via(sent.flow), sent.request.cseq[0]))
+                self._configure(self.local.answered(response.sdp or ""))
+        except (OSError, InputError, WireError) as error:
             log_failure(logger, error, "a call could not be refreshed")
             self.end("expired")
 
@@ -441,7 +452,7 @@ class SipCall:
         task.add_done_callback(self._tasks.discard)
 
 
-def status_of(error: WireError | InputError | CapacityError) -> int:
+def status_of(error: WireError | InputError) -> int:
     """The status code of SIP for a call that is refused."""
     if isinstance(error, WireError) and error.code == "invalid_sdp":
         return 488

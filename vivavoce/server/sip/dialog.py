@@ -32,7 +32,7 @@ class Dialog:
 
     @classmethod
     def of_request(cls, request: SipRequest, flow: Flow) -> "Dialog":
-        """The dialog of an INVITE that a peer has sent; InputError where it has no Contact."""
+        """The dialog of an INVITE that a peer has sent."""
         local = f"{request.get('To')};tag={new_tag()}"
         target = request.contact or request.from_address.uri
         dialog = cls(request.call_id, local, request.get("From") or "", target, request.all("Record-Route"))

@@ -25,7 +25,13 @@ PHRASES = {
     **{403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout", 415: "Unsupported Media"},
     **{416: "Unsupported URI Scheme", 420: "Bad Extension", 422: "Session Interval Too Small", 480: "Unavailable"},
     **{481: "Call/Transaction Does Not Exist", 482: "Loop Detected", 483: "Too Many Hops", 486: "Busy Here"},
-    **{487: "Request Terminated", 488: "Not Acceptable Here", 491: "Request Pending", 500: "Server Internal Error"},
+    **{
+        487: "Request Terminated",
+        488: "Not Acceptable Here",
+        489: "Bad Event",
+        491: "Request Pending",
+        500: "Server Internal Error",
+    },
     **{501: "Not Implemented", 503: "Service Unavailable", 505: "Version Not Supported", 600: "Busy Everywhere"},
     **{603: "Decline", 606: "Not Acceptable"},
 }

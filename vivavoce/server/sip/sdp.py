@@ -132,7 +132,7 @@ class LocalAudio:
     host: str
     port: int
     is_secure: bool = False
-    """Whether our own offers are for SRTP."""
+    """Whether our own offers are for SRTP, as the last one that we answered was."""
     _version: int = 0
     _crypto: CryptoAttribute | None = None
 
@@ -144,6 +144,7 @@ class LocalAudio:
         offer = Description.parse(text)
         audio, index = offer.audio, offer.audio_index
         keys, attributes = None, []
+        self.is_secure = audio.is_secure
         if audio.is_secure:
             if not audio.crypto:
                 raise _invalid("the offer of SRTP has no a=crypto that is supported")
