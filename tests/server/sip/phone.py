@@ -156,7 +156,7 @@ class Telephone:
     @property
     def session(self):
         (call,) = self.agent.calls.values()
-        return call.session
+        return call.media.session
 
     # RTP
 

@@ -78,7 +78,7 @@ async def test_hold_stops_both_ways_and_resumes(served):
         assert server.host.opened[0].total_ms - before < 100, "music on hold is not heard"
         resumed = await phone.invite(body=phone.offer())
         assert "a=sendrecv" in resumed.body and not server.host.opened[0].is_paused
-        assert call.session is phone.session, "it is the same session"
+        assert call.media.session is phone.session, "it is the same session"
 
 
 async def test_media_that_cannot_be_used_is_refused_and_changes_nothing(served):
@@ -89,7 +89,7 @@ async def test_media_that_cannot_be_used_is_refused_and_changes_nothing(served):
         assert (await phone.invite()).code == 200
         assert (await phone.invite(body=phone.offer(formats="3 4"))).code == 488
         (call,) = phone.agent.calls.values()
-        assert call.session.id in {each.id for each in server.sessions}, "the call goes on"
+        assert call.media.session.id in {each.id for each in server.sessions}, "the call goes on"
 
 
 async def test_a_call_without_an_offer_gets_one(served):
@@ -102,7 +102,7 @@ async def test_a_call_without_an_offer_gets_one(served):
         phone.request("ACK", body=phone.offer(), branch=f"{branch}a")
         await eventually(lambda: phone.session.connections, "the call is served")
         (call,) = phone.agent.calls.values()
-        assert call._settings.codec.name == "PCMU" and call._settings.remote == ("127.0.0.1", phone.rtp_port)
+        assert call.media.settings.codec.name == "PCMU" and call.media.settings.remote == ("127.0.0.1", phone.rtp_port)
 
 
 async def test_lost_messages_are_sent_again(served, quick_timers):

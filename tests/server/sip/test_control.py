@@ -203,8 +203,8 @@ async def test_calls_over_connections(served, certificate, transport):  # noqa: 
     tag = ";tag=" + answered.header("To").partition(";tag=")[2]
     send("ACK", 1, tag)
     (call,) = server.app.state.server.sip.calls.values()
-    await eventually(lambda: call.session.connections, "the call is served")
-    await call.session.close(1000, "hung up")
+    await eventually(lambda: call.media.session.connections, "the call is served")
+    await call.media.session.close(1000, "hung up")
     bye = await receive()
     while bye.code:  # the answer may have been sent again
         bye = await receive()
@@ -227,5 +227,5 @@ async def test_srtp_is_used_where_it_is_offered_and_may_be_required(served):
         assert answered.code == 200 and "RTP/SAVP" in answered.body
         own = re.search(r"a=crypto:2 AES_CM_128_HMAC_SHA1_80 inline:(\S+)", answered.body)[1]
         (call,) = phone.agent.calls.values()
-        assert call._settings.srtp.remote == bytes(range(30))
-        assert call._settings.srtp.local == base64.b64decode(own) != bytes(range(30))
+        assert call.media.settings.srtp.remote == bytes(range(30))
+        assert call.media.settings.srtp.local == base64.b64decode(own) != bytes(range(30))

@@ -39,9 +39,9 @@ async def test_baresip_asks_hears_the_answer_presses_keys_and_hangs_up(served, t
         await phone.command("dial", f"sip:viva@{address(server)}")
         await phone.event("CALL_ESTABLISHED")
         (call,) = server.app.state.server.sip.calls.values()
-        assert call._settings.codec.name == codec.partition("/")[0]
-        assert (call._settings.srtp is not None) == bool(secure)
-        async with sideband(server, call.session) as client:
+        assert call.media.settings.codec.name == codec.partition("/")[0]
+        assert (call.media.settings.srtp is not None) == bool(secure)
+        async with sideband(server, call.media.session) as client:
             await client.until("session.created")
             done = (await client.until("response.done"))["response"]
             assert done["output"][0]["content"][0]["transcript"] == "You said: tone 500"
@@ -66,10 +66,10 @@ async def test_baresip_holds_and_is_hung_up_on(served, tmp_path):
         await phone.event("CALL_ESTABLISHED")
         (call,) = server.app.state.server.sip.calls.values()
         await phone.command("hold")
-        await eventually(lambda: call._settings.direction == "recvonly", "the call is held")
+        await eventually(lambda: call.media.settings.direction == "recvonly", "the call is held")
         await phone.command("resume")
-        await eventually(lambda: call._settings.direction == "sendrecv", "the call is resumed")
-        await call.session.close(1000, "hung up")
+        await eventually(lambda: call.media.settings.direction == "sendrecv", "the call is resumed")
+        await call.media.session.close(1000, "hung up")
         await phone.event("CALL_CLOSED")
     await eventually(lambda: not server.app.state.server.sip.calls, "the call has ended")
 
@@ -99,12 +99,12 @@ async def test_a_call_through_kamailio_with_which_it_is_registered(served, tmp_p
                 await phone.command("dial", f"sip:viva@127.0.0.1:{port}")
                 await phone.event("CALL_ESTABLISHED")
                 (call,) = server.app.state.server.sip.calls.values()
-                await eventually(lambda: call.session.connections, "the call is acknowledged")  # noqa: B023
+                await eventually(lambda: call.media.session.connections, "the call is acknowledged")  # noqa: B023
                 assert call.dialog.routes, "through the proxy"
                 if hangs_up == "phone":
                     await phone.command("hangup")
                 else:
-                    await call.session.close(1000, "hung up")
+                    await call.media.session.close(1000, "hung up")
                     await phone.event("CALL_CLOSED")
                 await eventually(lambda: not server.app.state.server.sip.calls, "the call has ended")
         await server.app.state.server.sip.close()  # while the registrar answers

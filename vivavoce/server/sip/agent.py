@@ -12,9 +12,10 @@ from vivavoce.log import log_failure
 from vivavoce.server.config import OpenRate, ServerOptions
 from vivavoce.server.realtime.session_types import SessionParams
 from vivavoce.server.sip.addresses import Uri
-from vivavoce.server.sip.call import DECLINED, PROVIDER, Parties, SipCall
+from vivavoce.server.sip.call import DECLINED, Parties, SipCall
 from vivavoce.server.sip.dialog import Dialog, DialogId
 from vivavoce.server.sip.digest import Account, Authenticator
+from vivavoce.server.sip.media import PROVIDER
 from vivavoce.server.sip.messages import SDP, SipRequest, SipResponse, new_tag
 from vivavoce.server.sip.registration import Registration
 from vivavoce.server.sip.signalling import ALLOW, SUPPORTED, Signalling, settle

@@ -1,34 +1,28 @@
-"""A call over SIP: the dialog of an INVITE, its media, and the session that answers."""
+"""A call over SIP: how it is answered, changed, transferred and ended."""
 
 import asyncio
 import logging
 import re
 import secrets
 from collections.abc import Coroutine, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from vivavoce.dialogue.events import Samples
 from vivavoce.errors import InputError
 from vivavoce.log import log_failure
-from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime import server_events as events
-from vivavoce.server.realtime.output import OutputPiece, Pacing
-from vivavoce.server.realtime.response import ResponseEncoder
-from vivavoce.server.realtime.session import Opening, RealtimeSession
+from vivavoce.server.realtime.session import Opening
 from vivavoce.server.realtime.session_types import SessionParams
 from vivavoce.server.realtime.sessions import served_model
-from vivavoce.server.rtp.stream import MediaSettings, RtpStream
 from vivavoce.server.sip.addresses import SipAddress, Uri
 from vivavoce.server.sip.dialog import Dialog
+from vivavoce.server.sip.media import PROVIDER, CallMedia
 from vivavoce.server.sip.messages import SDP, SipRequest, SipResponse
-from vivavoce.server.sip.sdp import Description, LocalAudio
+from vivavoce.server.sip.sdp import Description
 from vivavoce.server.sip.session_timer import MIN_SECONDS, IntervalTooSmallError, SessionTimer
 from vivavoce.server.sip.signalling import ALLOW, SUPPORTED, USER_AGENT
 from vivavoce.server.sip.transactions import ServerTransaction
 from vivavoce.server.sip.transport import Flow
-from vivavoce.server.telephony.call import attach_without_reading, note_digit
 from vivavoce.server.telephony.records import CallRecord, CallTimes, printable
 from vivavoce.server.wire import WireError
 
@@ -39,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
-PROVIDER = "sip"
 WATCH_SECONDS = 1.0
 MEDIA_SECONDS = 60.0  # without a packet of the peer, after which a call has lost it
 BYE_SECONDS = 5.0
@@ -72,11 +65,7 @@ class Parties:
 
 
 class SipCall:
-    """The audio sink of a session, and its connection."""
-
-    session: RealtimeSession
-    stream: RtpStream
-    local: LocalAudio
+    """One call, from its INVITE to its record."""
 
     def __init__(self, agent: "UserAgent", dialog: Dialog, parties: Parties) -> None:
         self._agent, self.dialog, self.parties = agent, dialog, parties
@@ -88,12 +77,10 @@ class SipCall:
         self._ended: asyncio.Future[str] = loop.create_future()
         self.invite: ServerTransaction | None = None
         self._awaits_answer = False
-        self._settings: MediaSettings | None = None
         self._peer_allows: set[str] = set()
         self._timer = SessionTimer(self._start_refresh, lambda: self.end("expired"))
         self._tasks: set[asyncio.Task[None]] = set()
-        self._opened = AsyncExitStack()
-        """Closes what was opened: the session, and its media before it."""
+        self.media = CallMedia(lambda: self.end("server"))
 
     @property
     def id(self) -> str:
@@ -178,45 +165,28 @@ class SipCall:
 
     async def _open(self, params: SessionParams, flow: Flow, offer: str | None) -> str:
         """Open the session and its media; the SDP of our response."""
-        self._open_session(params)
-        bound, public = self._agent.signalling.media_hosts(flow)
-        conversation = self.session.conversation
-        rates = conversation.input_rate, conversation.output_rate
-        try:
-            self.stream = await RtpStream.open(bound, self._agent.options.port_range, *rates)
-        except InputError as error:
-            log_failure(logger, error, "there is no port for the media of a call")
-            raise SipRefusalError(503, "no_port") from error
-        self._opened.push_async_callback(self.stream.close)
-        self.stream.on_audio, self.stream.on_digit = self._hear, lambda digit: note_digit(self.session, digit)
-        self.local = LocalAudio(public, self.stream.port, self._agent.options.needs_srtp)
+        agent, media = self._agent, self.media
+        model = served_model(agent.sessions, params.model or None)
+        opening = Opening(model, params.type or "realtime", params, id=f"sess_{self._name}")
+        hosts, is_secure = agent.signalling.media_hosts(flow), agent.options.needs_srtp
+        await media.open(agent.sessions, opening, self.parties.source, hosts, is_secure)
+        media.session.send(events.VivaCallStarted(PROVIDER, printable(self.dialog.call_id), ""))
         if offer is None:
             self._awaits_answer = True
-            return self.local.offer()
-        answer, settings = self.local.answer(offer)
-        self._configure(settings)
+            return media.local.offer()
+        answer, settings = media.local.answer(offer)
+        media.configure(settings)
         return answer
-
-    def _open_session(self, params: SessionParams) -> None:
-        sessions = self._agent.sessions
-        model = served_model(sessions, params.model or None)
-        opening = Opening(model, params.type or "realtime", params, id=f"sess_{self._name}")
-        self.session = sessions.open(opening, self.parties.source, PROVIDER, self)
-        self._opened.push_async_callback(self._end_session)
-        self.session.start()
-        self.session.send(events.VivaCallStarted(PROVIDER, printable(self.dialog.call_id), ""))
 
     async def _talk(self) -> str:
         """Serve an answered call until it ends; why it ended."""
-        attach_without_reading(self.session, self)
-        if self._is_held:
-            self.session.encoder.pause()
-        calls = self.session.metrics.calls.labels(PROVIDER)
+        self.media.attach()
+        calls = self._agent.sessions.metrics.calls.labels(PROVIDER)
         calls.inc()
         try:
             while not self._ended.done():
                 await asyncio.wait({self._ended}, timeout=WATCH_SECONDS)
-                if not self._is_held and self.stream.statistics().idle_seconds > MEDIA_SECONDS:
+                if self.media.silent_seconds > MEDIA_SECONDS:
                     self.end("no_media")
         finally:
             calls.dec()
@@ -237,13 +207,9 @@ class SipCall:
         record = self._record(reason)
         try:
             says_goodbye = is_confirmed and reason not in ("caller", "called")
-            await asyncio.gather(*([self._say_goodbye()] if says_goodbye else []), self._opened.aclose())
+            await asyncio.gather(*([self._say_goodbye()] if says_goodbye else []), self.media.close())
         finally:
             self._agent.ended(self, record)
-
-    async def _end_session(self) -> None:
-        self.session.detach(self)
-        await self.session.close(1000, "the call ended")
 
     async def _say_goodbye(self) -> None:
         try:
@@ -265,8 +231,8 @@ class SipCall:
             duration_seconds=self._times.seconds,
             reason=reason,
         )
-        if self._settings is not None:
-            record.codec = self._settings.codec.name
+        if self.media.settings is not None:
+            record.codec = self.media.settings.codec.name
         return record
 
     # Requests of the peer within the call
@@ -279,7 +245,7 @@ class SipCall:
         if self._awaits_answer:
             self._awaits_answer = False
             try:
-                self._configure(self.local.answered(ack.sdp or ""))
+                self.media.configure(self.media.local.answered(ack.sdp or ""))
             except (WireError, InputError) as error:
                 logger.info("the answer of a caller cannot be used: %s", error)
                 self.end("invalid_sdp")
@@ -305,10 +271,10 @@ class SipCall:
             headers, offer = self._timer.requested(request), request.sdp
             sdp: str | None = None
             if offer is not None:
-                sdp, settings = self.local.answer(offer)
-                self._configure(settings)
+                sdp, settings = self.media.local.answer(offer)
+                self.media.configure(settings)
             elif request.method == "INVITE":
-                sdp, self._awaits_answer = self.local.offer(), True
+                sdp, self._awaits_answer = self.media.local.offer(), True
         except IntervalTooSmallError:
             transaction.respond(self._response(transaction, 422, [("Min-SE", str(MIN_SECONDS))]))
             return
@@ -325,7 +291,7 @@ class SipCall:
         match = _SIGNAL.search(transaction.request.body.decode("latin1"))
         kind = (transaction.request.get("Content-Type") or "").partition(";")[0].strip().lower()
         if kind == "application/dtmf-relay" and match is not None and self._acknowledged.done():
-            note_digit(self.session, match[1].upper())
+            self.media.note_digit(match[1].upper())
         transaction.respond(self._response(transaction, 200))
 
     # Transfer
@@ -355,47 +321,7 @@ class SipCall:
         if 200 <= code < 300:
             self.end("transferred")
         elif code >= 300 and self._acknowledged.done():
-            self.session.send_error(WireError(f"the transfer has failed with {code}", "transfer_failed"))
-
-    # Connection
-
-    def drop(self, code: int, reason: str) -> None:
-        """Hang up."""
-        self.end("server")
-
-    # AudioSink
-
-    def pacing(self, options: ServerOptions) -> Pacing:
-        """With a small lead: the clock of the stream paces the packets."""
-        return Pacing.of_calls(options)
-
-    def send(self, reply: ResponseEncoder, piece: OutputPiece) -> None:
-        """Play a chunk."""
-        if len(piece.samples):
-            self.stream.write(piece.samples)
-
-    def clear(self) -> None:
-        """Drop the audio that was not played."""
-        self.stream.clear()
-
-    # Media
-
-    @property
-    def _is_held(self) -> bool:
-        return self._settings is None or self._settings.direction != "sendrecv"
-
-    def _configure(self, settings: MediaSettings) -> None:
-        """Use new settings. While the peer holds the call, replies wait and its music is not heard."""
-        was_held = self._is_held
-        self.stream.configure(settings)
-        self._settings = settings
-        if self.session.connections and self._is_held != was_held:
-            (self.session.encoder.pause if self._is_held else self.session.encoder.resume)()
-
-    def _hear(self, samples: Samples) -> None:
-        if not self._is_held and not self.session.is_closed:
-            self.session.audio.add_samples(samples)
-            self.session.note_activity()
+            self.media.session.send_error(WireError(f"the transfer has failed with {code}", "transfer_failed"))
 
     # Session timer
 
@@ -403,10 +329,12 @@ class SipCall:
         self._start(self._refresh())
 
     async def _refresh(self) -> None:
-        """Refresh the session, by an UPDATE without a change; by an INVITE with the same media for a peer without it."""
-        assert self._settings is not None
+        """Refresh the session, by an UPDATE; by an INVITE with the same media for a peer without it."""
+        assert self.media.settings is not None
         is_update = "update" in self._peer_allows
-        method, offer = ("UPDATE", None) if is_update else ("INVITE", self.local.offer([self._settings.codec]))
+        method, offer = (
+            ("UPDATE", None) if is_update else ("INVITE", self.media.local.offer([self.media.settings.codec]))
+        )
         headers = [("Supported", SUPPORTED), ("Session-Expires", f"{self._timer.seconds};refresher=uac")]
         signalling, account = self._agent.signalling, self._agent.account
         try:
@@ -418,7 +346,7 @@ class SipCall:
             self._timer.agreed(response)
             if not is_update:
                 sent.acknowledge(self.dialog.request("ACK", signalling.via(sent.flow), sent.request.cseq[0]))
-                self._configure(self.local.answered(response.sdp or ""))
+                self.media.configure(self.media.local.answered(response.sdp or ""))
         except (OSError, InputError, WireError) as error:
             log_failure(logger, error, "a call could not be refreshed")
             self.end("expired")
