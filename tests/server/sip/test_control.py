@@ -229,3 +229,5 @@ async def test_srtp_is_used_where_it_is_offered_and_may_be_required(served):
         (call,) = phone.agent.calls.values()
         assert call.media.settings.srtp.remote == bytes(range(30))
         assert call.media.settings.srtp.local == base64.b64decode(own) != bytes(range(30))
+        assert (await phone.invite()).code == 488, "nor is it given up within a call"
+        assert call.media.settings.srtp is not None

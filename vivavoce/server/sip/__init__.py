@@ -1,1 +1,1 @@
-"""Telephone calls over SIP: messages, transactions, dialogs, SDP, and the user agent that answers and places calls."""
+"""Telephone calls over SIP: messages, transactions, dialogs, SDP, and the user agent that answers calls."""

@@ -214,7 +214,7 @@ class UserAgent:
             self.sessions.metrics.calls_ended.labels(PROVIDER, "too_many_calls").inc()
             self._answer(request, flow, 486)
         else:
-            parties = Parties("incoming", str(request.from_address.uri), str(request.uri), source)
+            parties = Parties(str(request.from_address.uri), str(request.uri), source)
             call = SipCall(self, Dialog.of_request(request, flow), parties)
             self.calls[call.dialog.id] = call
             self._start(call.answer(self.signalling.transactions.open(request, flow)))

@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vivavoce.errors import InputError
 from vivavoce.log import log_failure
@@ -58,7 +58,6 @@ class SipRefusalError(Exception):
 class Parties:
     """Who calls whom, as the INVITE names them, and the address of the peer."""
 
-    direction: Literal["incoming", "outgoing"]
     caller: str
     called: str
     source: str
@@ -206,7 +205,7 @@ class SipCall:
             task.cancel()
         record = self._record(reason)
         try:
-            says_goodbye = is_confirmed and reason not in ("caller", "called")
+            says_goodbye = is_confirmed and reason != "caller"
             await asyncio.gather(*([self._say_goodbye()] if says_goodbye else []), self.media.close())
         finally:
             self._agent.ended(self, record)
@@ -223,7 +222,6 @@ class SipCall:
             call_id=self.id,
             provider=PROVIDER,
             provider_call_id=printable(self.dialog.call_id),
-            direction=self.parties.direction,
             caller=printable(self.parties.caller),
             called=printable(self.parties.called),
             source=self.parties.source,
@@ -259,7 +257,7 @@ class SipCall:
     def hung_up(self, transaction: ServerTransaction) -> None:
         """The peer has ended the call."""
         transaction.respond(self._response(transaction, 200))
-        self.end("caller" if self.parties.direction == "incoming" else "called")
+        self.end("caller")
 
     def renegotiate(self, transaction: ServerTransaction) -> None:
         """Answer an INVITE or UPDATE within the call: a refresh, hold, or other media."""
@@ -268,7 +266,7 @@ class SipCall:
             transaction.respond(self._response(transaction, 491))
             return
         try:
-            headers, offer = self._timer.requested(request), request.sdp
+            headers, offer = self._timer.requested(request), self._checked_offer(request)
             sdp: str | None = None
             if offer is not None:
                 sdp, settings = self.media.local.answer(offer)
@@ -277,6 +275,9 @@ class SipCall:
                 sdp, self._awaits_answer = self.media.local.offer(), True
         except IntervalTooSmallError:
             transaction.respond(self._response(transaction, 422, [("Min-SE", str(MIN_SECONDS))]))
+            return
+        except SipRefusalError as refusal:
+            transaction.respond(self._response(transaction, refusal.code))
             return
         except (WireError, InputError) as error:
             transaction.respond(self._response(transaction, status_of(error)))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from vivavoce.server.sip.addresses import Destination, SipAddress, Uri, host_port
-from vivavoce.server.sip.messages import Headers, SipRequest, SipResponse, new_branch, new_tag
+from vivavoce.server.sip.messages import Headers, SipRequest, new_branch, new_tag
 from vivavoce.server.sip.transport import Flow
 
 MAX_FORWARDS = "70"
@@ -38,14 +38,6 @@ class Dialog:
         dialog = cls(request.call_id, local, request.get("From") or "", target, request.all("Record-Route"))
         dialog.received(request, flow)
         return dialog
-
-    @classmethod
-    def of_response(cls, request: SipRequest, response: SipResponse) -> "Dialog":
-        """The dialog of our INVITE, once it is answered."""
-        target = response.contact or request.uri
-        routes = list(reversed(response.all("Record-Route")))
-        remote = response.get("To") or ""
-        return cls(request.call_id, request.get("From") or "", remote, target, routes, None, request.cseq[0])
 
     @property
     def id(self) -> DialogId:

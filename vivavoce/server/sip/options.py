@@ -1,4 +1,4 @@
-"""Options of SIP: where it listens, whose calls it takes, where it registers, and what it may call."""
+"""Options of SIP: where it listens, whose calls it takes, where it registers, and to whom it transfers calls."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -33,11 +33,11 @@ class SipOptions:
     calls_per_source: int = 16
     """Calls of one address at a time."""
     targets: tuple[str, ...] = ()
-    """Patterns such as sip:*@example.com or tel:+4930*: to whom calls may be placed and transferred."""
+    """Patterns such as sip:*@example.com or tel:+4930*: to whom calls may be transferred."""
     answers: Literal["auto", "webhook"] = "auto"
     """Whether calls are answered at once, or after `realtime.call.incoming` was sent and accepted."""
     ring_seconds: float = 30.0
-    """How long a call waits to be accepted, or answered by whom we call."""
+    """How long a call waits to be accepted."""
     needs_srtp: bool = False
     """Whether calls without encrypted audio are refused."""
 
@@ -148,12 +148,12 @@ class TargetPattern:
 
 @dataclass(frozen=True)
 class AllowedTargets:
-    """To whom calls may be placed and transferred; without patterns, to nobody."""
+    """To whom calls may be transferred; without patterns, to nobody."""
 
     patterns: list[TargetPattern]
 
     def admits(self, uri: Uri) -> bool:
-        """Whether a URI may be called."""
+        """Whether a call may be transferred to a URI."""
         is_plain = not RESERVED_PARAMETERS & set(uri.parameters) and "?" not in uri.text
         return is_plain and any(pattern.matches(uri) for pattern in self.patterns)
 

@@ -136,7 +136,6 @@ class ClientTransaction:
         self._is_invite = request.method == "INVITE"
         self._ack: bytes | None = None
         self._final: asyncio.Future[SipResponse] = asyncio.get_running_loop().create_future()
-        self.on_provisional: Callable[[SipResponse], None] | None = None
         max_interval = timers.timeout if self._is_invite else timers.t2
         self._retransmission = Retransmission(flow, timers, max_interval, self._timed_out)
         self._linger: asyncio.TimerHandle | None = None
@@ -152,10 +151,8 @@ class ClientTransaction:
     def received(self, response: SipResponse) -> None:
         """Take a response."""
         if not response.is_final:
-            if self._is_invite:
-                self._retransmission.stop()  # it may ring for long; whoever waits limits the time
-            if self.on_provisional is not None and not self._final.done():
-                self.on_provisional(response)
+            if self._is_invite:  # the final response may take long, and comes again until it is acknowledged
+                self._retransmission.stop()
             return
         if self._final.done():
             if self._ack is not None:

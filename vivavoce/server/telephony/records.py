@@ -4,7 +4,6 @@ import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -21,7 +20,6 @@ class CallRecord(Struct, kw_only=True):
     """As the API names it; empty for a call of a media stream that was refused."""
     provider: str
     provider_call_id: str
-    direction: Literal["incoming", "outgoing"] = "incoming"
     caller: str | UnsetType = UNSET
     """As the peer names it, where it does; over SIP anybody can write anything there."""
     called: str | UnsetType = UNSET
