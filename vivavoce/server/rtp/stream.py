@@ -14,7 +14,7 @@ from vivavoce.audio.tone_detection import DigitToneDetector
 from vivavoce.audio.tones import digit_tones
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import shown
-from vivavoce.server.rtp.codecs import CODECS, FRAME_SECONDS, TELEPHONE_EVENT, Codec
+from vivavoce.server.rtp.codecs import CODECS, FRAME_SECONDS, TELEPHONE_EVENT, Codec, RtpCodec
 from vivavoce.server.rtp.dtmf_events import check_digits
 from vivavoce.server.rtp.output import ReplyQueue
 from vivavoce.server.rtp.receiver import MALFORMED, DroppedPackets, RtpReceiver
@@ -25,7 +25,7 @@ from vivavoce.server.rtp.source import Address, SourceFilter
 from vivavoce.server.rtp.srtp import MAX_PACKET_BYTES, SrtpKeys, SrtpTransport
 from vivavoce.server.wire import WireError
 
-__all__ = ["CODECS", "TELEPHONE_EVENT", "Codec", "MediaSettings", "MediaStatistics", "RtpStream"]
+__all__ = ["CODECS", "TELEPHONE_EVENT", "Codec", "MediaSettings", "MediaStatistics", "RtpCodec", "RtpStream"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ MAX_BEHIND_SECONDS = 0.5  # of the clock; beyond, the missed frames are skipped
 class MediaSettings:
     """What SDP has settled. Directions are ours: `sendonly` sends and ignores what comes."""
 
-    codec: Codec
+    codec: RtpCodec
     dtmf_payload_type: int | None
     remote: Address
     """An IP address and a port; nothing is sent to an unspecified address or port 0."""
