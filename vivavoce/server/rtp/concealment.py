@@ -8,7 +8,7 @@ HISTORY_SECONDS = 0.05
 MIN_PITCH_SECONDS, MAX_PITCH_SECONDS = (
     0.005,
     0.015,
-)  # of the human voice: 200 to 66 Hz; shorter periods repeat within one
+)  # 200 to 66 Hz; shorter periods repeat within one
 TEMPLATE_SECONDS = 0.02  # compared with the history to find the pitch period
 FULL_SECONDS = 0.01  # repeated at full level, then fading
 FADE_SECONDS = 0.05  # to silence
