@@ -16,13 +16,13 @@ Answer = Literal["person", "machine", "beep", "silence"]
 class AnswerLimits:
     """Seconds that tell greetings apart."""
 
-    longest_greeting: float = 2.4
+    max_greeting: float = 2.4
     """A person says hello in less; what lasts longer is a recording."""
     end_silence: float = 0.8
     """After a short greeting, a person waits for an answer."""
-    longest_silence: float = 5.0
+    max_silence: float = 5.0
     """Without any speech."""
-    shortest_speech: float = 0.1
+    min_speech: float = 0.1
     """Less is a click."""
 
 
@@ -56,7 +56,7 @@ class AnsweringMachineDetector:
         for level in 10 * np.log10(np.square(blocks).mean(axis=1) + 1e-12):
             found += self._follow(float(level))
         for beep in self._beeps.step(samples):
-            if self._speech - beep.seconds >= self._limits.shortest_speech:
+            if self._speech - beep.seconds >= self._limits.min_speech:
                 self._is_decided = True
                 found.append("beep")
         return found
@@ -76,11 +76,11 @@ class AnsweringMachineDetector:
 
     def _answer(self) -> Answer | None:
         limits = self._limits
-        if self._greeting > limits.longest_greeting:
+        if self._greeting > limits.max_greeting:
             return "machine"
         if self._silence < limits.end_silence:
             return None
-        if self._speech >= limits.shortest_speech:
+        if self._speech >= limits.min_speech:
             return "person"
         self._greeting = self._speech = 0.0  # a click
-        return "silence" if self._silence >= limits.longest_silence else None
+        return "silence" if self._silence >= limits.max_silence else None

@@ -13,7 +13,7 @@ from vivavoce.audio.io import float_to_pcm16
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.resample import resample
 from vivavoce.server.realtime.audio_formats import to_mono
-from vivavoce.server.rtp.codecs import Codec, G722Decoder, new_decoder, new_encoder
+from vivavoce.server.rtp.codecs import G722Decoder, RtpCodec, new_decoder, new_encoder
 from vivavoce.server.rtp.comfort_noise import ComfortNoise, NoiseDescription
 from vivavoce.server.wire import WireError
 
@@ -94,7 +94,7 @@ def test_payloads_that_are_not_valid_are_refused_and_the_next_is_played(name, pa
 def test_a_codec_that_is_not_supported_is_refused():
     for make in (new_decoder, new_encoder):
         with pytest.raises(WireError, match="'GSM' is not supported"):
-            make(Codec("GSM", 3, 8_000))
+            make(RtpCodec("GSM", 3, 8_000))
 
 
 # Comfort noise

@@ -78,6 +78,13 @@ def test_a_key_held_for_long_is_one_digit():
     assert [digit for digit in digits if digit] == ["5"]
 
 
+def test_a_sender_that_restarts_its_timestamps_is_followed():
+    receiver = DigitReceiver()
+    assert receiver.receive(TelephoneEvent(1, True, 800).format(), 3_000_000_000, True) == "1"
+    assert receiver.receive(TelephoneEvent(2, True, 800).format(), 3_000_000_000 - 8_000, False) is None  # late
+    assert receiver.receive(TelephoneEvent(2, True, 800).format(), 2_000_000_000, True) == "2"
+
+
 def test_other_events_and_short_payloads_are_no_digits():
     receiver = DigitReceiver()
     assert receiver.receive(TelephoneEvent(16, True, 800).format(), 0, True) is None  # hook flash

@@ -110,6 +110,11 @@ def dominant_frequency(window, rate=16_000):
     return np.argmax(np.abs(np.fft.rfft(window * np.hanning(len(window)), rate)))
 
 
+def is_heard(frequency, samples):
+    """Whether 300 ms of a sine came through."""
+    return len(samples) >= 4_800 and abs(typical(dominant_frequency, samples) - frequency) <= 3
+
+
 def level(window):
     return np.sqrt(np.mean(window**2))
 
@@ -204,14 +209,12 @@ async def test_hold_and_resume():
 
 async def test_another_codec_during_the_call():
     async with connected("PCMU") as (caller, server):
-        heard = Listener(server)
         caller.write(sine(700, 60.0))
         for codec in ("G722", "L16", "opus", "PCMA"):
             caller.configure(settings(server, codec))
             server.configure(settings(caller, codec))
-            before = len(heard.samples)
-            await eventually(lambda: len(heard.samples) > before + 8_000, codec)  # noqa: B023
-            assert typical(dominant_frequency, heard.samples[before + 1_600 :]) == pytest.approx(700, abs=3)
+            heard = Listener(server)
+            await eventually(lambda: is_heard(700, heard.samples[-4_800:]), codec)  # noqa: B023
 
 
 async def test_media_goes_to_the_source_of_the_first_packet():

@@ -103,7 +103,9 @@ def test_an_offer_is_answered_with_the_best_codec():
     assert lines.index("m=video 0 RTP/AVP 96") < lines.index("m=audio 6000 RTP/AVP 96 97")
     narrow = OFFER.replace(" 96", " 9").replace(":96 opus/48000/2", ":9 G722/8000")
     _, again = LocalAudio("192.0.2.1", 6000).answer(narrow)
-    assert again.codec.name == "G722" and again.dtmf_payload_type == 101
+    assert again.codec.name == "G722" and again.dtmf_payload_type == 101 and not again.rtcp_mux
+    answer, muxed = LocalAudio("192.0.2.1", 6000).answer(OFFER + "a=rtcp-mux\r\n")
+    assert muxed.rtcp_mux and "a=rtcp-mux" in answer.splitlines()
 
 
 def test_an_offer_of_ours_and_its_answer():

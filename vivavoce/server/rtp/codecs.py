@@ -35,7 +35,7 @@ A_LAW_FORMAT: Final = WireFormat(A_LAW, TELEPHONE_RATE)
 
 
 @dataclass(frozen=True)
-class Codec:
+class RtpCodec:
     """A codec as SDP names it."""
 
     name: str
@@ -56,12 +56,13 @@ class Codec:
         return self.clock_rate == TELEPHONE_RATE
 
 
+Codec = RtpCodec  # for modules that know no other codecs
 CODECS: Final = (
-    Codec("opus", 111, RATE, 2, "stereo=0;sprop-stereo=0"),
-    Codec("G722", 9, TELEPHONE_RATE),
-    Codec("PCMU", 0, TELEPHONE_RATE),
-    Codec("PCMA", 8, TELEPHONE_RATE),
-    Codec("L16", 118, WIDEBAND_RATE),
+    RtpCodec("opus", 111, RATE, 2, "stereo=0;sprop-stereo=0"),
+    RtpCodec("G722", 9, TELEPHONE_RATE),
+    RtpCodec("PCMU", 0, TELEPHONE_RATE),
+    RtpCodec("PCMA", 8, TELEPHONE_RATE),
+    RtpCodec("L16", 118, WIDEBAND_RATE),
 )
 """Supported codecs, the preferred first; a peer may have other payload types for those from 96 on."""
 
@@ -82,7 +83,7 @@ PayloadEncoder = Callable[[Samples], bytes]
 """Encodes 20 ms of samples."""
 
 
-def new_decoder(codec: Codec) -> PayloadDecoder:
+def new_decoder(codec: RtpCodec) -> PayloadDecoder:
     """A decoder for a stream of this codec; WireError where it is not supported."""
     match codec.name.upper():
         case "OPUS":
@@ -98,7 +99,7 @@ def new_decoder(codec: Codec) -> PayloadDecoder:
     raise _unsupported(codec)
 
 
-def new_encoder(codec: Codec) -> PayloadEncoder:
+def new_encoder(codec: RtpCodec) -> PayloadEncoder:
     """An encoder for a stream of this codec; WireError where it is not supported."""
     match codec.name.upper():
         case "OPUS":
@@ -114,7 +115,7 @@ def new_encoder(codec: Codec) -> PayloadEncoder:
     raise _unsupported(codec)
 
 
-def _unsupported(codec: Codec) -> WireError:
+def _unsupported(codec: RtpCodec) -> WireError:
     names = ", ".join(each.name for each in CODECS)
     return WireError(f"codec {codec.name!r} is not supported; use one of {names}", "invalid_sdp")
 

@@ -5,7 +5,10 @@ import numpy as np
 from vivavoce.dialogue.events import Samples
 
 HISTORY_SECONDS = 0.05
-SHORTEST_PITCH, LONGEST_PITCH = 0.005, 0.015  # of the human voice: 200 to 66 Hz; shorter periods repeat within one
+MIN_PITCH_SECONDS, MAX_PITCH_SECONDS = (
+    0.005,
+    0.015,
+)  # 200 to 66 Hz; shorter periods repeat within one
 TEMPLATE_SECONDS = 0.02  # compared with the history to find the pitch period
 FULL_SECONDS = 0.01  # repeated at full level, then fading
 FADE_SECONDS = 0.05  # to silence
@@ -69,10 +72,10 @@ class PitchConcealment:
     def _pitch_lag(self) -> int:
         """The lag of the largest normalised correlation of the last samples with earlier ones."""
         template = round(TEMPLATE_SECONDS * self.rate)
-        shortest, longest = round(SHORTEST_PITCH * self.rate), round(LONGEST_PITCH * self.rate)
+        min_lag, max_lag = round(MIN_PITCH_SECONDS * self.rate), round(MAX_PITCH_SECONDS * self.rate)
         recent = self._history[-template:]
-        earlier = self._history[-template - longest : -shortest]
-        correlation = np.correlate(earlier, recent, "valid")  # lags from the longest down
+        earlier = self._history[-template - max_lag : -min_lag]
+        correlation = np.correlate(earlier, recent, "valid")  # by lag, from `max_lag` down
         energy = np.convolve(np.square(earlier, dtype=np.float64), np.ones(template), "valid")
         score = correlation / np.sqrt(np.maximum(energy, SILENCE_POWER * template))
-        return longest - int(np.argmax(score))
+        return max_lag - int(np.argmax(score))

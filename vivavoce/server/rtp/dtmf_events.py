@@ -10,7 +10,7 @@ PAUSE_SECONDS = 0.06  # between two digits, at least 45 ms
 END_PACKETS = 3
 VOLUME_DBM0 = 10  # the tone has a level of -10 dBm0
 MAX_DURATION = 0xFFFF  # of one event; a longer one goes on as the next, at a later timestamp
-MAX_QUEUED = 64
+MAX_LATE = 480_000  # clock units that a packet of an earlier event may be behind, 10 s of Opus
 TIMESTAMPS = 1 << 32
 _EVENT = struct.Struct("!BBH")
 
@@ -60,7 +60,7 @@ class DigitReceiver:
         event = TelephoneEvent.parse(payload)
         if event is None or event.code >= len(DIGITS):
             return None
-        if self._timestamp is not None and (timestamp - self._timestamp) % TIMESTAMPS >= TIMESTAMPS // 2:
+        if self._timestamp is not None and 0 < (self._timestamp - timestamp) % TIMESTAMPS < MAX_LATE:
             return None
         is_same = timestamp == self._timestamp
         is_continued = not (is_same or is_marked) and self._continues(event, timestamp)

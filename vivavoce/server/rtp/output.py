@@ -7,7 +7,7 @@ import numpy as np
 
 from vivavoce.dialogue.events import Samples
 from vivavoce.server.realtime.audio_formats import resampler
-from vivavoce.server.rtp.codecs import FRAMES_PER_SECOND, Codec, new_encoder
+from vivavoce.server.rtp.codecs import FRAMES_PER_SECOND, RtpCodec, new_encoder
 
 FADE_SECONDS = 0.005  # of the audio after a cut
 
@@ -66,7 +66,7 @@ class ReplyQueue:
 class Output:
     """Encodes the queue with one codec."""
 
-    def __init__(self, codec: Codec, queue: ReplyQueue) -> None:
+    def __init__(self, codec: RtpCodec, queue: ReplyQueue) -> None:
         self._queue = queue
         self._frame = codec.sample_rate // FRAMES_PER_SECOND
         self._encode = new_encoder(codec)

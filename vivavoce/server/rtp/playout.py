@@ -4,7 +4,7 @@ import numpy as np
 
 from vivavoce.dialogue.events import Samples
 from vivavoce.server.realtime.audio_formats import resampler
-from vivavoce.server.rtp.codecs import FRAMES_PER_SECOND, Codec, new_decoder
+from vivavoce.server.rtp.codecs import FRAMES_PER_SECOND, RtpCodec, new_decoder
 from vivavoce.server.rtp.comfort_noise import ComfortNoise, NoiseDescription
 from vivavoce.server.rtp.jitter import JitterBuffer, MediaPacket, Missing
 from vivavoce.server.wire import WireError
@@ -20,7 +20,7 @@ SPEECH_DECAY = 0.999  # a frame, 20 s to a third
 class Playout:
     """The audio of one codec, at the rate of the listener."""
 
-    def __init__(self, codec: Codec, rate: int) -> None:
+    def __init__(self, codec: RtpCodec, rate: int) -> None:
         self.buffer = JitterBuffer(codec.clock_rate)
         self.concealed = 0
         """Samples made up for lost and late packets."""

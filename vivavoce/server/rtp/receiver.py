@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from aiortc.rtp import RtpPacket
 
 from vivavoce.dialogue.events import Samples
-from vivavoce.server.rtp.codecs import COMFORT_NOISE_PAYLOAD_TYPE, Codec
+from vivavoce.server.rtp.codecs import COMFORT_NOISE_PAYLOAD_TYPE, RtpCodec
 from vivavoce.server.rtp.dtmf_events import DigitReceiver
 from vivavoce.server.rtp.jitter import MediaPacket
 from vivavoce.server.rtp.playout import Playout
@@ -33,7 +33,7 @@ class RtpReceiver:
     """Receives the packets of one peer with one codec."""
 
     def __init__(
-        self, codec: Codec, dtmf_payload_type: int | None, source: SourceFilter, rate: int, dropped: DroppedPackets
+        self, codec: RtpCodec, dtmf_payload_type: int | None, source: SourceFilter, rate: int, dropped: DroppedPackets
     ) -> None:
         self.source, self.dropped = source, dropped
         self.playout = Playout(codec, rate)

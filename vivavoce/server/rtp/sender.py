@@ -4,7 +4,7 @@ import secrets
 
 from aiortc.rtp import RtpPacket
 
-from vivavoce.server.rtp.codecs import FRAMES_PER_SECOND, Codec
+from vivavoce.server.rtp.codecs import FRAMES_PER_SECOND, RtpCodec
 from vivavoce.server.rtp.dtmf_events import DigitSender
 from vivavoce.server.rtp.output import Output, ReplyQueue
 from vivavoce.server.rtp.rtcp import SenderStatistics
@@ -15,18 +15,18 @@ TIMESTAMPS, SEQUENCES = 1 << 32, 1 << 16
 class RtpSender:
     """Sends with one codec under one SSRC."""
 
-    def __init__(self, codec: Codec, dtmf_payload_type: int | None, queue: ReplyQueue) -> None:
+    def __init__(self, codec: RtpCodec, dtmf_payload_type: int | None, queue: ReplyQueue) -> None:
         self.statistics = SenderStatistics(secrets.randbits(32))
         self.timestamp = secrets.randbits(32)
         self._sequence = secrets.randbits(15)  # far from the wrap-around, which SRTP could not follow after a loss
         self._is_talking = False
         self.use(codec, dtmf_payload_type, queue)
 
-    def use(self, codec: Codec, dtmf_payload_type: int | None, queue: ReplyQueue) -> None:
+    def use(self, codec: RtpCodec, dtmf_payload_type: int | None, queue: ReplyQueue) -> None:
         """Send with this codec, of the same clock rate, from the next packet on."""
+        self._output = Output(codec, queue)
         self._codec, self._dtmf_payload_type = codec, dtmf_payload_type
         self._frame = codec.clock_rate // FRAMES_PER_SECOND
-        self._output = Output(codec, queue)
         self._digits = DigitSender(self._frame, codec.clock_rate)
 
     def add_digit(self, digit: str) -> None:

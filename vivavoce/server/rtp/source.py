@@ -42,9 +42,9 @@ class ReceptionStatistics:
         extended = self.highest + (sequence - self.highest + half) % SEQUENCES - half
         if extended - self.highest > MAX_DROPOUT or extended <= self.highest - DUPLICATE_WINDOW:
             return False
-        if extended in self._recent or extended < self.first:
+        if extended in self._recent:
             return False
-        self.highest = max(self.highest, extended)
+        self.first, self.highest = min(self.first, extended), max(self.highest, extended)
         self.received += 1
         self._recent.add(extended)
         if len(self._recent) > 2 * DUPLICATE_WINDOW:

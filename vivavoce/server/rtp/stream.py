@@ -14,7 +14,7 @@ from vivavoce.audio.tone_detection import DigitToneDetector
 from vivavoce.audio.tones import digit_tones
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import shown
-from vivavoce.server.rtp.codecs import CODECS, FRAME_SECONDS, TELEPHONE_EVENT, Codec
+from vivavoce.server.rtp.codecs import CODECS, FRAME_SECONDS, TELEPHONE_EVENT, Codec, RtpCodec
 from vivavoce.server.rtp.dtmf_events import check_digits
 from vivavoce.server.rtp.output import ReplyQueue
 from vivavoce.server.rtp.receiver import MALFORMED, DroppedPackets, RtpReceiver
@@ -25,7 +25,7 @@ from vivavoce.server.rtp.source import Address, SourceFilter
 from vivavoce.server.rtp.srtp import MAX_PACKET_BYTES, SrtpKeys, SrtpTransport
 from vivavoce.server.wire import WireError
 
-__all__ = ["CODECS", "TELEPHONE_EVENT", "Codec", "MediaSettings", "MediaStatistics", "RtpStream"]
+__all__ = ["CODECS", "TELEPHONE_EVENT", "Codec", "MediaSettings", "MediaStatistics", "RtpCodec", "RtpStream"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ MAX_BEHIND_SECONDS = 0.5  # of the clock; beyond, the missed frames are skipped
 class MediaSettings:
     """What SDP has settled. Directions are ours: `sendonly` sends and ignores what comes."""
 
-    codec: Codec
+    codec: RtpCodec
     dtmf_payload_type: int | None
     remote: Address
     """An IP address and a port; nothing is sent to an unspecified address or port 0."""
@@ -73,6 +73,7 @@ class MediaStatistics:
     """Counters of a stream since it was opened; the SSRC's since it began."""
 
     sent: int = 0
+    failed_sends: int = 0
     received: int = 0
     lost: int = 0
     late: int = 0
@@ -134,7 +135,7 @@ class RtpStream:
 
     def configure(self, settings: MediaSettings) -> None:
         """Start the stream, or change it; WireError where the settings cannot be used, which leaves it unchanged."""
-        _check_remote(settings.remote)
+        settings = replace(settings, remote=_checked_remote(settings.remote))
         before, codec, digits = self._settings, settings.codec, settings.dtmf_payload_type
         is_same_peer = before is not None and before.remote == settings.remote
         is_same_media = before is not None and (before.codec, before.dtmf_payload_type) == (codec, digits)
@@ -199,6 +200,7 @@ class RtpStream:
         clock_rate = self._settings.codec.clock_rate
         return MediaStatistics(
             sent=self._sender.statistics.packets,
+            failed_sends=self._sockets.failed_sends,
             received=0 if received is None else received.received,
             lost=0 if received is None else received.lost,
             late=playout.buffer.late,
@@ -231,8 +233,9 @@ class RtpStream:
                 self._next_tick += skipped * FRAME_SECONDS
                 self._sender.skip(skipped)
             while not self._is_closed and self._next_tick <= now:
+                due = self._next_tick  # after a stall, the frames in between have the times they were due at
                 self._next_tick += FRAME_SECONDS
-                self._run_frame(now)
+                self._run_frame(due)
         except Exception:
             logger.exception("20 ms of a call failed")
         if not self._is_closed:
@@ -324,7 +327,8 @@ class RtpStream:
         self._sockets.send(protected, address, is_report and not self._settings.rtcp_mux)
 
 
-def _check_remote(remote: Address) -> None:
+def _checked_remote(remote: Address) -> Address:
+    """The address as sockets write it."""
     host, port = remote
     try:
         address = ip_address(host)
@@ -332,3 +336,4 @@ def _check_remote(remote: Address) -> None:
         raise WireError(f"{shown(host)} is not an IP address; media is sent to no other name", "invalid_sdp") from None
     if address.is_multicast or not 0 <= port <= MAX_PORT:
         raise WireError(f"media cannot be sent to {host} port {port}", "invalid_sdp")
+    return str(address), port

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Final, Literal, TypeAlias
 
-from vivavoce.server.rtp.codecs import CODECS, TELEPHONE_EVENT, Codec
+from vivavoce.server.rtp.codecs import CODECS, TELEPHONE_EVENT, RtpCodec
 from vivavoce.server.rtp.srtp import CryptoAttribute, SrtpKeys
 from vivavoce.server.rtp.stream import MediaSettings
 from vivavoce.server.wire import WireError
@@ -62,23 +62,24 @@ class PeerAudio:
     remote: tuple[str, int]
     profile: str
     direction: Direction
-    codecs: tuple[Codec, ...]
+    codecs: tuple[RtpCodec, ...]
     """Those we support, with the peer's payload types and in its order."""
     digits: tuple[tuple[int, int], ...]
     """Payload types of telephone events, and their clock rates."""
     crypto: tuple[CryptoAttribute, ...]
+    has_rtcp_mux: bool = False
 
     @property
     def is_secure(self) -> bool:
         return self.profile in SECURE
 
     @property
-    def codec(self) -> Codec:
+    def codec(self) -> RtpCodec:
         """The one we prefer."""
         names = [each.name.lower() for each in CODECS]
         return min(self.codecs, key=lambda codec: names.index(codec.name.lower()))
 
-    def digits_payload_type(self, codec: Codec) -> int | None:
+    def digits_payload_type(self, codec: RtpCodec) -> int | None:
         """For keys pressed, beside a codec: at its clock rate where the peer has that."""
         matching = [payload_type for payload_type, rate in self.digits if rate == codec.clock_rate]
         others = [payload_type for payload_type, _ in self.digits]
@@ -122,7 +123,8 @@ class Description:
             names = ", ".join(each.name for each in CODECS)
             raise _invalid(f"none of the codecs is supported; use one of {names}")
         crypto = _crypto(media) if media.profile in SECURE else ()
-        return PeerAudio((media.address, media.port), media.profile, media.direction, codecs, digits, crypto)
+        remote, has_rtcp_mux = (media.address, media.port), "rtcp-mux" in media.attributes
+        return PeerAudio(remote, media.profile, media.direction, codecs, digits, crypto, has_rtcp_mux)
 
 
 @dataclass
@@ -143,7 +145,7 @@ class LocalAudio:
         """The answer to an offer, and the settings that they agree on; WireError where it cannot be answered."""
         offer = Description.parse(text)
         audio, index = offer.audio, offer.audio_index
-        keys, attributes = None, []
+        keys, attributes = None, ["rtcp-mux"] if audio.has_rtcp_mux else []
         self.is_secure = audio.is_secure
         if audio.is_secure:
             if not audio.crypto:
@@ -162,9 +164,10 @@ class LocalAudio:
             else f"m={media.kind} 0 {media.profile} {' '.join(media.formats) or '0'}\r\n"
             for at, media in enumerate(offer.media)
         ]
-        return self._description(sections), MediaSettings(codec, digits, audio.remote, direction, keys)
+        settings = MediaSettings(codec, digits, audio.remote, direction, keys, audio.has_rtcp_mux)
+        return self._description(sections), settings
 
-    def offer(self, codecs: Sequence[Codec] = CODECS, direction: Direction = "sendrecv") -> str:
+    def offer(self, codecs: Sequence[RtpCodec] = CODECS, direction: Direction = "sendrecv") -> str:
         """An offer of ours."""
         attributes, profile = [], PLAIN[0]
         if self.is_secure:
@@ -197,7 +200,7 @@ class LocalAudio:
     def _section(
         self,
         profile: str,
-        codecs: Sequence[Codec],
+        codecs: Sequence[RtpCodec],
         digits: Sequence[tuple[int, int]],
         direction: Direction,
         attributes: Sequence[str],
@@ -236,7 +239,7 @@ def _media(session: Sequence[str], section: Sequence[str]) -> MediaSection:
     return MediaSection(kind, port, match[3].upper(), formats, address, attributes)
 
 
-def _codecs(media: MediaSection) -> tuple[tuple[Codec, ...], tuple[tuple[int, int], ...]]:
+def _codecs(media: MediaSection) -> tuple[tuple[RtpCodec, ...], tuple[tuple[int, int], ...]]:
     """The codecs that we support, and the telephone events with their clock rates."""
     maps = dict(STATIC_CODECS)
     for value in media.values("rtpmap"):
