@@ -71,6 +71,7 @@ EXTRA_OF_MODULE = {
     "onnxscript": "export",
     "pesq": "quality",
     "prometheus_client": "server",
+    "pylibsrtp": "server",
     "pystoi": "quality",
     "python_multipart": "server",
     "ray": "ray",

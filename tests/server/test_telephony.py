@@ -3,6 +3,7 @@
 import asyncio
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ BY_NAME = pytest.mark.parametrize("phone", PHONES, ids=lambda phone: phone.__nam
 
 
 @pytest.fixture
-async def exchange(running):
-    return await running(media_streams=True, audiosocket=0, audiosocket_tokens=(str(TOKEN),))
+async def exchange(running, tmp_path):
+    records = str(tmp_path / "calls.jsonl")
+    return await running(call_records=records, media_streams=True, audiosocket=0, audiosocket_tokens=(str(TOKEN),))
 
 
 def question(phone: Phone) -> np.ndarray:
@@ -76,6 +78,8 @@ async def test_a_turn_a_key_and_the_end_of_a_call(exchange, phone):
     await eventually(lambda: exchange.host.opened[0].is_closed, "and its conversation")
     ended = f'calls_ended_total{{provider="{caller.provider}",reason="caller"}}'
     assert await gauge(exchange, ended) == 1 and await gauge(exchange, "calls{") == 0
+    record = json.loads(Path(exchange.options.call_records).read_text())
+    assert (record["provider"], record["reason"]) == (caller.provider, "caller") and record["duration_seconds"] > 0
 
 
 def caller_packet(caller: Phone) -> float:

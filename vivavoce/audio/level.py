@@ -84,9 +84,15 @@ class SpeechGain:
     GATE_DBFS = -50.0  # sound under this is not speech
 
     def __init__(
-        self, rate: int, target_dbfs: float = -23.0, max_gain_db: float = 12.0, slope_db_per_second: float = 3.0
+        self,
+        rate: int,
+        target_dbfs: float = -23.0,
+        max_gain_db: float = 12.0,
+        slope_db_per_second: float = 3.0,
+        min_gain_db: float | None = None,
     ) -> None:
         self.rate, self.target_dbfs, self.max_gain_db = rate, target_dbfs, max_gain_db
+        self.min_gain_db = -max_gain_db if min_gain_db is None else min_gain_db
         self.block = max(1, round(BLOCK_SECONDS * rate))
         self.step_db = slope_db_per_second * self.block / rate
 
@@ -124,7 +130,7 @@ class SpeechGain:
             return SpeechGainState(gain_db, 0.0, state.speech_power * fading, 0.0, 0)
         keep = np.exp(-BLOCK_SECONDS / self.MEMORY_SECONDS) if state.speech_power else 0.0
         speech_power = float(keep * state.speech_power + (1 - keep) * power)
-        wanted = np.clip(self.target_dbfs - to_db(speech_power**0.5), -self.max_gain_db, self.max_gain_db)
+        wanted = np.clip(self.target_dbfs - to_db(speech_power**0.5), self.min_gain_db, self.max_gain_db)
         slope = float(np.clip(wanted - gain_db, -self.step_db, self.step_db))
         return SpeechGainState(gain_db, slope, speech_power, 0.0, 0)
 

@@ -8,6 +8,21 @@ import typer
 from rich.console import Console
 
 from vivavoce.cli.options import StackName, complete_device, complete_model, print_json, share_cores
+from vivavoce.cli.sip_flags import (
+    CallRecords,
+    Sip,
+    SipAccounts,
+    SipAllow,
+    SipAnswers,
+    SipCallsPerSource,
+    SipNeedsSrtp,
+    SipPublicHost,
+    SipRegistrar,
+    SipRegistrarPassword,
+    SipRtpPorts,
+    SipTargets,
+    sip_table,
+)
 from vivavoce.log import configure
 
 if TYPE_CHECKING:
@@ -22,7 +37,7 @@ SERVING_FLAGS = (  # flags with the names of `ServingOptions`
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
     *("host", "port", "doors", "tls_cert", "tls_key", "max_sessions", "idle_seconds", "resume_seconds"),
     *("drain_seconds", "greeting", "greeting_instructions", "webhook_url", "webhook_secret", "record"),
-    *("prompts", "media_streams", "audiosocket", "log_level", "log_format", "log_content"),
+    *("prompts", "media_streams", "audiosocket", "call_records", "log_level", "log_format", "log_content"),
 )
 
 ConfigFile = Annotated[
@@ -357,6 +372,18 @@ def serve(
     media_streams: MediaStreams = None,
     audiosocket: AudioSocket = None,
     audiosocket_token: AudioSocketTokens = None,
+    sip: Sip = None,
+    sip_account: SipAccounts = None,
+    sip_allow: SipAllow = None,
+    sip_registrar: SipRegistrar = None,
+    sip_registrar_password: SipRegistrarPassword = None,
+    sip_public_host: SipPublicHost = None,
+    sip_rtp_ports: SipRtpPorts = None,
+    sip_calls_per_source: SipCallsPerSource = None,
+    sip_target: SipTargets = None,
+    sip_answers: SipAnswers = None,
+    sip_needs_srtp: SipNeedsSrtp = None,
+    call_records: CallRecords = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     log_content: LogContent = None,
@@ -433,6 +460,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
             "allow_mcp": flags["allow_mcp"] or None,
             "audiosocket_tokens": flags["audiosocket_token"] or None,
             "greeting_may_be_interrupted": flags["greeting_interruptible"],
+            "sip": sip_table(flags),
         },
     }
 
@@ -442,5 +470,8 @@ def _without_secrets(options: dict[str, Any]) -> dict[str, Any]:
     options["moderation"]["key"] = options["moderation"]["key"] and HIDDEN
     options["server"]["webhook_secret"] = options["server"]["webhook_secret"] and HIDDEN
     options["server"]["audiosocket_tokens"] = [HIDDEN for _ in options["server"]["audiosocket_tokens"]]
+    sip = options["server"]["sip"]
+    sip["accounts"] = [HIDDEN for _ in sip["accounts"]]
+    sip["registrar_password"] = sip["registrar_password"] and HIDDEN
     options["server"]["api_keys"] = [HIDDEN for _ in options["server"]["api_keys"]]
     return options

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -40,6 +41,7 @@ from vivavoce.server.rest.http import (
     readiness_response,
 )
 from vivavoce.server.rest.request_ids import RequestIds
+from vivavoce.server.rest.sip_calls import SipCallsApi
 from vivavoce.server.rest.speech import SpeechApi
 from vivavoce.server.rest.transcriptions import TranscriptionApi
 from vivavoce.server.rest.voices import VoicesApi
@@ -47,6 +49,9 @@ from vivavoce.server.stalls import StallWatch
 from vivavoce.server.telephony.audiosocket import AudioSocketServer
 from vivavoce.server.telephony.media_streams import PATH, MediaStreams
 from vivavoce.server.wire import WireError
+
+if TYPE_CHECKING:
+    from vivavoce.server.sip.agent import UserAgent
 
 STALL_SECONDS = 0.1  # of the event loop; longer ones are logged
 WEBHOOK_SECONDS = 5.0  # for the last ones when the server ends
@@ -122,8 +127,14 @@ class RealtimeServer:
         self.audiosocket: AudioSocketServer | None = None
         if options.audiosocket is not None:
             self.audiosocket = AudioSocketServer(self.sessions, options)
+        self.sip = self._new_user_agent() if options.sip.listen else None
         self.requests: ActiveRequests = set()
         self.drain = Drain(self.sessions, self.requests, options.drain_seconds)
+
+    def _new_user_agent(self) -> "UserAgent":
+        from vivavoce.server.sip.agent import UserAgent
+
+        return UserAgent(self.sessions, self.options)
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -134,10 +145,14 @@ class RealtimeServer:
         with self.metrics.exceptions.counting(), StallWatch(STALL_SECONDS).watching():
             if self.audiosocket is not None:
                 await self.audiosocket.start()
+            if self.sip is not None:
+                await self.sip.start()
             yield
             await self.sessions.close()
             if self.audiosocket is not None:
                 await self.audiosocket.close()
+            if self.sip is not None:
+                await self.sip.close()
             if webhooks is not None:
                 await webhooks.finish(WEBHOOK_SECONDS)
             for task in tasks:
@@ -148,6 +163,7 @@ class RealtimeServer:
     def routes(self) -> list[BaseRoute]:
         """The routes of all APIs and of the page."""
         calls = CallsApi(self.sessions, self.keys)
+        sip_calls = SipCallsApi(self.sip)
         voices = VoicesApi(self.host, self.speech, self.options)
         openings: dict[str, Handler] = {
             "/v1/realtime": calls.create,  # the path of the beta protocol
@@ -159,6 +175,9 @@ class RealtimeServer:
             "/v1/realtime/client_secrets": calls.client_secret,
             "/v1/realtime/sessions": calls.legacy_session,
             "/v1/realtime/transcription_sessions": calls.legacy_session,
+            "/v1/realtime/calls/{call_id}/accept": sip_calls.accept,
+            "/v1/realtime/calls/{call_id}/reject": sip_calls.reject,
+            "/v1/realtime/calls/{call_id}/refer": sip_calls.refer,
             "/v1/audio/voices": voices.create,
         }
         if self.speech is not None:

@@ -10,7 +10,7 @@ import ssl
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from types import UnionType
@@ -20,6 +20,7 @@ from uuid import UUID
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.log import LogFormat, LogLevel
 from vivavoce.server.mcp.allowed import AllowedServers
+from vivavoce.server.sip.options import SipOptions
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +159,9 @@ class ServerOptions:
     """The TCP port for Asterisk's AudioSocket."""
     audiosocket_tokens: tuple[str, ...] = ()
     """The UUIDs that Asterisk may name; without any, all are admitted."""
+    sip: SipOptions = field(default_factory=SipOptions)
+    call_records: str | None = None
+    """A file to which a line of JSON is appended for each telephone call; None: nothing is stored."""
     greeting: str | None = None
     """What a session is greeted with before the user has spoken."""
     greeting_instructions: str | None = None
@@ -205,6 +209,7 @@ class ServerOptions:
             raise InputError("the address of --webhook-url begins with http:// or https://")
 
         self._check_audiosocket()
+        self.sip.check(self.tls_cert is not None, self.webhook_url is not None)
 
     def _check_audiosocket(self) -> None:
         if self.audiosocket is None:

@@ -54,6 +54,8 @@ class Metrics:
         self.calls_ended = Counter(
             "calls_ended", "Telephone calls that ended or were refused.", ["provider", "reason"], **common
         )
+        self.sip_registered = Gauge("sip_registered", "Whether SIP is registered with its registrar.", **common)
+        self.sip_malformed = Counter("sip_malformed", "SIP messages that could not be read.", **common)
         self.dropped = Counter("connections_dropped", "Connections closed by the server.", ["reason"], **common)
         self.replies = Counter("replies", "Replies that ended.", ["reason"], **common)
         self.errors = Counter("errors", "Error events sent.", ["code"], **common)

@@ -1,4 +1,4 @@
-"""Webhooks: signed POST requests that tell another server of sessions that start and end.
+"""Webhooks: signed POST requests that tell another server of sessions that start and end, and of calls to accept.
 
 They are signed as OpenAI signs its own (Standard Webhooks), so `client.webhooks.unwrap` of its packages verifies them.
 """
@@ -12,7 +12,7 @@ import http.client
 import logging
 import secrets
 import time
-from typing import Literal
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -40,13 +40,31 @@ class SessionData(Struct):
     reason: str | UnsetType = UNSET
 
 
+class SipHeader(Struct):
+    """A header of an INVITE."""
+
+    name: str
+    value: str
+
+
+class IncomingCall(Struct):
+    """A call over SIP that waits to be accepted."""
+
+    call_id: str
+    sip_headers: list[SipHeader]
+    sip_media_security: Literal["rtp", "srtp"]
+
+
+EventType: TypeAlias = Literal["session.started", "session.ended", "realtime.call.incoming"]
+
+
 class WebhookEvent(Struct):
     """The body of a request."""
 
     id: str
     created_at: int
-    type: Literal["session.started", "session.ended"]
-    data: SessionData
+    type: EventType
+    data: SessionData | IncomingCall
     object: Literal["event"] = "event"
 
 
@@ -80,7 +98,7 @@ class Webhooks:
         self._address, self._key = urlsplit(url), signing_key(secret)
         self._waiting: asyncio.Queue[WebhookEvent] = asyncio.Queue(MAX_WAITING)
 
-    def send(self, type: Literal["session.started", "session.ended"], data: SessionData) -> None:
+    def send(self, type: EventType, data: SessionData | IncomingCall) -> None:
         """Queue an event."""
         event = WebhookEvent(f"evt_{secrets.token_hex(12)}", int(time.time()), type, data)
         try:

@@ -89,7 +89,8 @@ def load(options: ServingOptions) -> Served:
 
 def serve_fleet(options: ServingOptions, replicas: int, address: str | None = None) -> None:
     """Serve by replicas on Ray, at a cluster's address or on this machine, until interrupted."""
-    if options.server.media_streams or options.server.audiosocket is not None:
+    server = options.server
+    if server.media_streams or server.audiosocket is not None or server.sip.listen:
         raise InputError("telephone calls are not routed to replicas; serve them without --ray")
     with optional_packages():
         from vivavoce.server.cluster.app import run

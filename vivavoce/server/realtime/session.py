@@ -56,6 +56,8 @@ class Opening:
     binary: Binary | None = None
     opened_with: bytes | None = None
     """The hash of the browser key."""
+    id: str | None = None
+    """The id of the session, where it was given to a client before."""
 
 
 class RealtimeSession:
@@ -69,7 +71,7 @@ class RealtimeSession:
         metrics: Metrics,
         track: AudioSink | None = None,
     ) -> None:
-        self.id = f"sess_{secrets.token_hex(12)}"
+        self.id = opening.id or f"sess_{secrets.token_hex(12)}"
         self.resume_token = secrets.token_urlsafe(24)
         self.options, self.metrics = options, metrics
         self.opened_with = opening.opened_with

@@ -20,11 +20,12 @@ from vivavoce.server.realtime.audio_formats import MU_LAW, PCM, FormatReader, Fo
 from vivavoce.server.realtime.handlers import MAX_UNPROCESSED_SECONDS, DecodedAudio
 from vivavoce.server.realtime.output import OutputPiece, Pacing
 from vivavoce.server.realtime.response import ResponseEncoder
-from vivavoce.server.realtime.session import Opening, RealtimeSession
+from vivavoce.server.realtime.session import Connection, Opening, RealtimeSession
 from vivavoce.server.realtime.session_config import value_or
 from vivavoce.server.realtime.session_types import AudioInputParams, AudioOutputParams, AudioParams, SessionParams
 from vivavoce.server.realtime.sessions import Sessions, served_model
 from vivavoce.server.realtime.websocket import InputLimits
+from vivavoce.server.telephony.records import CallRecord, CallTimes
 from vivavoce.server.telephony.wire import (
     Audio,
     CallEnded,
@@ -88,6 +89,9 @@ class ReplyMark(NamedTuple):
 
 async def serve_call(line: CallLine, wire: MediaWire, caller: PhoneCaller, sessions: Sessions) -> None:
     """Serve a call from its first message to its end. Every failure ends this call only."""
+    times = CallTimes()
+    started: Started | None = None
+    call_id = ""
     try:
         started = await _start_of(line, wire)
         if started is None:
@@ -95,6 +99,8 @@ async def serve_call(line: CallLine, wire: MediaWire, caller: PhoneCaller, sessi
         else:
             call = PhoneCall(wire, started.format)
             call.open(sessions, caller, started)
+            call_id = call.session.id.replace("sess_", "rtc_", 1)
+            times.note_answer()
             reason = await call.run(line)
     except WireError as error:
         reason = error.code or "refused"
@@ -105,6 +111,18 @@ async def serve_call(line: CallLine, wire: MediaWire, caller: PhoneCaller, sessi
         log_failure(logger, error, "a call over %s failed", wire.provider)
         await close_line(line, 1011, "the call failed")
     sessions.metrics.calls_ended.labels(wire.provider, reason).inc()
+    name = "" if started is None else started.call_id
+    sessions.call_records.write(
+        CallRecord(
+            call_id=call_id,
+            provider=wire.provider,
+            provider_call_id=name,
+            source=caller.address,
+            started_at=times.started_at,
+            duration_seconds=times.seconds,
+            reason=reason,
+        )
+    )
 
 
 async def _start_of(line: CallLine, wire: MediaWire) -> Started | None:
@@ -169,13 +187,7 @@ class PhoneCall:
         self._reader = FormatReader(self._format, session.conversation.input_rate)
         self._rate = session.conversation.output_rate
         self._writer = FormatWriter(self._rate, self._format)
-        cursor = session.attach(self, 0)
-
-        def skip() -> None:  # a call has no use for the events; sidebands read them
-            while (entry := cursor.log.entry_at(cursor.position)) is not None:
-                cursor.advance(entry)
-
-        cursor.on_append = skip
+        attach_without_reading(session, self)
         session.start()
         session.send(events.VivaCallStarted(self._wire.provider, started.call_id, started.stream_id))
 
@@ -247,8 +259,7 @@ class PhoneCall:
             case Audio(data):
                 await self._hear(data)
             case Digit(digit):
-                self.session.note_activity()
-                self.session.send(events.InputAudioBufferDtmfEventReceived(digit, int(time.time())))
+                note_digit(self.session, digit)
             case Played(mark):
                 self._note_played(mark)
             case Started():
@@ -339,6 +350,24 @@ class PhoneCall:
                     await line.send(self._to_send.popleft())
             self._has_work.clear()
             await self._has_work.wait()
+
+
+def attach_without_reading(session: RealtimeSession, connection: Connection) -> None:
+    """Attach the connection of a call, which has no use for the events; sidebands read them."""
+    cursor = session.attach(connection, 0)
+
+    def skip() -> None:
+        while (entry := cursor.log.entry_at(cursor.position)) is not None:
+            cursor.advance(entry)
+
+    cursor.on_append = skip
+    skip()
+
+
+def note_digit(session: RealtimeSession, digit: str) -> None:
+    """Tell the clients of a session of a key that the caller has pressed."""
+    session.note_activity()
+    session.send(events.InputAudioBufferDtmfEventReceived(digit, int(time.time())))
 
 
 def silence(format: WireFormat, size: int) -> bytes:

@@ -1,0 +1,1 @@
+"""Telephone calls over SIP: messages, transactions, dialogs, SDP, and the user agent that answers calls."""
