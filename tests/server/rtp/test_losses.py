@@ -49,7 +49,7 @@ def spectral_distance(clean, other, size=512):
     return float(np.sqrt(np.mean((first - second)[speaking] ** 2)))
 
 
-@pytest.mark.parametrize("codec", ["PCMU", "G722", "opus"])
+@pytest.mark.parametrize("codec", ["PCMU", "G722", pytest.param("opus", marks=pytest.mark.full)])
 def test_five_percent_loss_and_60_ms_of_jitter_change_little(speech, codec):
     _, clean = over(Network(), speech, codec)
     call, heard = over(Network(loss=0.05, jitter=0.06), speech, codec)
@@ -99,7 +99,7 @@ def test_reordered_and_duplicated_packets_change_nothing(speech):
     np.testing.assert_array_equal(heard, clean)
 
 
-@pytest.mark.parametrize("drift", [0.002, -0.002])
+@pytest.mark.parametrize("drift", [0.002, pytest.param(-0.002, marks=pytest.mark.full)])
 def test_a_sender_with_another_clock_is_followed(speech, drift):
     call, _ = over(Network(drift=drift), speech, repeats=4)  # which makes 62 ms
     assert call.receiver.playout.concealed_seconds < 0.1
