@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from tests.server.rtp.network import Call, Network
+from vivavoce.audio.io import Sound
+from vivavoce.evaluation.scoring import DNSMOS
 from vivavoce.server.rtp.codecs import G722Decoder
 from vivavoce.server.rtp.concealment import PitchConcealment
 
@@ -47,7 +49,7 @@ def spectral_distance(clean, other, size=512):
     return float(np.sqrt(np.mean((first - second)[speaking] ** 2)))
 
 
-@pytest.mark.parametrize("codec", ["PCMU", "G722", "opus"])
+@pytest.mark.parametrize("codec", ["PCMU", "G722", pytest.param("opus", marks=pytest.mark.full)])
 def test_five_percent_loss_and_60_ms_of_jitter_change_little(speech, codec):
     _, clean = over(Network(), speech, codec)
     call, heard = over(Network(loss=0.05, jitter=0.06), speech, codec)
@@ -57,6 +59,15 @@ def test_five_percent_loss_and_60_ms_of_jitter_change_little(speech, codec):
     lost = call.receiver.source.statistics.lost
     assert lost > 10
     assert call.receiver.playout.concealed_seconds < 0.02 * (lost + call.receiver.playout.buffer.late + 5)
+
+
+@pytest.mark.full
+def test_five_percent_loss_and_60_ms_of_jitter_cost_at_most_0_3_of_opinion_score(speech):
+    scorer = DNSMOS()
+    _, clean = over(Network(), speech)
+    _, heard = over(Network(loss=0.05, jitter=0.06), speech)
+    scores = [scorer.overall(Sound(samples[None], RATE)) for samples in (clean, heard)]
+    assert scores[1] > scores[0] - 0.3
 
 
 def test_concealment_is_better_than_silence(speech):
@@ -88,7 +99,7 @@ def test_reordered_and_duplicated_packets_change_nothing(speech):
     np.testing.assert_array_equal(heard, clean)
 
 
-@pytest.mark.parametrize("drift", [0.002, -0.002])
+@pytest.mark.parametrize("drift", [0.002, pytest.param(-0.002, marks=pytest.mark.full)])
 def test_a_sender_with_another_clock_is_followed(speech, drift):
     call, _ = over(Network(drift=drift), speech, repeats=4)  # which makes 62 ms
     assert call.receiver.playout.concealed_seconds < 0.1
