@@ -227,6 +227,14 @@ AllowMcp = Annotated[
         help="An MCP server that clients may name: its address, or name=command for a program (stdio:name).",
     ),
 ]
+BuiltInTools = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tool",
+        rich_help_panel=SERVER,
+        help="A built-in tool: clock, clock=TIME_ZONE, calculator, folder=DIR, hang-up or http=HOST,HOST.",
+    ),
+]
 FillerSeconds = Annotated[
     float | None,
     typer.Option(
@@ -346,6 +354,7 @@ def serve(
     resume_seconds: ResumeSeconds = None,
     drain_seconds: DrainSeconds = None,
     allow_mcp: AllowMcp = None,
+    tool: BuiltInTools = None,
     greeting: Greeting = None,
     greeting_instructions: GreetingInstructions = None,
     greeting_interruptible: GreetingInterruptible = None,
@@ -431,6 +440,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
             "allowed_hosts": flags["allow_host"] or None,
             "ice_servers": flags["ice_server"] or None,
             "allow_mcp": flags["allow_mcp"] or None,
+            "tools": flags["tool"] or None,
             "audiosocket_tokens": flags["audiosocket_token"] or None,
             "greeting_may_be_interrupted": flags["greeting_interruptible"],
         },
