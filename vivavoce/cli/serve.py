@@ -55,7 +55,7 @@ ToolModel = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=MODELS,
-        help="A chat model, named as for --chat, that decides on the tool calls of a speech-to-speech model.",
+        help="Decides on the tool calls of a speech-to-speech model: a chat model, named as for --chat, or `self`.",
     ),
 ]
 ChatModel = Annotated[str | None, typer.Option(rich_help_panel=MODELS, help="The model's name at the --chat URL.")]
