@@ -118,6 +118,11 @@ class LocalChat:
         yield ChatEnd(reason, len(rows), text.tokens, cached)
 
     @property
+    def context_tokens(self) -> int:
+        """Tokens of a prompt and its reply together."""
+        return self.core.capacity
+
+    @property
     def offers_tools(self) -> bool:
         """Whether the model's template can render tools."""
         return self.tokenizer.offers_tools
