@@ -6,8 +6,13 @@ import pytest
 
 from tests.dialogue.voices import talk
 from tests.server.harness import connected
-from tests.server.test_live_conversation import LiveHost, speaking
-from tests.server.test_mcp import CallingHost, answered, talking
+from tests.server.test_live_conversation import Listener, LiveHost, Voice, speaking
+from tests.server.test_mcp import CallingHost, answered, talking, text_of
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatText
+from vivavoce.cascade.whole_turns import WholeTurns
+from vivavoce.dialogue.call_limit import MAX_CALLS
+from vivavoce.dialogue.session import LiveConversation
 from vivavoce.errors import InputError
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
@@ -73,6 +78,38 @@ async def test_speech_calls_the_hang_up_off(running):
             done = await client.until("response.done")
         assert (await client.say("hello"))["status"] == "completed", "the session goes on"
         assert len(server.sessions) == 1
+
+
+class TirelessChat:
+    """Calls a tool as often as it is offered one; `again` decides on the arguments of the next call."""
+
+    def __init__(self, again):
+        self.again, self.calls = again, 0
+
+    async def reply(self, messages, settings):
+        if settings.tool_choice == "none":
+            yield ChatText(f"I called {self.calls} times.")
+        else:
+            expression = self.again(self.calls)
+            self.calls += 1
+            yield ChatCall(0, f"call_{self.calls}", "calculate", json.dumps({"expression": expression}))
+        yield ChatEnd("stop")
+
+
+@pytest.mark.parametrize(("again", "count"), [(lambda _: "1 + 1", 2), (lambda number: f"1 + {number}", MAX_CALLS)])
+async def test_a_model_that_calls_without_end_has_to_answer(running, again, count):
+    class Host(LiveHost):
+        def open(self, settings, model):
+            backend = CascadeBackend(WholeTurns(Listener()), TirelessChat(again), Voice())
+            self.opened.append(LiveConversation(backend, settings, self.options))
+            return self.opened[-1]
+
+    async with connected(await running(host=Host(), tools=("calculator",))) as client:
+        await client.send("session.update", session=WRITTEN)
+        response = await client.say("Calculate.")
+        while response["output"][-1]["type"] != "message":
+            response = (await client.until("response.done"))["response"]
+        assert text_of(response) == f"I called {count} times."
 
 
 def test_a_model_that_calls_no_tools_is_refused():

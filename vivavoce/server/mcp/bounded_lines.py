@@ -7,12 +7,12 @@ script, of nothing but the standard library, so that it starts in milliseconds.
 import contextlib
 import subprocess
 import sys
-from typing import BinaryIO
+from typing import IO
 
 PIECE_BYTES = 64 * 1024
 
 
-def copy_lines(source: BinaryIO, target: BinaryIO, limit: int) -> bool:
+def copy_lines(source: IO[bytes], target: IO[bytes], limit: int) -> bool:
     """Copy to the end; False where a line has more than `limit` bytes, no more of which were copied."""
     length = 0
     while piece := source.read1(PIECE_BYTES):  # type: ignore[attr-defined]
