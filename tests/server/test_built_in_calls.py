@@ -1,5 +1,6 @@
 """Built-in tools over the wire: what a client sees of their calls, names that are taken, and the end of a call."""
 
+import asyncio
 import json
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tests.dialogue.voices import talk
 from tests.server.harness import connected
 from tests.server.test_live_conversation import Listener, LiveHost, Voice, speaking
-from tests.server.test_mcp import CallingHost, answered, talking, text_of
+from tests.server.test_mcp import CallingChat, CallingHost, answered, talking, text_of
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatText
 from vivavoce.cascade.whole_turns import WholeTurns
@@ -80,6 +81,34 @@ async def test_speech_calls_the_hang_up_off(running):
         assert len(server.sessions) == 1
 
 
+class SlowChat(CallingChat):
+    """Takes its time between two calls, the first of which has its output before the second is written."""
+
+    async def reply(self, messages, settings):
+        async for piece in super().reply(messages, settings):
+            yield piece
+            await asyncio.sleep(0.05)
+
+
+class ScriptedChatHost(LiveHost):
+    chat = SlowChat()
+
+    def open(self, settings, model):
+        backend = CascadeBackend(WholeTurns(Listener()), self.chat, Voice())
+        self.opened.append(LiveConversation(backend, settings, self.options))
+        return self.opened[-1]
+
+
+async def test_calls_of_one_response_are_answered_once(running):
+    async with talking(await running(host=ScriptedChatHost(), tools=("calculator",))) as client:
+        await client.send("session.update", session=WRITTEN)
+        request = " ".join(f'call calculate {{"expression": "{number} + 1"}}' for number in range(5))
+        calls, answer = await answered(client, request)
+        assert len(calls) == 5 and answer == "Outputs: 1; 2; 3; 4; 5."
+        assert (await client.say("hello"))["status"] == "completed", "no other reply is in progress"
+        assert len(client.of_type("response.done")) == 3
+
+
 class TirelessChat:
     """Calls a tool as often as it is offered one; `again` decides on the arguments of the next call."""
 
@@ -98,13 +127,9 @@ class TirelessChat:
 
 @pytest.mark.parametrize(("again", "count"), [(lambda _: "1 + 1", 2), (lambda number: f"1 + {number}", MAX_CALLS)])
 async def test_a_model_that_calls_without_end_has_to_answer(running, again, count):
-    class Host(LiveHost):
-        def open(self, settings, model):
-            backend = CascadeBackend(WholeTurns(Listener()), TirelessChat(again), Voice())
-            self.opened.append(LiveConversation(backend, settings, self.options))
-            return self.opened[-1]
-
-    async with connected(await running(host=Host(), tools=("calculator",))) as client:
+    host = ScriptedChatHost()
+    host.chat = TirelessChat(again)
+    async with connected(await running(host=host, tools=("calculator",))) as client:
         await client.send("session.update", session=WRITTEN)
         response = await client.say("Calculate.")
         while response["output"][-1]["type"] != "message":

@@ -54,13 +54,17 @@ class HostedTools:
         on_listed: Callable[[], None],
         built_in: Sequence[BuiltInTool],
         session: CallingSession,
+        reply_with: Callable[[str], str | None],
     ) -> None:
-        """`on_listed` is called when the tools of the session have changed."""
+        """`on_listed` is called when the tools of the session have changed; `reply_with` finds the reply in progress
+        that has an item."""
+        self._reply_with = reply_with
         self._built_in, self._session = built_in, session
         self._conversation, self._allowed, self._send, self._on_listed = conversation, allowed, send, on_listed
         self._servers: dict[str, HostedServer] = {}
         self._items: dict[str, McpListToolsItem] = {}
         self._running: set[str] = set()
+        self._unanswered: set[str] = set()  # calls with an output
         self._outputs = 0  # for which no response was requested
         self._last_output = float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,6 +127,7 @@ class HostedTools:
 
     def make_call(self, item: Item, output_index: int) -> None:
         """Start a call that the model has asked for."""
+        self._running.add(item.id)
         self._start(self._call(item, output_index))
 
     def answer_approval(self, answer: McpApprovalResponseItem) -> None:
@@ -181,7 +186,6 @@ class HostedTools:
         assert isinstance(call, ToolCall)
         assert call.hosted is not None
         self._send(events.McpCallInProgress(item.id, output_index))
-        self._running.add(item.id)
         try:
             output = await self._output(call.hosted.tool, call.arguments)
             hosted = replace(call.hosted, state="completed", output=output)
@@ -209,7 +213,7 @@ class HostedTools:
         return await server.connection.call(tool.name, values)
 
     def _finish(self, id: str, hosted: HostedCall, output_index: int) -> None:
-        """Tell the outcome of a call, and answer when no other runs; the item may have been deleted meanwhile."""
+        """Tell the outcome of a call, and answer it; the item may have been deleted meanwhile."""
         try:
             item = self._conversation.update_call(id, hosted)
         except InputError:
@@ -222,11 +226,23 @@ class HostedTools:
         now = asyncio.get_running_loop().time()
         is_first = not self._running and now - self._last_output > REQUEST_SECONDS
         self._outputs, self._last_output = 1 if is_first else self._outputs + 1, now
-        if not self._running:
-            try:
-                self._conversation.answer_calls()
-            except VivaError as error:  # the conversation was closed
-                log_failure(logger, error, "the output of a tool could not be answered")
+        self._unanswered.add(id)
+        self._answer()
+
+    def note_sent(self, event: events.ServerEvent) -> None:
+        """Follow the events of the session: outputs are answered when the response that asked for them is over."""
+        if isinstance(event, events.ResponseDone) and self._unanswered:
+            asyncio.get_running_loop().call_soon(self._answer)
+
+    def _answer(self) -> None:
+        """Reply to the outputs, unless a call runs, or the response that made one goes on and may make another."""
+        if not self._unanswered or self._running or any(map(self._reply_with, self._unanswered)):
+            return
+        self._unanswered.clear()
+        try:
+            self._conversation.answer_calls()
+        except VivaError as error:  # the conversation was closed
+            log_failure(logger, error, "the output of a tool could not be answered")
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -95,7 +95,9 @@ class RealtimeSession:
         self._hang_up = HangUp(lambda: self.close(1000, "the conversation was ended"))
         self.encoder.on_played = self._hang_up.note_played
         built_in = selected_tools(options.tools) if abilities_of(host).tools else ()
-        self.hosted = HostedTools(self.conversation, allowed_mcp, self.send, self._apply_tools, built_in, self)
+        self.hosted = HostedTools(
+            self.conversation, allowed_mcp, self.send, self._apply_tools, built_in, self, self.encoder.reply_with
+        )
         self.configuration.hosted, self.encoder.on_hosted_call = self.hosted, self.hosted.make_call
         self._handlers = ClientEventHandlers(
             self.conversation, self.configuration, self.encoder, self.audio, self.clock, self._send_updated, self.hosted
@@ -222,6 +224,7 @@ class RealtimeSession:
             return
         self.log.append(event)
         self._hang_up.note_sent(event)
+        self.hosted.note_sent(event)
         if self.options.log_content:
             logger.info("%s → %s", self.id, events.encode(event).decode())
         for connection, cursor in list(self.connections.items()):
