@@ -23,9 +23,7 @@ def clock(time_zone: str = "", now: Callable[[], datetime] = lambda: datetime.no
     )
 
     async def run(arguments: Mapping[str, Any], session: CallingSession) -> str:
-        named = (
-            text_argument(arguments, "time_zone", 64, default=time_zone) if arguments.get("time_zone") else time_zone
-        )
+        named = text_argument(arguments, "time_zone", 64) if arguments.get("time_zone") else time_zone
         days = arguments.get("days_from_now") or 0
         if type(days) is not int or abs(days) > MAX_DAYS:
             raise InputError(f"days_from_now is an integer between -{MAX_DAYS} and {MAX_DAYS}")

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 LABEL = "viva"
 """What the built-in tools have as `server_label` on the wire."""
 KINDS = "clock, clock=TIME_ZONE, calculator, folder=DIR, hang-up, http=HOST,HOST"
+TAKES_VALUE = {"clock": None, "calculator": False, "folder": True, "hang-up": False, "http": True}
+"""By the name of a tool: whether `=` and a value follow; None: they may."""
 MAX_OUTPUT = 8192
 CALL_SECONDS = 30.0
 
@@ -32,12 +34,9 @@ def selected_tools(values: tuple[str, ...]) -> tuple[BuiltInTool, ...]:
     """The tools of `--tool`; files are read once. InputError for what is no tool."""
     named = defaultdict[str, list[str]](list)
     for value in values:
-        kind, has_value, rest = value.partition("=")
+        kind, equals, rest = value.partition("=")
         named[kind].append(rest)
-        needs_value = {"folder": True, "http": True, "calculator": False, "hang-up": False, "clock": bool(rest)}.get(
-            kind
-        )
-        if needs_value is None or needs_value != bool(rest) or (has_value and not rest):
+        if kind not in TAKES_VALUE or (bool(equals) and not rest) or TAKES_VALUE[kind] not in (None, bool(rest)):
             raise InputError(f"there is no --tool {value!r}; known are {KINDS}")
     found: list[BuiltInTool] = []
     if "clock" in named:
