@@ -5,6 +5,7 @@ import pytest
 import pytest_asyncio
 
 from tests.server.harness import RunningServer
+from tests.server.local_site import site  # noqa: F401 - a fixture
 from tests.server.scripted import ScriptedHost
 from vivavoce.server.config import ServerOptions
 

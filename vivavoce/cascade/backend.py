@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 from vivavoce.audio.io import Sound
-from vivavoce.cascade.chat_messages import chat_messages, text_of
+from vivavoce.cascade.chat_messages import text_of
 from vivavoce.cascade.interfaces import (
     CascadeRecogniser,
     ChatCall,
@@ -24,6 +24,7 @@ from vivavoce.cascade.interfaces import (
 )
 from vivavoce.cascade.pauses import SilenceTrimmer
 from vivavoce.cascade.sentences import SentenceSplitter
+from vivavoce.cascade.summary import RunningSummary
 from vivavoce.dialogue.backend import (
     CallArguments,
     CallBegan,
@@ -86,12 +87,14 @@ class CascadeConversation:
         self._replies: set[CascadeReply] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._prompt = PromptReader(backend) if isinstance(backend.chat, ReadingChatModel) else None
+        self.summary = RunningSummary(backend.chat, self.spoken_words)
 
     def set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """Replace the history and the settings."""
         self._past, self._settings = tuple(past), settings
         known = {item.id for item in past}
         self.transcripts = {id: words for id, words in self.transcripts.items() if id in known}
+        self.summary.follow(past, settings, is_busy=bool(self.backend.awaited))
 
     def listen(self, samples: Samples) -> None:
         """Add sound to the user's open turn."""
@@ -147,7 +150,7 @@ class CascadeConversation:
             past, settings = self._past, self._settings
 
             async def messages() -> list[dict[str, Any]]:
-                return chat_messages(past, settings.instructions, await self.spoken_words(past))
+                return self.summary.messages(past, settings.instructions, await self.spoken_words(past))
 
             self._prompt.read(messages, words, settings)
 
@@ -180,6 +183,7 @@ class CascadeConversation:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.discard_turn()
+        await self.summary.close()
         if self._prompt is not None:
             await self._prompt.close()
 
@@ -295,7 +299,7 @@ class CascadeReply:
         settings = self.plan.settings
         await self._conversation.is_attended.wait()
         spoken = await self._conversation.spoken_words(self._past)
-        messages = chat_messages(self._past, settings.instructions, spoken)
+        messages = self._conversation.summary.messages(self._past, settings.instructions, spoken)
         if self._heard is not None:
             text = (await asyncio.shield(self._heard)).text
             if not text.strip():

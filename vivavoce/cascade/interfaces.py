@@ -105,6 +105,16 @@ class ChatModel(Protocol):
         ...
 
 
+@runtime_checkable
+class LimitedChatModel(ChatModel, Protocol):
+    """A chat model whose limit is known."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of a prompt and its reply together."""
+        ...
+
+
 class ChatPrompt(Protocol):
     """The prompt of a conversation's next reply, read by the chat model while the user speaks."""
 

@@ -4,7 +4,6 @@ Sequences stay cached after a reply: the next one forks the cached sequence with
 instructions and earlier turns are prefilled once.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from vivavoce.cascade.sentences import CLOSE_TAG, OPEN_TAG, ReasoningFilter
 from vivavoce.cascade.tool_calls import CLOSE_CALL, OPEN_CALL, ToolCallReader, forced_start
 from vivavoce.device import pick, resolve_dtype
 from vivavoce.dialogue.events import ConversationSettings
-from vivavoce.engine.constraints import MAX_PARALLEL_CALLS, CallSchema, Grammar, GrammarCompiler, is_available
+from vivavoce.engine.constraints import CallSchema, Grammar
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.sequence import Sequence as Rows
@@ -30,6 +29,7 @@ from vivavoce.models.interface import Row
 from vivavoce.models.llama import TURN_ENDS, Llama, bundled_smollm2, chat_file
 from vivavoce.nn.quantised import to_int8
 from vivavoce.runtime.async_engine import AsyncEngine
+from vivavoce.runtime.grammars import ReplyGrammars
 
 BUNDLED = "smollm2"
 MAX_UNREAD_TOKENS = 64  # a reply whose reader waits, for playback or for a client, is paused beyond these
@@ -64,8 +64,9 @@ class LocalChat:
         self.engine = AsyncEngine(engine)
         self._cached: list[Rows] = []
         self._prompts: list[Rows] = []  # of replies that have not begun
-        self._compiler: GrammarCompiler | None = None
-        self._compiler_lock = asyncio.Lock()
+        end = next((id for id in map(tokenizer.id_of, TURN_ENDS) if id is not None), None)
+        to_json = None if end is None else tokenizer.to_json
+        self._grammars = ReplyGrammars(to_json, engine.model.vocabularies[0], end or 0)
 
     @classmethod
     def load(cls, name: str = BUNDLED, device: str = "auto", options: LocalChatOptions | None = None) -> "LocalChat":
@@ -117,6 +118,11 @@ class LocalChat:
         yield ChatEnd(reason, len(rows), text.tokens, cached)
 
     @property
+    def context_tokens(self) -> int:
+        """Tokens of a prompt and its reply together."""
+        return self.core.capacity
+
+    @property
     def offers_tools(self) -> bool:
         """Whether the model's template can render tools."""
         return self.tokenizer.offers_tools
@@ -127,43 +133,21 @@ class LocalChat:
 
     @property
     def follows_schemas(self) -> bool:
-        """Whether replies can be masked: llguidance is installed, and the tokenizer is of a kind that it reads."""
-        return self.tokenizer.to_json is not None and is_available()
+        """Whether replies can be masked."""
+        return self._grammars.is_available
 
-    async def load_compiler(self) -> GrammarCompiler | None:
-        """The compiler of grammars, made once, on a thread; None where nothing can be masked."""
-        if not self.follows_schemas:
-            return None
-        async with self._compiler_lock:
-            if self._compiler is None:
-                self._compiler = await asyncio.to_thread(self._new_compiler)
-        return self._compiler
-
-    def _new_compiler(self) -> GrammarCompiler:
-        assert self.tokenizer.to_json is not None
-        ends = [self.tokenizer.id_of(token) for token in TURN_ENDS]
-        end = next(id for id in ends if id is not None)
-        return GrammarCompiler(self.tokenizer.to_json(), self.core.model.vocabularies[0], end)
+    async def load_compiler(self) -> None:
+        """Make the compiler of grammars before the first reply needs it."""
+        await self._grammars.compiler()
 
     async def _grammar(self, settings: ConversationSettings, has_tools: bool) -> Grammar | None:
         """What the reply may be, by its schema or by the tools it may call."""
-        if settings.output_schema is None and not has_tools:
-            return None
-        compiler = await self.load_compiler()
         if settings.output_schema is not None:
-            if compiler is None:
-                raise InputError("this chat model cannot follow a JSON schema; install vivavoce[tools]")
-            return await asyncio.to_thread(compiler.json, settings.output_schema)
-        if compiler is None:
+            return await self._grammars.json(settings.output_schema)
+        if not has_tools:
             return None
-        choice = settings.tool_choice
-        tools = [tool for tool in settings.tools if choice in ("auto", "required", tool.name)]
-        if not tools:
-            raise InputError(f"there is no tool {choice!r}, which tool_choice names")
-        schemas = [CallSchema(tool.name, tool.parameters) for tool in tools]
-        may_be_several = choice == "auto" if settings.parallel_tool_calls is None else settings.parallel_tool_calls
-        max_calls = MAX_PARALLEL_CALLS if may_be_several else 1  # small models that must call do not stop
-        return await asyncio.to_thread(compiler.calls, schemas, choice != "auto", max_calls)
+        schemas = [CallSchema(tool.name, tool.parameters) for tool in settings.tools]
+        return await self._grammars.calls(schemas, settings.tool_choice, settings.parallel_tool_calls)
 
     async def read(self, messages: Sequence[dict[str, Any]]) -> None:
         """Prefill messages that conversations start with."""

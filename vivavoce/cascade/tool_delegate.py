@@ -6,27 +6,22 @@ generated and held meanwhile.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatModel
 from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.backend import (
-    CallArguments,
-    CallBegan,
     ConversationBackend,
     ConversationState,
-    Ended,
     OnTranscript,
-    Piece,
     ReplyPlan,
     ReplyStream,
     ReplyTranscriber,
     TurnTranscript,
-    Wrote,
 )
+from vivavoce.dialogue.delegated_reply import DelegatedReply, may_call
 from vivavoce.dialogue.events import ConversationSettings, Item, Samples, Usage
 
 
@@ -96,7 +91,7 @@ class DelegatingConversation:
         """Start a reply, held until its release."""
         inner = self._inner.reply(plan)
         settings = plan.settings
-        if not settings.tools or settings.tool_choice == "none" or settings.output_schema is not None:
+        if not may_call(settings):
             return UndelegatedReply(inner, self._decider)
         written = replace(plan, settings=replace(settings, modality="text"))
         return DelegatedReply(inner, self._decider.reply(written), must_call=settings.tool_choice != "auto")
@@ -133,48 +128,3 @@ class UndelegatedReply:
     def usage(self) -> Usage:
         """Rows of the speech model."""
         return self._inner.usage
-
-
-class DelegatedReply:
-    """A `ReplyStream`: the calls of the decider's reply, or the speech model's reply."""
-
-    def __init__(self, inner: ReplyStream, decision: ReplyStream, must_call: bool) -> None:
-        self._inner, self._decision, self._must_call = inner, decision, must_call
-        self._is_call = False
-
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """The pieces of the one or the other. A decider that fails leaves the reply to speech, unless a call is due."""
-        async with aclosing(_pieces_of(self._decision)) as decided:
-            async for piece in decided:
-                if isinstance(piece, CallBegan | CallArguments):
-                    self._is_call = True
-                    yield piece
-                elif isinstance(piece, Ended):
-                    if self._is_call or (self._must_call and piece.reason == "failed"):
-                        yield piece
-                        return
-                elif isinstance(piece, Wrote) and not self._is_call:
-                    break
-        self._decision.drop()
-        async for piece in self._inner.pieces():
-            yield piece
-
-    def release(self, turn: str | None) -> None:
-        """Play it."""
-        self._inner.release(turn)
-        self._decision.release(turn)
-
-    def drop(self) -> None:
-        """Stop both."""
-        self._inner.drop()
-        self._decision.drop()
-
-    @property
-    def usage(self) -> Usage:
-        """That of the reply which was taken."""
-        return self._decision.usage if self._is_call else self._inner.usage
-
-
-async def _pieces_of(stream: ReplyStream) -> AsyncGenerator[Piece, None]:
-    async for piece in stream.pieces():
-        yield piece

@@ -70,7 +70,7 @@ ToolModel = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=MODELS,
-        help="A chat model, named as for --chat, that decides on the tool calls of a speech-to-speech model.",
+        help="Decides on the tool calls of a speech-to-speech model: a chat model, named as for --chat, or `self`.",
     ),
 ]
 ChatModel = Annotated[str | None, typer.Option(rich_help_panel=MODELS, help="The model's name at the --chat URL.")]
@@ -242,6 +242,14 @@ AllowMcp = Annotated[
         help="An MCP server that clients may name: its address, or name=command for a program (stdio:name).",
     ),
 ]
+BuiltInTools = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tool",
+        rich_help_panel=SERVER,
+        help="A built-in tool: clock, clock=TIME_ZONE, calculator, folder=DIR, hang-up or http=HOST,HOST.",
+    ),
+]
 FillerSeconds = Annotated[
     float | None,
     typer.Option(
@@ -361,6 +369,7 @@ def serve(
     resume_seconds: ResumeSeconds = None,
     drain_seconds: DrainSeconds = None,
     allow_mcp: AllowMcp = None,
+    tool: BuiltInTools = None,
     greeting: Greeting = None,
     greeting_instructions: GreetingInstructions = None,
     greeting_interruptible: GreetingInterruptible = None,
@@ -458,6 +467,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
             "allowed_hosts": flags["allow_host"] or None,
             "ice_servers": flags["ice_server"] or None,
             "allow_mcp": flags["allow_mcp"] or None,
+            "tools": flags["tool"] or None,
             "audiosocket_tokens": flags["audiosocket_token"] or None,
             "greeting_may_be_interrupted": flags["greeting_interruptible"],
             "sip": sip_table(flags),

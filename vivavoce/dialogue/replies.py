@@ -63,7 +63,7 @@ class Replies:
         self._out_of_band: dict[str, ActiveReply] = {}
         self._known: dict[str, ActiveReply] = {}
         self._protected = ""  # the reply that speech does not interrupt
-        self._is_pending = False
+        self._pending: ReplyRequest | None = None
         self._is_closed = False
         self.on_wait: Callable[[], None] = lambda: None
         """Is called when the user begins to wait: for the output of a reply, or for that of a call in it."""
@@ -123,9 +123,9 @@ class Replies:
         self.on_wait()
         return True
 
-    def request(self) -> None:
+    def request(self, request: ReplyRequest | None = None) -> None:
         """Reply to the history as soon as no other reply is generated."""
-        self._is_pending = True
+        self._pending = request or ReplyRequest()
         self._start_pending()
 
     def speak_filler(self, announcement: Announcement) -> None:
@@ -162,7 +162,7 @@ class Replies:
             stopped.append(self._out_of_band[reply])
         if not stopped:
             raise InputError("no reply is in progress" if reply is None else f"reply {reply!r} is not in progress")
-        self._is_pending = False
+        self._pending = None
         for speaking in stopped:
             speaking.end("client_cancelled")
             self._cut_to_played(speaking)
@@ -179,7 +179,7 @@ class Replies:
 
     def interrupt(self) -> None:
         """Stop all replies that are generated or played; the history keeps what was played."""
-        self._is_pending = False
+        self._pending = None
         now = self._context.clock.now()
         stopped = [each for each in self._known.values() if each.playback.is_playing(now)]
         if self._generating is not None and self._generating not in stopped:
@@ -207,7 +207,7 @@ class Replies:
 
     async def close(self) -> None:
         """End all replies."""
-        self._is_pending, self._is_closed = False, True
+        self._pending, self._is_closed = None, True
         self.drop_held()
         last = [each for each in (self._generating, *self._out_of_band.values()) if each is not None]
         for speaking in last:
@@ -279,9 +279,10 @@ class Replies:
             self.on_wait()
 
     def _start_pending(self) -> None:
-        if self._is_pending and self._generating is None and not self._is_closed:
-            self._is_pending = False
-            self._generating = self._start(ReplyRequest(), includes_turn=False)
+        request = self._pending
+        if request is not None and self._generating is None and not self._is_closed:
+            self._pending = None
+            self._generating = self._start(request, includes_turn=False)
             self._generating.release(None)
             self.on_wait()
 

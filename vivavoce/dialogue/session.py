@@ -14,6 +14,7 @@ from vivavoce.audio.player import Clock, WallClock
 from vivavoce.audio.vad import RATE, VoiceActivity, voice_activity
 from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber, TurnTranscript, transcribe_turn
 from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapWatch
+from vivavoce.dialogue.call_limit import may_call_again
 from vivavoce.dialogue.events import (
     Announcement,
     AudioPart,
@@ -251,8 +252,10 @@ class LiveConversation:
         self._require_open()
         if self._listening.is_user_speaking:
             self._listening.drop_held()  # it was started without the outputs
-        else:
+        elif may_call_again(self._history):
             self._replies.request()
+        else:
+            self._replies.request(ReplyRequest(replace(self.settings, tool_choice="none")))
 
     def truncate(self, id: str, audio_end_ms: int) -> Item:
         """Cut a spoken reply to the part that was played: sound, words and the model's context."""

@@ -78,13 +78,19 @@ class GrammarCompiler:
         return self._compile(f"start: %json {_dumped(schema, is_lenient=False)}", "the schema")
 
     def calls(
-        self, tools: Sequence[CallSchema], is_required: bool = False, max_calls: int = MAX_PARALLEL_CALLS
+        self,
+        tools: Sequence[CallSchema],
+        is_required: bool = False,
+        max_calls: int = MAX_PARALLEL_CALLS,
+        otherwise: str | None = None,
     ) -> "CompiledGrammar":
         """Replies that are words, calls of these tools, or words and then calls; `is_required`: calls only.
 
+        With `otherwise`, these are the only words, and no call follows them.
+
         A reply that begins with `{` is a call without tags, as small models write it; none begins with a code fence,
-        in which they put calls too. Keywords of schemas that the
-        library does not know are ignored; the arguments are valid JSON of the others.
+        in which they put calls too. Keywords of schemas that the library does not know are ignored; the arguments are
+        valid JSON of the others.
         """
         for tool in tools:
             check_schema(tool.parameters, f"the schema of tool {tool.name!r}")
@@ -92,7 +98,8 @@ class GrammarCompiler:
             if declared != "object" and not (isinstance(declared, list) and "object" in declared):
                 raise InputError(f"the schema of tool {tool.name!r} cannot be followed: arguments are an object")
         has_tags = bool(self._special(OPEN_CALL) and self._special(CLOSE_CALL))
-        return self._compile(_call_grammar(tools, is_required, max_calls, has_tags), "the schemas of the tools")
+        grammar = _call_grammar(tools, is_required, max_calls, has_tags, otherwise)
+        return self._compile(grammar, "the schemas of the tools")
 
     def _special(self, token: str) -> bool:
         ids = self._tokenizer.tokenize_str(token, parse_special=True)
@@ -157,7 +164,9 @@ def is_available() -> bool:
     return True
 
 
-def _call_grammar(tools: Sequence[CallSchema], is_required: bool, max_calls: int, has_tags: bool) -> str:
+def _call_grammar(
+    tools: Sequence[CallSchema], is_required: bool, max_calls: int, has_tags: bool, otherwise: str | None
+) -> str:
     """The grammar of words and calls. Tags that are tokens are named, others are text that ends the words."""
     tags = (OPEN_CALL, CLOSE_CALL) if has_tags else (json.dumps(OPEN_CALL), json.dumps(CLOSE_CALL))
     more = max_calls - 1
@@ -174,6 +183,8 @@ def _call_grammar(tools: Sequence[CallSchema], is_required: bool, max_calls: int
         lines.append(f'tool_{index}: {head} %json {_dumped(_object_schema(tool.parameters), is_lenient=True)} "}}"')
     if is_required:
         return "\n".join([*lines, "start: calls"])
+    if otherwise is not None:
+        return "\n".join([*lines, f"start: {json.dumps(otherwise)} | calls"])
     lines.append(rf"TEXT: /[^{{`\s](.|\n)*/ & ~/(.|\n)*{OPEN_CALL}(.|\n)*/")
     if has_tags:
         return "\n".join([*lines, "start: TEXT calls? | calls | bare"])

@@ -6,6 +6,7 @@ cut, added or removed, new instructions), the sequence is rewound to the common 
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ import torch
 
 from vivavoce.audio.io import Sound
 from vivavoce.dialogue.backend import ReplyPlan, ReplyStream
-from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples, ToolOutput
+from vivavoce.dialogue.delegated_reply import DelegatedReply, may_call
+from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples, ToolCall, ToolOutput
 from vivavoce.dialogue.history import HistoryWindow, first_retained, written
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.sequence import rows_in_common
@@ -26,6 +28,7 @@ from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, Turn
 from vivavoce.models.speech_encoder.model import SpeechStreamState
 from vivavoce.s2s.reply import MossSpeechReply
+from vivavoce.s2s.text_branch import CallDecision, call_turn, output_turn
 
 if TYPE_CHECKING:
     from vivavoce.s2s.moss_speech import MossSpeechBackend
@@ -76,6 +79,7 @@ class MossSpeechConversation:
         self._rows: list[Row] = []
         self._adopted: MossSpeechReply | None = None
         self._replies: set[MossSpeechReply] = set()
+        self._decisions: weakref.WeakSet[CallDecision] = weakref.WeakSet()
         self._is_paused = False  # no client is connected
         self._pending_replies = 0  # replies whose start is still queued
         self._commands: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
@@ -109,8 +113,13 @@ class MossSpeechConversation:
         if self._is_paused:
             reply.pause()
         self._pending_replies += 1
-        self._enqueue(lambda: self._start_reply(reply))
-        return reply
+        is_branched = self._backend.options.calls_tools and may_call(plan.settings)
+        decision = CallDecision(self._backend, plan) if is_branched else None
+        self._enqueue(lambda: self._start_reply(reply, decision))
+        if decision is None:
+            return reply
+        self._decisions.add(decision)
+        return DelegatedReply(reply, decision, must_call=plan.settings.tool_choice != "auto")
 
     def pause(self) -> None:
         """Let its replies wait."""
@@ -132,6 +141,8 @@ class MossSpeechConversation:
         await self._task
         for reply in list(self._replies):
             await reply.closed()
+        for decision in list(self._decisions):
+            await decision.closed()
         sequence, self._sequence = self._sequence, None
         if sequence is not None:
             with suppress(VivaError):  # the engine was closed first
@@ -187,34 +198,46 @@ class MossSpeechConversation:
         if turn is not None:
             self._codes[item] = await self._whole_turn(turn)
 
-    async def _start_reply(self, reply: MossSpeechReply) -> None:
+    async def _start_reply(self, reply: MossSpeechReply, decision: CallDecision | None) -> None:
         self._pending_replies -= 1
         if reply.is_dropped:
             await self._sync_sequence()
             return
         plan = reply.plan
-        modality: Modality = "text" if plan.settings.modality == "text" else "speech"
-        head = self._backend.prompt.open_reply(modality)
         try:
             if plan.past is not None:
-                rows = await self._rows_of_history(plan.past, plan.settings) + head
-                await reply.start(None, 0, rows)
+                await self._start_branches(reply, decision, None, await self._rows_of_history(plan.past, plan.settings))
                 return
             rows = await self._visible_rows(plan.settings)
             if plan.is_out_of_band and self._adopted is not None:  # a reply is writing to the sequence
-                await reply.start(None, 0, rows + head)
+                await self._start_branches(reply, decision, None, rows)
                 return
             if plan.includes_turn and self._turn is not None:
                 content = reply.turn_content = await self._whole_turn(self._turn)
                 if content == "":
                     reply.finish_empty()  # no word was recognised
+                    if decision is not None:
+                        decision.skip()
                     return
                 rows = rows + self._turn_rows(content)
-            rows = rows + head
-            await reply.start(self._sequence, rows_in_common(self._rows, rows), rows)
+            await self._start_branches(reply, decision, self._sequence, rows)
         except Exception as error:  # the reply fails, the conversation goes on
             log_failure(logger, error, "a reply could not start")
             reply.fail(error)
+            if decision is not None:
+                decision.skip()
+
+    async def _start_branches(
+        self, reply: MossSpeechReply, decision: CallDecision | None, past: EngineSequence | None, rows: list[Row]
+    ) -> None:
+        """Start the reply after these rows, and beside it the branch that decides on calls, in the same step."""
+        modality: Modality = "text" if reply.plan.settings.modality == "text" else "speech"
+        prompt = rows + self._backend.prompt.open_reply(modality)
+        same = 0 if past is None else rows_in_common(self._rows, prompt)
+        starts = [reply.start(past, same, prompt)]
+        if decision is not None:
+            starts.append(decision.start(past, min(same, len(rows)), rows))
+        await asyncio.gather(*starts)
 
     async def _adopt_reply(self, reply: MossSpeechReply, turn: str | None) -> None:
         """Make the sequence of a released reply the conversation's."""
@@ -306,6 +329,8 @@ class MossSpeechConversation:
 
     async def _rows_of_item(self, item: Item) -> list[Row]:
         prompt = self._backend.prompt
+        if self._backend.options.calls_tools and not isinstance(item.content, Message):
+            return [row for turn in _tool_turns(item.content) for row in prompt.turn(turn)]
         if isinstance(item.content, ToolOutput):
             return prompt.turn(Turn("system", f"Output of a function: {item.content.output}"))
         if not isinstance(item.content, Message):
@@ -361,3 +386,14 @@ class MossSpeechConversation:
         samples = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *turn.waiting]))
         codes, _ = await self._backend.speech_encoder.do((turn.encoder_state, samples, True))
         return turn.codes + codes
+
+
+def _tool_turns(content: ToolCall | ToolOutput) -> list[Turn]:
+    """A call or an output as the text branch has them; a call that waits for approval was not made."""
+    if isinstance(content, ToolOutput):
+        return [output_turn(content.output)]
+    hosted = content.hosted
+    if hosted is None:
+        return [call_turn(content)]
+    output = hosted.output if hosted.error is None else f"Error: {hosted.error[2]}"
+    return [] if output is None else [call_turn(content), output_turn(output)]

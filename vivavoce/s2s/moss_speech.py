@@ -25,17 +25,18 @@ from vivavoce.dialogue.events import ConversationSettings
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Sampling
 from vivavoce.engine.sequence import Admission
-from vivavoce.errors import CheckpointError, InputError
+from vivavoce.errors import CheckpointError, InputError, MissingDependencyError
 from vivavoce.implementations import choose_moss_speech_codec, choose_moss_speech_lm
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE, GraphedCodec, MossSpeechCodec
 from vivavoce.models.moss_speech.cpu import CpuCodec, CpuMossSpeech
-from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
+from vivavoce.models.moss_speech.model import TEXT, MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.nn.process_settings import serving_pace
 from vivavoce.runtime.async_engine import AsyncEngine
 from vivavoce.runtime.executor import DeadlineExecutor, executor_for
+from vivavoce.runtime.grammars import ReplyGrammars
 from vivavoce.s2s.captions import MossSpeechTranscriber
 from vivavoce.s2s.conversation import MossSpeechConversation
 from vivavoce.s2s.local_codec import SOON_SECONDS, LocalCodec
@@ -88,6 +89,8 @@ class MossSpeechOptions:
     """Brings such words into the form that the model was trained on."""
     words_first: bool = False
     """Whether sound waits for its caption, so that moderation sees the text first."""
+    calls_tools: bool | None = None
+    """Whether the model decides on tool calls itself, in a branch that writes; None: where its checkpoint says so."""
     threads: int | None = None
     """Torch threads on a CPU; None: half its cores, as engine and vocoder run concurrently."""
     switch_seconds: float = 0.0005
@@ -128,6 +131,9 @@ class MossSpeechBackend:
         self.codec, self.prompt, self.tokenizer = codec, prompt, tokenizer
         self.voices = dict(voices)
         self.options = options or MossSpeechOptions()
+        self.grammars = ReplyGrammars(tokenizer.to_json, self.model.vocabularies[TEXT], self.model.config.eos_token_id)
+        if self.options.calls_tools and not self.grammars.is_available:
+            raise MissingDependencyError("tool calls of this model need llguidance: pip install 'vivavoce[tools]'")
         self.transcribes = self.options.recogniser is not None
         executor = executor or executor_for(core.runner.device)
         self.engine = AsyncEngine(core, executor)
@@ -219,6 +225,8 @@ class MossSpeechBackend:
     async def warm_up(self) -> None:
         """Run one reply, so that the first conversation does not pay for initialisation and graph capture."""
         await self.engine.warm_up()
+        if self.options.calls_tools:
+            await self.grammars.compiler()
         sizes = self.policy.sizes()
         widest = max(self.voices.values(), key=lambda voice: voice.sink)
         await asyncio.to_thread(self.local_codec.warm_up, widest, self.options.warm_batches, sizes)
@@ -366,7 +374,9 @@ def checkpoint_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOp
         checkpoint_settings = {name: stored[name] for name in ("temperature", "top_k", "top_p") if name in stored}
         sampling = replace(options.sampling, **checkpoint_settings) if checkpoint_settings else options.sampling
         left = stored.get("left_chunks", options.left_chunks)
+        says_so = stored.get("tool_calls") is True
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file} has invalid sampling settings ({error})") from error
     assert isinstance(sampling, Sampling)
-    return replace(options, sampling=sampling, left_chunks=left)
+    calls_tools = says_so if options.calls_tools is None else options.calls_tools
+    return replace(options, sampling=sampling, left_chunks=left, calls_tools=calls_tools)

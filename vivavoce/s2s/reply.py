@@ -17,6 +17,7 @@ from vivavoce.audio.stretch import FASTEST, SLOWEST, TimeStretch
 from vivavoce.dialogue.backend import Ended, Piece, PieceQueue, ReplyPlan, Spoke, Wrote, failed
 from vivavoce.dialogue.events import Samples, Usage
 from vivavoce.dialogue.reply import loop_length
+from vivavoce.engine.constraints import Grammar
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.sequence import PlaybackDeadline
 from vivavoce.engine.sequence import Sequence as EngineSequence
@@ -210,8 +211,10 @@ class MossSpeechReply:
         self.first.heard = asyncio.get_running_loop().time()
         is_spoken = self.plan.settings.modality != "text"
         listener = self._listener() if is_spoken else None
+        schema = self.plan.settings.output_schema
+        grammar = None if schema is None else await self._backend.grammars.json(schema)
         reply = await self._backend.engine.answer(
-            past, rows, same, self._generation(), MAX_UNREAD_ROWS, listener=listener
+            past, rows, same, self._generation(grammar), MAX_UNREAD_ROWS, listener=listener
         )
         self.sequence = reply.sequence
         if not self._is_attended.is_set():
@@ -245,7 +248,7 @@ class MossSpeechReply:
             with suppress(VivaError):
                 await self._backend.engine.close(sequence)
 
-    def _generation(self) -> Generation:
+    def _generation(self, grammar: Grammar | None) -> Generation:
         options, settings = self._backend.options, self.plan.settings
         max_tokens = settings.max_output_tokens or options.max_output_tokens
         room = self._backend.core.capacity - len(self.rows)
@@ -258,6 +261,7 @@ class MossSpeechReply:
             max_new_rows=max(1, min(max_tokens, room)),
             min_new_rows=options.min_output_tokens,
             seed=seed,
+            grammar=grammar,
         )
 
     async def _run(self, make: Callable[[Reply], Awaitable[None]], reply: Reply) -> None:

@@ -19,7 +19,7 @@ from vivavoce.server.admission import AdmissionController, LoopMonitor
 from vivavoce.server.auth import Identity, Keys, check_origin, request_key
 from vivavoce.server.config import ServerOptions, is_loopback
 from vivavoce.server.drain import ActiveRequests, Drain, RequestTracking
-from vivavoce.server.host import Announcer, FileTranscriber, Host, ModelCard, SpeechMaker
+from vivavoce.server.host import Announcer, FileTranscriber, Host, ModelCard, SpeechMaker, abilities_of
 from vivavoce.server.metrics import Metrics
 from vivavoce.server.realtime.sessions import Sessions
 from vivavoce.server.realtime.websocket import serve_socket
@@ -69,6 +69,8 @@ def build_app(
     options.check()
     if options.greeting is not None and not isinstance(host, Announcer):
         raise InputError("this server cannot speak a greeting; use --greeting-instructions")
+    if options.tools and not abilities_of(host).tools:
+        raise InputError("--tool needs a model that calls tools: --chat, or --tool-model for a speech-to-speech model")
     server = RealtimeServer(host, options, speech, transcriber)
     app = Starlette(
         routes=server.routes(),

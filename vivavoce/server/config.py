@@ -21,6 +21,7 @@ from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.log import LogFormat, LogLevel
 from vivavoce.server.mcp.allowed import AllowedServers
 from vivavoce.server.sip.options import SipOptions
+from vivavoce.server.tools.selection import selected_tools
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +154,8 @@ class ServerOptions:
     ice_servers: tuple[str, ...] = ()
     allow_mcp: tuple[str, ...] = ()
     """MCP servers that clients may name: addresses, and programs as `name=command`."""
+    tools: tuple[str, ...] = ()
+    """Built-in tools of all sessions, such as `clock` and `folder=DIR`."""
     media_streams: bool = False
     """Whether telephony providers may connect, at `/v1/media-streams/PROVIDER`."""
     audiosocket: int | None = None
@@ -201,6 +204,7 @@ class ServerOptions:
             raise InputError(f"there is no folder {self.prompts!r} for --prompts")
         if AllowedServers.read(self.allow_mcp) and importlib.util.find_spec("mcp") is None:
             raise MissingDependencyError("--allow-mcp needs the package mcp: pip install 'vivavoce[mcp]'")
+        selected_tools(self.tools)
         if self.greeting is not None and self.greeting_instructions is not None:
             raise InputError("give --greeting or --greeting-instructions, not both")
         if (self.webhook_url is None) != (self.webhook_secret is None):

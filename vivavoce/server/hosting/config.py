@@ -118,7 +118,7 @@ class ServingOptions:
     chat_images: bool = False
     """Whether the chat endpoint sees; images of clients are refused otherwise."""
     tool_model: str | None = None
-    """A chat model, named like `chat`, that decides on the tool calls of a speech-to-speech model."""
+    """Decides on the tool calls of a speech-to-speech model: a chat model, named like `chat`, or `self`: it does."""
     tts: str | Resolver | None = None
     """The TTS model of the cascade and of `/v1/audio/speech`, or the address of one."""
     turns_as_text: bool = False

@@ -125,6 +125,7 @@ NO_CONVERSATION = NoConversationBackend()
 CASCADE = "cascade"
 BUNDLED_ASR, BUNDLED_TTS = "mini-asr", "mini-tts"  # behind `/v1/audio/*` where no others are named; loaded when used
 RECENT_REPLIES = 64
+OWN_TEXT_BRANCH = "self"  # the tool model that is the speech-to-speech model itself
 
 
 @dataclass
@@ -195,11 +196,12 @@ class SpeechHost:
         recognition = recognition_abilities(self.recogniser or self.pipeline.words, self.models[0].languages)
         if not isinstance(self.pipeline, LoadedCascade):
             return ModelAbilities(
-                tools=self.tool_chat is not None and getattr(self.tool_chat, "offers_tools", True),
+                tools=bool(self.pipeline.options.calls_tools)
+                or (self.tool_chat is not None and getattr(self.tool_chat, "offers_tools", True)),
                 reasoning=False,
                 retention_ratio=isinstance(self.pipeline, MossSpeechBackend),
                 images=False,
-                json_schema=False,
+                json_schema=self.pipeline.grammars.is_available,
                 recognition=recognition,
             )
         chat = self.pipeline.chat
@@ -286,12 +288,13 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
         recogniser=recogniser if reads_turns else None,
         normalise=numbers_as_words if model == DEFAULT_MODEL else None,  # its training had no digits
         words_first=dialogue.speaking.moderation is not None,
+        calls_tools=None if options.tool_model is None else options.tool_model == OWN_TEXT_BRANCH,
     )
     pipeline = load_speech(model, options.device, options.codec, options.voice, replies, options.dtype, options.engine)
     host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser, card=_speech_card(options))
     if model == DEFAULT_MODEL:
         host.reader = ReadAloud(pipeline)
-    if options.tool_model is not None:
+    if options.tool_model not in (None, OWN_TEXT_BRANCH):
         parts = CascadeParts(chat=options.tool_model, chat_model=options.chat_model, chat_key=options.chat_key)
         host.tool_chat = open_chat(parts, options.device)
     host.transcriber = transcriber or ASREndpoint(

@@ -4,9 +4,10 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from vivavoce.errors import InputError
+from vivavoce.server.allowed_addresses import is_below
 
 PROGRAM_SCHEME = "stdio:"
 _PROGRAM = re.compile(r"(?P<name>[A-Za-z][\w-]{0,63})=(?P<command>\S.*)", re.DOTALL)
@@ -52,25 +53,6 @@ class AllowedServers:
             for program in self.programs:
                 if program.name == name:
                     return program
-        elif any(_is_below(server_url, address) for address in self.addresses):
+        elif any(is_below(server_url, address) for address in self.addresses):
             return server_url
         raise InputError("this MCP server is not allowed here; the operator names servers with --allow-mcp")
-
-
-def _is_below(url: str, address: str) -> bool:
-    """Whether a URL has the origin of an address, and its path or one below it."""
-    try:
-        parts, allowed = urlsplit(url), urlsplit(address)
-        if _origin(parts) != _origin(allowed) or parts.username is not None or parts.fragment:
-            return False
-    except ValueError:  # not a URL
-        return False
-    path = unquote(parts.path)
-    if ".." in path.split("/") or "\\" in path or "%" in path:  # a server may read them as other paths
-        return False
-    return path == allowed.path or path.startswith(f"{allowed.path}/")
-
-
-def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
-    default = {"http": 80, "https": 443}.get(parts.scheme)
-    return parts.scheme, parts.hostname, parts.port or default

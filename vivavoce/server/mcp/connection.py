@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import re
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from vivavoce.engine.schema_limits import check_schema
 from vivavoce.errors import InputError, optional_packages
 from vivavoce.log import log_failure
+from vivavoce.server.mcp import bounded_lines
 from vivavoce.server.mcp.allowed import Program
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,7 @@ MAX_DESCRIPTION = 4096
 MAX_OUTPUT = 64 * 1024
 MAX_MESSAGE = 500
 CUT = "\n(The rest of the output is left out: it is too long.)"
+BOUNDED_LINES = (sys.executable, "-I", "-S", bounded_lines.__file__)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -160,7 +163,8 @@ async def _client(target: str | Program, headers: Mapping[str, str]) -> AsyncIte
         from mcp import Client, StdioServerParameters, stdio_client
         from mcp.client.streamable_http import streamable_http_client
     if isinstance(target, Program):
-        program = StdioServerParameters(command=target.command[0], args=list(target.command[1:]))
+        bounded = [*BOUNDED_LINES, str(MAX_RESPONSE_BYTES), *target.command]
+        program = StdioServerParameters(command=bounded[0], args=bounded[1:])
         with open(os.devnull, "w", encoding="utf8") as nowhere:  # it may write what was said
             async with Client(stdio_client(program, nowhere)) as client:
                 yield client

@@ -70,6 +70,8 @@ class EventEncoder:
     last_reply: str = ""
     on_hosted_call: Callable[[dialogue.Item, int], None] | None = None
     """Makes a call of a tool that is not the client's: its item, and its index in the response."""
+    on_played: Callable[[str], None] = lambda _: None
+    """Is told which reply was sent whole and is no longer played."""
     recording: SessionRecording | None = None
     """Is given the audio of replies when it is sent."""
     _replies: dict[str, ResponseEncoder] = field(default_factory=dict)
@@ -179,6 +181,7 @@ class EventEncoder:
         self.metrics.count_sent_audio(schedule)
         if self.plays_audio and not schedule.is_cut:
             self.send(events.OutputAudioBufferStopped(reply))
+        self.on_played(reply)
 
     # One method for each event of a conversation
 
@@ -303,6 +306,7 @@ class EventEncoder:
             del self._replies[event.reply]
             if not output.end(event.reply):
                 self._close_side_output(event.reply)
+                self.on_played(event.reply)
 
         output.send_in_order(finish)
 

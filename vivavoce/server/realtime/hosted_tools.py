@@ -1,7 +1,7 @@
-"""The MCP servers of one session: their tools are listed, called when the model asks, and approved by the client.
+"""The tools that the server calls for one session: its own, and those of MCP servers, which are listed first.
 
-A call runs beside the conversation: the response that asked for it ends, the user may go on talking, and when all calls
-that run have an output, a reply to them is started.
+The client approves calls of MCP tools where they need it. A call runs beside the conversation: the response that asked
+for it ends, the user may go on talking, and when all calls that run have an output, a reply to them is started.
 """
 
 import asyncio
@@ -22,6 +22,8 @@ from vivavoce.server.mcp.connection import McpConnection, McpFailure, RemoteTool
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.items import McpApprovalResponseItem, McpListToolsItem, wire_item
 from vivavoce.server.realtime.mcp_types import ListedTool, McpTool
+from vivavoce.server.tools.interface import BuiltInTool, CallingSession
+from vivavoce.server.tools.selection import LABEL, call_tool
 from vivavoce.server.wire import WireError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class HostedServer:
 
 
 class HostedTools:
-    """The MCP servers of one session. Methods do not block; results are sent as events."""
+    """The tools of one session. Methods do not block; results are sent as events."""
 
     def __init__(
         self,
@@ -50,12 +52,19 @@ class HostedTools:
         allowed: AllowedServers,
         send: Callable[[events.ServerEvent], None],
         on_listed: Callable[[], None],
+        built_in: Sequence[BuiltInTool],
+        session: CallingSession,
+        reply_with: Callable[[str], str | None],
     ) -> None:
-        """`on_listed` is called when the tools of the session have changed."""
+        """`on_listed` is called when the tools of the session have changed; `reply_with` finds the reply in progress
+        that has an item."""
+        self._reply_with = reply_with
+        self._built_in, self._session = built_in, session
         self._conversation, self._allowed, self._send, self._on_listed = conversation, allowed, send, on_listed
         self._servers: dict[str, HostedServer] = {}
         self._items: dict[str, McpListToolsItem] = {}
         self._running: set[str] = set()
+        self._unanswered: set[str] = set()  # calls with an output
         self._outputs = 0  # for which no response was requested
         self._last_output = float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,16 +84,20 @@ class HostedTools:
                 self._start(self._list(self._servers[label]))
 
     def tools(self, own: Sequence[Tool], wanted: Sequence[McpTool]) -> tuple[Tool, ...]:
-        """The tools of these servers, as far as they are listed; a name that is taken gets the server's label."""
+        """Our own tools and those of these servers, as far as they are listed; a name that is taken gets a label."""
         names = {tool.name for tool in own}
+        offered = [
+            Tool(tool.name, tool.description, tool.schema, HostedTool(LABEL, tool.name)) for tool in self._built_in
+        ]
+        for server in (self._servers.get(tool.server_label) for tool in wanted):
+            offered += [_tool(server.tool, remote) for remote in server.tools] if server is not None else []
         found: list[Tool] = []
-        for label in (tool.server_label for tool in wanted):
-            server = self._servers.get(label)
-            for remote in server.tools if server is not None else ():
-                name = remote.name if remote.name not in names else f"{label}_{remote.name}"
-                if name not in names:
-                    names.add(name)
-                    found.append(_tool(name, self._servers[label].tool, remote))
+        for tool in offered:
+            assert tool.hosted is not None
+            name = tool.name if tool.name not in names else f"{tool.hosted.server}_{tool.name}"
+            if name not in names:
+                names.add(name)
+                found.append(replace(tool, name=name))
         return tuple(found)
 
     def item(self, id: str) -> McpListToolsItem | None:
@@ -114,6 +127,7 @@ class HostedTools:
 
     def make_call(self, item: Item, output_index: int) -> None:
         """Start a call that the model has asked for."""
+        self._running.add(item.id)
         self._start(self._call(item, output_index))
 
     def answer_approval(self, answer: McpApprovalResponseItem) -> None:
@@ -172,12 +186,11 @@ class HostedTools:
         assert isinstance(call, ToolCall)
         assert call.hosted is not None
         self._send(events.McpCallInProgress(item.id, output_index))
-        self._running.add(item.id)
         try:
             output = await self._output(call.hosted.tool, call.arguments)
             hosted = replace(call.hosted, state="completed", output=output)
         except McpFailure as error:
-            log_failure(logger, error, "a call of an MCP tool failed")
+            log_failure(logger, error, "a call of a tool failed")
             hosted = replace(call.hosted, state="failed", error=(error.kind, error.code, str(error)))
         finally:
             self._running.discard(item.id)
@@ -185,7 +198,7 @@ class HostedTools:
 
     async def _output(self, tool: HostedTool, arguments: str) -> str:
         server = self._servers.get(tool.server)
-        if server is None:
+        if server is None and tool.server != LABEL:
             raise McpFailure(f"the session has no MCP server {tool.server!r}")
         if len(self._running) > MAX_RUNNING:
             raise McpFailure(f"{MAX_RUNNING} calls are in progress; this one was not made")
@@ -195,10 +208,12 @@ class HostedTools:
             raise McpFailure("the arguments are not JSON") from error
         if not isinstance(values, dict):
             raise McpFailure("the arguments are not an object")
+        if server is None:
+            return await call_tool(self._built_in, tool.name, values, self._session)
         return await server.connection.call(tool.name, values)
 
     def _finish(self, id: str, hosted: HostedCall, output_index: int) -> None:
-        """Tell the outcome of a call, and answer when no other runs; the item may have been deleted meanwhile."""
+        """Tell the outcome of a call, and answer it; the item may have been deleted meanwhile."""
         try:
             item = self._conversation.update_call(id, hosted)
         except InputError:
@@ -211,11 +226,23 @@ class HostedTools:
         now = asyncio.get_running_loop().time()
         is_first = not self._running and now - self._last_output > REQUEST_SECONDS
         self._outputs, self._last_output = 1 if is_first else self._outputs + 1, now
-        if not self._running:
-            try:
-                self._conversation.answer_calls()
-            except VivaError as error:  # the conversation was closed
-                log_failure(logger, error, "the output of an MCP tool could not be answered")
+        self._unanswered.add(id)
+        self._answer()
+
+    def note_sent(self, event: events.ServerEvent) -> None:
+        """Follow the events of the session: outputs are answered when the response that asked for them is over."""
+        if isinstance(event, events.ResponseDone) and self._unanswered:
+            asyncio.get_running_loop().call_soon(self._answer)
+
+    def _answer(self) -> None:
+        """Reply to the outputs, unless a call runs, or the response that made one goes on and may make another."""
+        if not self._unanswered or self._running or any(map(self._reply_with, self._unanswered)):
+            return
+        self._unanswered.clear()
+        try:
+            self._conversation.answer_calls()
+        except VivaError as error:  # the conversation was closed
+            log_failure(logger, error, "the output of a tool could not be answered")
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -227,6 +254,7 @@ def _is_allowed(tool: McpTool, remote: RemoteTool) -> bool:
     return tool.allows(remote.name, remote.is_read_only)
 
 
-def _tool(name: str, server: McpTool, remote: RemoteTool) -> Tool:
+def _tool(server: McpTool, remote: RemoteTool) -> Tool:
     needs_approval = server.needs_approval(remote.name, remote.is_read_only)
-    return Tool(name, remote.description, remote.schema, HostedTool(server.server_label, remote.name, needs_approval))
+    hosted = HostedTool(server.server_label, remote.name, needs_approval)
+    return Tool(remote.name, remote.description, remote.schema, hosted)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from vivavoce.errors import InputError
 from vivavoce.server.mcp.allowed import AllowedServers
 from vivavoce.server.realtime.session_types import Maybe
+from vivavoce.server.tools.selection import LABEL
 from vivavoce.server.wire import JsonObject, WireError
 
 MAX_SERVERS = 8
@@ -104,6 +105,8 @@ def check_servers(tools: Sequence[McpTool], allowed: AllowedServers, param: str)
     if len({tool.server_label for tool in tools}) < len(tools):
         raise WireError("Two MCP servers have the same server_label.", param=param)
     for tool in tools:
+        if tool.server_label == LABEL:
+            raise WireError(f"The server_label {LABEL!r} is that of built-in tools.", param=f"{param}.server_label")
         try:
             allowed.target(tool.server_url)
         except InputError as error:

@@ -15,7 +15,7 @@ from vivavoce.dialogue.events import Conversation
 from vivavoce.errors import CapacityError, VivaError
 from vivavoce.log import log_failure
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.host import Host
+from vivavoce.server.host import Host, abilities_of
 from vivavoce.server.mcp.allowed import AllowedServers
 from vivavoce.server.metrics import Metrics, TurnClock
 from vivavoce.server.realtime import server_events as events
@@ -23,6 +23,7 @@ from vivavoce.server.realtime.client_events import AnyClientEvent, InputAudioBuf
 from vivavoce.server.realtime.encoder import EventEncoder
 from vivavoce.server.realtime.event_log import Cursor, EventLog
 from vivavoce.server.realtime.handlers import AudioInputStream, ClientEventHandlers, DecodedAudio
+from vivavoce.server.realtime.hang_up import HangUp
 from vivavoce.server.realtime.hosted_tools import HostedTools
 from vivavoce.server.realtime.output import Lead
 from vivavoce.server.realtime.prompts import prompt_folder
@@ -30,6 +31,7 @@ from vivavoce.server.realtime.response import AudioSink, WebSocketOutput
 from vivavoce.server.realtime.session_config import Configuration, mcp_tools, value_or, without_secrets
 from vivavoce.server.realtime.session_types import Binary, SessionObject, SessionParams, SessionType, VivaSession
 from vivavoce.server.recording import SessionRecording
+from vivavoce.server.tools.selection import selected_tools
 from vivavoce.server.wire import WireError
 
 logger = logging.getLogger(__name__)
@@ -92,7 +94,12 @@ class RealtimeSession:
         self.close_reason: tuple[int, str] = (1000, "")
         self.on_closed: list[Callable[[], None]] = []
         self.on_updated: list[Callable[[], None]] = []
-        self.hosted = HostedTools(self.conversation, allowed_mcp, self.send, self._apply_tools)
+        self._hang_up = HangUp(lambda: self.close(1000, "the conversation was ended"))
+        self.encoder.on_played = self._hang_up.note_played
+        built_in = selected_tools(options.tools) if abilities_of(host).tools else ()
+        self.hosted = HostedTools(
+            self.conversation, allowed_mcp, self.send, self._apply_tools, built_in, self, self.encoder.reply_with
+        )
         self.configuration.hosted, self.encoder.on_hosted_call = self.hosted, self.hosted.make_call
         self._handlers = ClientEventHandlers(
             self.conversation, self.configuration, self.encoder, self.audio, self.clock, self._send_updated, self.hosted
@@ -106,6 +113,8 @@ class RealtimeSession:
         self.send(events.SessionCreated(self.session_object(with_token=True)))
         self.send(events.ConversationCreated(events.ConversationObject(self.encoder.conversation_id)))
         self._task = asyncio.create_task(self._run())
+        if self.options.tools:
+            self._apply_tools()
         self.hosted.update(mcp_tools(self.configuration.session))
         if self.options.record is not None:
             self._record(Path(self.options.record))
@@ -133,6 +142,10 @@ class RealtimeSession:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def hang_up(self) -> None:
+        """End the session when the next reply was heard; for the tool of this name."""
+        self._hang_up.request()
 
     async def _run(self) -> None:
         try:
@@ -212,6 +225,8 @@ class RealtimeSession:
         if self.is_closed:
             return
         self.log.append(event)
+        self._hang_up.note_sent(event)
+        self.hosted.note_sent(event)
         if self.options.log_content:
             logger.info("%s → %s", self.id, events.encode(event).decode())
         for connection, cursor in list(self.connections.items()):
@@ -236,7 +251,7 @@ class RealtimeSession:
         return session
 
     def _apply_tools(self) -> None:
-        """Give the conversation the tools that an MCP server has listed."""
+        """Give the conversation the built-in tools, and those that MCP servers have listed."""
         settings = self.configuration.settings()
         self.conversation.update(lambda _: settings)
 

@@ -152,7 +152,7 @@ def check_output_schema(schema: JsonObject, modality: str, abilities: ModelAbili
     """WireError for the schema of a response that is not written, or that the model cannot follow."""
     param = "response.viva.json_schema"
     if not abilities.json_schema:
-        raise unsupported(param, "The model follows no schemas; a cascade with a local chat model does.")
+        raise unsupported(param, "The model follows no schemas; local models do, with vivavoce[tools].")
     if modality != "text":
         raise WireError("A response with a schema is written: set output_modalities to ['text'].", param=param)
     try:

@@ -34,10 +34,10 @@ class RtpSockets:
     def open(cls, host: str, port_range: tuple[int, int], on_datagram: OnDatagram) -> "RtpSockets":
         """Sockets at a random free pair of ports; InputError where there is none."""
         first, last = port_range
-        ports = list(range(first + first % 2, last, 2))
-        secrets.SystemRandom().shuffle(ports)
-        for port in ports:
-            pair = _bind_pair(host, port)
+        ports = range(first + first % 2, last, 2)
+        start = secrets.randbelow(len(ports)) if ports else 0
+        for index in range(len(ports)):
+            pair = _bind_pair(host, ports[(start + index) % len(ports)])
             if pair is not None:
                 return cls(*pair, on_datagram)
         raise InputError(f"no two consecutive UDP ports of {host} are free in {first} to {last}")

@@ -1,0 +1,193 @@
+"""Tool calls of a speech-to-speech model: at the end of a turn its sequence is forked into a branch that writes.
+
+The branch has the tools after the turn, in the words of the Qwen template, and is masked: it writes `no call`, or calls
+that are valid JSON of their schemas. The spoken branch, another fork, never sees them, and is held meanwhile.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, Piece, PieceQueue, ReplyPlan, Wrote, failed
+from vivavoce.dialogue.events import Tool, ToolCall, Usage
+from vivavoce.dialogue.history import new_id
+from vivavoce.engine.constraints import CLOSE_CALL, OPEN_CALL, CallSchema
+from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.engine.sequence import Sequence as EngineSequence
+from vivavoce.errors import InputError, VivaError
+from vivavoce.log import log_failure
+from vivavoce.models.interface import Row
+from vivavoce.models.moss_speech.model import TEXT
+from vivavoce.models.moss_speech.prompt import Turn
+
+if TYPE_CHECKING:
+    from vivavoce.s2s.moss_speech import MossSpeechBackend
+
+logger = logging.getLogger(__name__)
+
+NO_CALL = "no call"
+MAX_CALL_ROWS = 512
+MAX_OUTPUT = 8192  # characters of an output in the prompt
+OFFER = f"""# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{{tools}}
+</tools>
+
+For each function call, return a json object with function name and arguments within {OPEN_CALL}{CLOSE_CALL} XML tags:
+{OPEN_CALL}
+{{{{"name": <function-name>, "arguments": <args-json-object>}}}}
+{CLOSE_CALL}
+
+If no function is needed, write: {NO_CALL}"""
+
+
+def offer(tools: Sequence[Tool]) -> Turn:
+    """The turn that offers tools."""
+    return Turn("system", OFFER.format(tools="\n".join(map(_described, tools))))
+
+
+def _described(tool: Tool) -> str:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
+
+
+def call_turn(call: ToolCall) -> Turn:
+    """A call that was made, as the model would have written it."""
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except ValueError:  # a client's own item
+        arguments = call.arguments
+    written = json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
+    return Turn("assistant", f"{OPEN_CALL}\n{written}\n{CLOSE_CALL}")
+
+
+def output_turn(output: str) -> Turn:
+    """The output of a call."""
+    return Turn("user", f"<tool_response>\n{output[:MAX_OUTPUT]}\n</tool_response>")
+
+
+class CallDecision:
+    """A `ReplyStream` of the text branch: calls, or an empty text as soon as it is clear that there are none."""
+
+    def __init__(self, backend: "MossSpeechBackend", plan: ReplyPlan) -> None:
+        self._backend, self._settings = backend, plan.settings
+        self._pieces = PieceQueue()
+        self._task: asyncio.Task[None] | None = None
+        self._is_dropped = False
+        self._read, self._cached = 0, 0
+        self._written: list[int] = []
+
+    async def start(self, past: EngineSequence | None, same: int, rows: list[Row]) -> None:
+        """Start to write after these rows, the first `same` of which are those of `past`."""
+        prompt, engine = self._backend.prompt, self._backend.engine
+        rows = rows + prompt.turn(offer(self._settings.tools)) + prompt.open_reply("text")
+        self._read, self._cached = len(rows), same
+        try:
+            sequence = await (engine.open(rows) if past is None else engine.fork_at(past, same, rows[same:]))
+        except VivaError as error:  # the tools do not fit, for example
+            log_failure(logger, error, "the text branch of a reply could not start")
+            await self._pieces.put(failed(error))
+            return
+        self._task = asyncio.get_running_loop().create_task(self._run(sequence))
+        if self._is_dropped:
+            self._task.cancel()
+
+    def skip(self) -> None:
+        """Decide that nothing is called: there is nothing to answer, or the reply could not start."""
+        self._pieces.put_nowait(Wrote(""))
+
+    def pieces(self) -> AsyncIterator[Piece]:
+        """The calls, and the end; or a `Wrote`."""
+        return self._pieces.until_ended()
+
+    def release(self, turn: str | None) -> None:
+        """It leaves nothing behind that could be played."""
+
+    def drop(self) -> None:
+        """Stop writing."""
+        self._is_dropped = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def closed(self) -> None:
+        """Stop, and wait until its sequence is closed."""
+        self.drop()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def usage(self) -> Usage:
+        """Rows used so far."""
+        return Usage(self._read, 0, len(self._written), 0, self._cached, 0)
+
+    async def _run(self, sequence: EngineSequence) -> None:
+        try:
+            is_whole = await self._write(sequence)
+        except Exception as error:  # the reply is left to speech, unless a call is due
+            log_failure(logger, error, "the text branch of a reply failed")
+            await self._pieces.put(failed(error))
+        else:
+            for piece in self._decided(is_whole):
+                await self._pieces.put(piece)
+        finally:
+            with suppress(VivaError):  # the engine was closed first
+                await self._backend.engine.close(sequence)
+
+    async def _write(self, sequence: EngineSequence) -> bool:
+        """Generate the text; whether it came to its end."""
+        settings, backend = self._settings, self._backend
+        schemas = [CallSchema(tool.name, tool.parameters) for tool in settings.tools]
+        grammar = await backend.grammars.calls(
+            schemas, settings.tool_choice, settings.parallel_tool_calls, otherwise=NO_CALL
+        )
+        room = max(1, min(MAX_CALL_ROWS, backend.core.capacity - self._read))
+        generation = Generation(GREEDY, max_new_rows=room, grammar=grammar)
+        async with await backend.engine.generate(sequence, generation) as reply:
+            async for row in reply:
+                if backend.model.ends(row):
+                    continue
+                self._written.append(row[TEXT])
+                if _begins_no_call(backend.tokenizer.decode(self._written[:8])):
+                    return True
+        return reply.finish == "stop"
+
+    def _decided(self, is_whole: bool) -> Iterator[Piece]:
+        text = self._backend.tokenizer.decode(self._written)
+        calls = [] if _begins_no_call(text) else list(_calls_of(text))
+        if not calls and self._settings.tool_choice == "auto":
+            yield Wrote("")
+            return
+        if not calls:
+            yield failed(InputError(f"the call has more than {len(self._written)} tokens"))
+            return
+        for call in calls:
+            yield CallBegan(new_id("call"), str(call["name"]))
+            yield CallArguments(json.dumps(call["arguments"], ensure_ascii=False))
+        yield Ended("completed" if is_whole else "max_output_tokens")
+
+
+def _begins_no_call(text: str) -> bool:
+    """Whether the masked text is that of no call; the tags of calls begin otherwise, or are not decoded."""
+    return bool(text) and (NO_CALL.startswith(text) or text.startswith(NO_CALL))
+
+
+def _calls_of(text: str) -> Iterator[dict[str, Any]]:
+    """The whole calls in a text that consists of them and their tags; a model may repeat one."""
+    decoder, seen = json.JSONDecoder(), list[dict[str, Any]]()
+    at = text.find("{")
+    while at >= 0:
+        try:
+            call, at = decoder.raw_decode(text, at)
+        except ValueError:  # it was cut
+            return
+        if call not in seen:
+            seen.append(call)
+            yield call
+        at = text.find("{", at)
