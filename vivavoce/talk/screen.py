@@ -62,6 +62,8 @@ class Screen:
         """Print the captions of a turn that is over."""
         if turn.heard:
             self._console.print(f"[bold cyan]you [/bold cyan] {escape(turn.heard.strip())}", highlight=False)
+        for filler in turn.fillers:
+            self._console.print(f"[bold green]viva[/bold green] [dim]{escape(filler)}[/dim]", highlight=False)
         said = turn.said.strip() + (" —" if turn.is_interrupted else "")
         if said:
             self._console.print(f"[bold green]viva[/bold green] {escape(said)}", highlight=False)
