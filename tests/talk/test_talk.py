@@ -67,6 +67,8 @@ def test_the_bundled_model_answers_a_file_and_both_sides_are_written(tmp_path):
 class Interruption:
     """Asks a question, and another one when the reply to the first has been heard for a second."""
 
+    prompt = "two questions"
+
     async def run(self, hear, rate, playback, is_idle):
         first, second = (read(file).mono().resampled(rate).samples[0] for file in (BREAKFAST, WIFI))
         played: list[np.ndarray] = []

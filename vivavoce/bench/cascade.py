@@ -268,8 +268,7 @@ def run(
         if not isinstance(cascade.asr, LocalRecogniser) or not isinstance(cascade.voice, TTSSynthesiser):
             raise InputError("the recogniser and the synthesiser are measured in this process: give models, not URLs")
     before = os.getloadavg()[0]
-    with stage(f"{len(questions)} questions"):
-        asked = asyncio.run(_ask_all(cascade, questions, given.instructions, language, is_early))
+    asked = asyncio.run(_ask_all(cascade, questions, given.instructions, language, is_early))
     result: dict[str, Any] = {
         "what": "cascade",
         "language": language,
@@ -305,8 +304,9 @@ async def _ask_all(
     )
     parts = TimedParts(cascade, is_early)
     async with cascade:
-        await cascade.warm_up(settings)
-        with frozen_heap():
+        with stage("warming up"):
+            await cascade.warm_up(settings)
+        with frozen_heap(), stage(f"{len(questions)} questions"):
             return [await _ask(parts, question, settings) for question in questions]
 
 

@@ -42,7 +42,7 @@ from vivavoce.runtime.event_loop import Reader, iterate_on_thread
 from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 from vivavoce.tts import style as direction
 from vivavoce.tts.cosyvoice import CosyVoiceTTS
-from vivavoce.tts.interface import DescribedSpeech, SpeakingStyle, SpeechModel, open_speech_model
+from vivavoce.tts.interface import DescribedSpeech, SpeakingStyle, SpeechModel, WarmableSpeech, open_speech_model
 from vivavoce.tts.nano import NanoTTS
 
 MAX_TURN_BATCH = 16
@@ -270,19 +270,23 @@ class TTSSynthesiser:
         """A synthesiser in the style that these user messages request."""
         return TTSSynthesiser(self.speaker, direction.with_user_requests(self.speaker, messages, self.style))
 
-    async def warm_up(self) -> None:
-        """Speak a sentence once, where the model has a voice."""
-        if isinstance(self.speaker, CosyVoiceTTS):
-            await asyncio.to_thread(self.speaker.warm_up)
-            if not self.voices:
-                return
-        async for _ in self.speak(WARM_UP, None, 1.0):
+    async def warm_up(self, voice: str | None = None) -> None:
+        """Prepare a voice, where the model has one, and speak a sentence with it."""
+        known = self._known_voice(voice)
+        if isinstance(self.speaker, WarmableSpeech):
+            await asyncio.to_thread(self.speaker.warm_up, known)
+        if isinstance(self.speaker, CosyVoiceTTS) and not self.voices:
+            return
+        async for _ in self.speak(WARM_UP, known, 1.0):
             pass
+
+    def _known_voice(self, voice: str | None) -> str | None:
+        """The voice, where the model has it: clients name voices of other services."""
+        return voice if voice is not None and (voice in self.voices or voice in self.speaker.voices) else None
 
     def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
         """Stream the sound, mono; the speed is clipped to the supported range."""
-        is_known = voice is not None and (voice in self.voices or voice in self.speaker.voices)
-        known = voice if is_known else None  # clients name voices of other services
+        known = self._known_voice(voice)
         style = replace(self.style, speed=min(max(speed * self.style.speed, SLOWEST), FASTEST))
 
         def pieces() -> Iterator[Samples]:
@@ -384,10 +388,14 @@ class LoadedCascade(CascadeBackend):
         await self._open_parts.aclose()
 
     async def warm_up(self, settings: ConversationSettings | None = None) -> None:
-        """Run each local part once; a local chat model reads the instructions."""
-        tasks: list[Awaitable[object]] = [self.asr.warm_up(), self.voice.warm_up()]
-        if isinstance(self.chat, LocalChat) and settings is not None and settings.instructions:
-            tasks.append(self.chat.read([{"role": "system", "content": settings.instructions}]))
+        """Run each local part once, so that no reply waits for what is done only once."""
+        settings = settings or ConversationSettings()
+        tasks: list[Awaitable[object]] = [self.asr.warm_up()]
+        is_local = isinstance(self.voice, TTSSynthesiser)
+        tasks.append(self.voice.warm_up(settings.voice) if is_local else self.voice.warm_up())
+        if isinstance(self.chat, LocalChat):
+            role, text = ("system", settings.instructions) if settings.instructions else ("user", WARM_UP)
+            tasks.append(self.chat.read([{"role": role, "content": text}]))
         if isinstance(self.chat, LocalChat) and self.chat.offers_tools:
             tasks.append(self.chat.load_compiler())
         await asyncio.gather(*tasks)

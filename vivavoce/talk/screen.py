@@ -1,6 +1,7 @@
 """What `viva talk` shows: captions as lines and, in a terminal, level meters and the running turn below them."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Self
 
@@ -45,6 +46,13 @@ class Screen:
     def note(self, line: str) -> None:
         """Print a remark."""
         self._console.print(f"[dim]{escape(line)}[/dim]", highlight=False)
+
+    def working(self, what: str) -> AbstractContextManager[object]:
+        """Show what is being done before the conversation."""
+        if self._console.is_terminal:
+            return self._console.status(what)
+        self.note(f"… {what}")
+        return nullcontext()
 
     def heard(self, dbfs: float) -> None:
         """Note the level of the microphone."""

@@ -46,7 +46,9 @@ async def talk(host: SpeechHost, audio: TalkAudio, screen: Screen) -> list[TalkT
     async with AsyncExitStack() as stack:
         for part in host.parts:
             await stack.enter_async_context(part)
-        await host.warm_up()
+        with screen.working("warming up"):
+            await host.warm_up()
+        screen.note(audio.prompt)
         stack.enter_context(frozen_heap())
         conversation = host.open(replace(host.settings, transcribe_input=True), host.name)
         return await TalkSession(conversation, screen).run(audio)

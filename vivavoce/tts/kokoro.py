@@ -1,5 +1,6 @@
 """Kokoro-82M as a TTS model: sentences, and windows inside long ones, are spoken while the rest is computed."""
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from vivavoce import hub
 from vivavoce.audio.io import Sound
 from vivavoce.audio.stretch import FASTEST, SLOWEST
 from vivavoce.device import Device, pick
-from vivavoce.errors import InputError, NothingToSayError, shown
+from vivavoce.errors import InputError, MissingDependencyError, NothingToSayError, shown
 from vivavoce.implementations import Choice, choose_kokoro_generator
 from vivavoce.models.kokoro.config import RATE, read_vocabulary
 from vivavoce.models.kokoro.layers import NormStatistics
@@ -28,6 +29,8 @@ from vivavoce.tts.kokoro_batch import BatchedWorker, Generate, KokoroWorker, Sin
 from vivavoce.tts.phonemes import Phonemes, phonemes, sentences, split_long
 from vivavoce.tts.text import cleaned
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_VOICES = ("af_heart", "zf_xiaoxiao")  # of texts without and with Chinese characters
 PAUSE_MARKS = frozenset(";:,.!?—…")
 PAUSE = 0.25  # seconds between sentences, beside the silence that the model makes itself
@@ -37,6 +40,7 @@ VOICE_SAMPLE = (
     "ʃˌi hæd jʊɹ dˈɑɹk sˈut ɪn ɡɹˈisi wˈɔʃ wˈɔTəɹ ˈɔl jˈɪɹ, ænd ðə kwˈɪk bɹˈWn fˈɑks ʤˈʌmps ˈOvəɹ ðə lˈAzi dˈɔɡ."
 )
 MAX_KNOWN_VOICES = 64
+WARM_UP_TEXTS = ("Good evening, and welcome.", "晚上好，欢迎光临。")
 Phonemise = Callable[[str, str, Callable[[str], bool]], Phonemes]
 
 
@@ -115,6 +119,17 @@ class KokoroTTS(FixedVoiceModel):
         """Capture the passes of a GPU, which would delay the first texts."""
         if isinstance(self.worker, BatchedWorker):
             self.worker.warm_up(self.worker.prepare(self._voice_sample(self.tables.names[0])))
+
+    def warm_up(self, voice: str | None = None) -> None:
+        """Load the dictionaries of each language and compute the voices' statistics, which takes some seconds."""
+        for text in WARM_UP_TEXTS:
+            try:
+                parts = list(self.parts(text, voice, SpeakingStyle()))
+            except MissingDependencyError as error:
+                logger.info("one language less: %s", error, exc_info=True)
+                continue
+            for part in parts:
+                self.voice_statistics(part.voice)
 
     def close(self) -> None:
         """Take no more texts."""
