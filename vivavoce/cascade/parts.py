@@ -42,7 +42,8 @@ from vivavoce.runtime.event_loop import Reader, iterate_on_thread
 from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 from vivavoce.tts import style as direction
 from vivavoce.tts.cosyvoice import CosyVoiceTTS
-from vivavoce.tts.interface import DescribedSpeech, SpeakingStyle, SpeechModel, WarmableSpeech, open_speech_model
+from vivavoce.tts.interface import DescribedSpeech, SpeakingStyle, SpeechModel, open_speech_model
+from vivavoce.tts.kokoro import KokoroTTS
 from vivavoce.tts.nano import NanoTTS
 
 MAX_TURN_BATCH = 16
@@ -132,10 +133,13 @@ class LocalRecogniser:
 
     async def transcribe_turn(self, samples: Samples, rate: int, settings: RecognitionSettings) -> TurnTranscript:
         """The transcript of a turn. A language that the model does not know is left to the model."""
-        if not len(samples):
+        return await self.finish(Sound(samples, rate).mono().resampled(RATE).samples[0], settings)
+
+    async def finish(self, sound: Samples, settings: RecognitionSettings, draft: str = "") -> TurnTranscript:
+        """The transcript of a turn at `rate`, whose last draft Whisper verifies instead of writing it again."""
+        if not len(sound):
             return TurnTranscript("")
-        sound = Sound(samples, rate).mono().resampled(RATE).samples[0]
-        options = self._turn_options(settings)
+        options = replace(self._turn_options(settings), guess=draft)
         if self._service is not None:
             segments = await self._service.transcribe(sound, options)
         else:
@@ -215,7 +219,7 @@ class LocalRecogniser:
         else:
             segments = listener.segments(sound, draft.options)
         text = "".join(segment.text for segment in segments)
-        return text.strip() if is_wanted() else None
+        return text if is_wanted() else None
 
     def _transcribe_batch(self, turns: Sequence[Turn]) -> list[list[TranscriptSegment]]:
         return [list(self.listener.segments(*turn)) for turn in turns]
@@ -273,10 +277,12 @@ class TTSSynthesiser:
     async def warm_up(self, voice: str | None = None) -> None:
         """Prepare a voice, where the model has one, and speak a sentence with it."""
         known = self._known_voice(voice)
-        if isinstance(self.speaker, WarmableSpeech):
-            await asyncio.to_thread(self.speaker.warm_up, known)
-        if isinstance(self.speaker, CosyVoiceTTS) and not self.voices:
-            return
+        if isinstance(self.speaker, CosyVoiceTTS):
+            await asyncio.to_thread(self.speaker.warm_up)
+            if not self.voices:
+                return
+        if isinstance(self.speaker, KokoroTTS):
+            await asyncio.to_thread(self.speaker.load_languages, known)
         async for _ in self.speak(WARM_UP, known, 1.0):
             pass
 

@@ -212,15 +212,6 @@ class DescribedSpeech(Protocol):
         ...
 
 
-@runtime_checkable
-class WarmableSpeech(Protocol):
-    """A TTS model with work to do before its first text that would delay that text."""
-
-    def warm_up(self, voice: str | None = None) -> None:
-        """Do it now, for this voice or the default ones."""
-        ...
-
-
 def open_speech_model(name: str, device: str = "auto", dtype: str = "auto") -> SpeechModel:
     """Load a TTS model by bundled name, folder or hub id, or that of a package."""
     if name in PACKAGED:

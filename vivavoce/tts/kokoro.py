@@ -21,7 +21,7 @@ from vivavoce.models.kokoro.config import RATE, read_vocabulary
 from vivavoce.models.kokoro.layers import NormStatistics
 from vivavoce.models.kokoro.model import GeneratedSound, Kokoro, PhonemeText, PreparedSpeech
 from vivavoce.models.kokoro.voices import VoiceTables
-from vivavoce.models.kokoro.windows import Break, WindowLengths, cuts, sound_in_windows
+from vivavoce.models.kokoro.windows import FEATURES_A_SECOND, Break, WindowLengths, cuts, sound_in_windows
 from vivavoce.models.moss_tts_nano.prompt import has_cjk
 from vivavoce.tts.fixed_voices import FixedVoiceModel, FixedVoices
 from vivavoce.tts.interface import Samples, SpeakingStyle, StoredVoice
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_VOICES = ("af_heart", "zf_xiaoxiao")  # of texts without and with Chinese characters
 PAUSE_MARKS = frozenset(";:,.!?—…")
+ONSET = 12  # features before the first phoneme where sound may begin; what is earlier is silent
 PAUSE = 0.25  # seconds between sentences, beside the silence that the model makes itself
 MAX_PHONEMES = 400  # of a part; the model was trained on shorter ones than it has positions for
 # What a voice's statistics are taken from: all common phonemes of English in six seconds.
@@ -120,8 +121,11 @@ class KokoroTTS(FixedVoiceModel):
         if isinstance(self.worker, BatchedWorker):
             self.worker.warm_up(self.worker.prepare(self._voice_sample(self.tables.names[0])))
 
-    def warm_up(self, voice: str | None = None) -> None:
-        """Load the dictionaries of each language and compute the voices' statistics, which takes some seconds."""
+    def load_languages(self, voice: str | None = None) -> None:
+        """Load the dictionaries of each language, and the statistics of its voice: else the first text waits for them.
+
+        `voice` None: the default one of each language.
+        """
         for text in WARM_UP_TEXTS:
             try:
                 parts = list(self.parts(text, voice, SpeakingStyle()))
@@ -215,13 +219,14 @@ class KokoroTTS(FixedVoiceModel):
 
         for part in parts:
             prepared = self.worker.prepare(self._phoneme_text(part, style))
-            words = tuple(word_times(part.phonemes, prepared.durations[0], spoken))
-            ends = cuts(breaks(part.phonemes.text, prepared.durations[0]), prepared.features.shape[-1], self.windows)
-            sounds = (
-                iter([generate(prepared).samples[0].float().cpu()])
-                if len(ends) == 1
-                else sound_in_windows(generate, prepared, ends, self.voice_statistics(part.voice))
-            )
+            durations = prepared.durations[0]
+            start = max(0, 2 * durations[0] - ONSET)
+            ends = cuts(breaks(part.phonemes.text, durations), prepared.features.shape[-1], self.windows, start)
+            if len(ends) == 1:
+                start, sounds = 0, iter([generate(prepared).samples[0].float().cpu()])
+            else:
+                sounds = sound_in_windows(generate, prepared, ends, self.voice_statistics(part.voice), start)
+            words = tuple(word_times(part.phonemes, durations, spoken - start / FEATURES_A_SECOND))
             for sound in sounds:
                 started = max(started, time.monotonic() - spoken)
                 yield SpokenPiece(sound.numpy()[None], words)
