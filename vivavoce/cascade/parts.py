@@ -397,8 +397,8 @@ class LoadedCascade(CascadeBackend):
         """Run each local part once, so that no reply waits for what is done only once."""
         settings = settings or ConversationSettings()
         tasks: list[Awaitable[object]] = [self.asr.warm_up()]
-        is_local = isinstance(self.voice, TTSSynthesiser)
-        tasks.append(self.voice.warm_up(settings.voice) if is_local else self.voice.warm_up())
+        voice = self.voice
+        tasks.append(voice.warm_up(settings.voice) if isinstance(voice, TTSSynthesiser) else voice.warm_up())
         if isinstance(self.chat, LocalChat):
             role, text = ("system", settings.instructions) if settings.instructions else ("user", WARM_UP)
             tasks.append(self.chat.read([{"role": role, "content": text}]))

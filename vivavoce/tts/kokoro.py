@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_VOICES = ("af_heart", "zf_xiaoxiao")  # of texts without and with Chinese characters
 PAUSE_MARKS = frozenset(";:,.!?—…")
+CPU_WINDOWS = WindowLengths(0.45, 0.8, 4.0, 1.8)  # a GPU's first sound is early enough with longer ones
 ONSET = 12  # features before the first phoneme where sound may begin; what is earlier is silent
 PAUSE = 0.25  # seconds between sentences, beside the silence that the model makes itself
 MAX_PHONEMES = 400  # of a part; the model was trained on shorter ones than it has positions for
@@ -94,7 +95,8 @@ class KokoroTTS(FixedVoiceModel):
         windows: WindowLengths | None = None,
         phonemise: Phonemise = phonemes,
     ) -> None:
-        self.model, self.device, self.windows, self._phonemise = model, device, windows or WindowLengths(), phonemise
+        self.model, self.device, self._phonemise = model, device, phonemise
+        self.windows = windows or (CPU_WINDOWS if device.kind == "cpu" else WindowLengths())
         self.vocabulary = read_vocabulary(folder)
         self.tables = VoiceTables(folder, 2 * model.config.style)
         self.voices = KokoroVoices(self.tables)

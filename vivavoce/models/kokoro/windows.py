@@ -26,13 +26,13 @@ VOICE_SECONDS = 6.0  # of a sentence that the statistics of its voice count for
 class WindowLengths:
     """Seconds of the windows of a sentence."""
 
-    first: float = 0.45
+    first: float = 0.8
     """The shortest window."""
-    first_limit: float = 0.8
+    first_limit: float = 1.6
     """The longest first window."""
     limit: float = 4.0
     """The longest of the others."""
-    growth: float = 1.8
+    growth: float = 2.0
     """How many times as long as the window before it a window may be: that one is played while it is computed."""
 
 
