@@ -399,9 +399,8 @@ class LoadedCascade(CascadeBackend):
         tasks: list[Awaitable[object]] = [self.asr.warm_up()]
         voice = self.voice
         tasks.append(voice.warm_up(settings.voice) if isinstance(voice, TTSSynthesiser) else voice.warm_up())
-        if isinstance(self.chat, LocalChat):
-            role, text = ("system", settings.instructions) if settings.instructions else ("user", WARM_UP)
-            tasks.append(self.chat.read([{"role": role, "content": text}]))
+        if isinstance(self.chat, LocalChat) and settings.instructions:
+            tasks.append(self.chat.read([{"role": "system", "content": settings.instructions}]))
         if isinstance(self.chat, LocalChat) and self.chat.offers_tools:
             tasks.append(self.chat.load_compiler())
         await asyncio.gather(*tasks)
