@@ -49,7 +49,7 @@ class Stack:
     examples: tuple[str, ...] = ()
     """What it may be asked."""
     memory: int = 0
-    """Bytes that its models take, on the GPU where it needs one."""
+    """Bytes: of the GPU where it needs one, else resident in a process that has been warmed up."""
     needs_gpu: bool = False
 
     @property
@@ -109,7 +109,7 @@ STACKS = {
             ("en",),
             model="mini-speech",
             examples=HOTEL_EXAMPLES,
-            memory=500_000_000,
+            memory=680_000_000,
         ),
         Stack(
             "desk",
@@ -118,7 +118,7 @@ STACKS = {
             asr="moonshine-base-en",
             model="mini-speech",
             examples=HOTEL_EXAMPLES,
-            memory=900_000_000,
+            memory=890_000_000,
         ),
         Stack(
             "assistant",
@@ -128,7 +128,7 @@ STACKS = {
             chat="qwen2.5-coder-0.5b-instruct",
             tts="kokoro-82m",
             instructions=ASSISTANT,
-            memory=2_500_000_000,
+            memory=2_900_000_000,
         ),
         Stack(
             "s2s",

@@ -165,6 +165,27 @@ def test_trimmed_windows_differ_only_where_there_is_silence_to_trim(transcriber)
     assert free.window(mel, 0, "trim", 60).shape[-1] == 64
 
 
+@pytest.mark.parametrize("right", [0, 3, 99])
+def test_a_guess_saves_steps_and_changes_nothing(transcriber, monkeypatch, right):
+    options = TranscriptionOptions(timestamps=False, temperatures=(0.0,))
+    samples, widths = torch.from_numpy(noise(1.9)), []
+    step = type(transcriber.model.decoder).step
+
+    def counted(decoder, state, tokens):
+        widths.append(tokens.shape[1])
+        return step(decoder, state, tokens)
+
+    monkeypatch.setattr(type(transcriber.model.decoder), "step", counted)
+    (plain,) = transcriber.segments(samples, options)
+    plain_steps, wrong = len(widths), (plain.tokens[0] + 1) % 20
+    monkeypatch.setattr(type(transcriber.tokenizer), "encode", lambda tokenizer, text: [*plain.tokens[:right], wrong])
+    widths.clear()
+    (guessed,) = transcriber.segments(samples, replace(options, guess="a guess"))
+    assert replace(guessed, average_logprob=0.0) == replace(plain, average_logprob=0.0)
+    assert guessed.average_logprob == pytest.approx(plain.average_logprob, abs=1e-4)
+    assert len(widths) == plain_steps - min(right, len(plain.tokens) - 1)
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [({"language": "zh"}, "language 'zh'"), ({"prefix": "very long " * 60}, "prefix")],

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from vivavoce.bench import cascade
-from vivavoce.bench.cascade import LANGUAGES, GeneralQuestion, spoken_characters, spoken_words
+from vivavoce.bench.cascade import LANGUAGES, GeneralQuestion
+from vivavoce.bench.spoken_texts import spoken_characters, spoken_words
 from vivavoce.errors import InputError
 
 
@@ -23,6 +24,12 @@ def test_an_answer_is_right_with_any_expected_word():
 
 def test_texts_are_compared_as_they_are_spoken():
     assert spoken_words("There are 7 days.") == spoken_words("there are seven days")
+
+
+def test_chinese_is_compared_in_one_script():
+    pytest.importorskip("opencc")
+    assert spoken_characters("一个国家。") == spoken_characters("一個國家") != spoken_characters("一个过家")
+    assert GeneralQuestion("天空是什么颜色的？", ("蓝",), None).is_right("天空是藍色的。")
     assert spoken_characters("一周有七天。") == spoken_characters("一周有7天")
 
 
@@ -37,6 +44,7 @@ def test_a_language_without_questions_is_refused():
 def test_published_models_answer_spoken_questions(language, tmp_path, published_model):
     pytest.importorskip("hibari")  # also speaks for Kokoro: its phonemes
     pytest.importorskip("misaki")
+    pytest.importorskip("opencc")
     for name in ("kokoro-82m", "whisper-base", "moonshine-base-en", cascade.CHAT):
         published_model(name)
     early = cascade.run(language, count=3, sounds=tmp_path, device="cpu", out=tmp_path)
@@ -48,7 +56,6 @@ def test_published_models_answer_spoken_questions(language, tmp_path, published_
         assert len(one["heard"]) < 1.5 * len(one["question"]), "Whisper repeats short Mandarin turns if it can"
         assert one["unread_tokens"] <= other["unread_tokens"]
         assert set(one["stages"]) == set(cascade.STAGES)
-    # Of Mandarin, a character of the other script counts as an error.
-    assert early["wer"] <= 0.1 if language == "en" else early["cer"] <= 0.3
+    assert early["wer"] <= 0.1 if language == "en" else early["cer"] <= 0.25, "the judge writes homophones"
     kept = json.loads((tmp_path / f"cascade_{language}.json").read_text(encoding="utf8"))
     assert kept["questions"] == early["questions"]

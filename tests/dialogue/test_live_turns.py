@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vivavoce.cascade.live_turns import DraftPace, LiveTurns
+from vivavoce.dialogue.backend import TurnTranscript
 from vivavoce.dialogue.events import RecognitionSettings
 
 SECOND = np.zeros(16_000, np.float32)
@@ -17,11 +18,16 @@ class Writer:
 
     def __init__(self):
         self.drafts = []
+        self.finished_from = []
         self.is_free = asyncio.Event()
         self.is_free.set()
 
     async def transcribe(self, samples, rate, language=None):
         return f"{len(samples) / rate:.1f} s in all"
+
+    async def finish(self, samples, settings, draft):
+        self.finished_from.append(draft)
+        return TurnTranscript(await self.transcribe(samples, 16_000))
 
     async def draft(self, samples, settings, is_wanted):
         self.drafts.append(len(samples) / 16_000)
@@ -49,6 +55,7 @@ async def test_words_so_far_are_written_once_enough_is_new(writer):
     assert (await turn.transcript()).text == "2.0 s in all", (
         "the words of the turn are those of one recognition of all of it"
     )
+    assert writer.finished_from == ["2.0 s"], "the recognition is told of the last draft"
 
 
 async def test_a_draft_that_takes_long_is_followed_by_a_pause(writer):

@@ -158,6 +158,8 @@ def test_windows_of_a_sentence_join_where_they_were_cut(model):
     assert len(pieces) == len(ends)
     torch.testing.assert_close(torch.cat(pieces), whole, atol=1e-6, rtol=1e-5)
     assert len(pieces[0]) == ends[0] * 300 - FADE // 2
+    later = list(sound_in_windows(cut_from_whole, prepared, ends, statistics, start=20))
+    torch.testing.assert_close(torch.cat(later), whole[20 * 300 :], atol=1e-6, rtol=1e-5)
 
 
 def test_a_window_with_the_statistics_of_the_sentence_is_exact(model):
@@ -192,7 +194,7 @@ def test_windows_with_the_voices_statistics_are_nearer_to_the_whole_sentence(mod
 
 
 def test_cuts_are_made_in_pauses_and_only_then_between_words():
-    lengths = WindowLengths(first=1.0, first_limit=2.0, limit=4.0)
+    lengths = WindowLengths(first=1.0, first_limit=2.0, limit=4.0, growth=2.0)
     words = [Break(at, False) for at in range(0, 900, 50)]
     assert cuts([], 1000, lengths) == [1000]
     assert cuts([Break(100, True)], 150, lengths) == [150]  # short enough
@@ -202,6 +204,7 @@ def test_cuts_are_made_in_pauses_and_only_then_between_words():
     assert cuts(words, 300, lengths) == [150, 300]
     assert cuts(words, 900, lengths) == [150, 450, 750, 900]  # at most twice the one before, and four seconds
     assert cuts([Break(350, False)], 600, lengths) == [350, 600]  # no place to cut before
+    assert cuts(words, 300, lengths, start=60) == [200, 300]  # lengths count from the start
 
 
 def test_voices_mix_by_weight(folder):

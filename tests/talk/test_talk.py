@@ -1,5 +1,6 @@
 """`viva talk` as a process, with files for microphone and loudspeaker, and what its screen shows."""
 
+import asyncio
 import io
 import json
 import os
@@ -12,13 +13,20 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.server.test_live_conversation import RATE, Listener, Voice
 from vivavoce import hub
 from vivavoce.audio.io import read, write
+from vivavoce.cascade.backend import CascadeBackend
+from vivavoce.cascade.interfaces import ChatEnd, ChatText
+from vivavoce.cascade.whole_turns import WholeTurns
+from vivavoce.dialogue.events import ConversationSettings, TurnSettings
+from vivavoce.dialogue.fillers import FillerVoice
+from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.server.hosting import load, read_serving_options
 from vivavoce.stacks import StackConfig
-from vivavoce.talk.audio import PacketPace
+from vivavoce.talk.audio import FileAudio, PacketPace
 from vivavoce.talk.screen import Screen, meter
-from vivavoce.talk.session import talk
+from vivavoce.talk.session import TalkSession, talk
 from vivavoce.talk.turns import TalkTurn
 from vivavoce.tts.hibari import HibariTTS
 
@@ -58,6 +66,8 @@ def test_the_bundled_model_answers_a_file_and_both_sides_are_written(tmp_path):
 
 class Interruption:
     """Asks a question, and another one when the reply to the first has been heard for a second."""
+
+    prompt = "two questions"
 
     async def run(self, hear, rate, playback, is_idle):
         first, second = (read(file).mono().resampled(rate).samples[0] for file in (BREAKFAST, WIFI))
@@ -112,9 +122,50 @@ def test_the_assistant_knows_more_than_the_front_desk(published_model, tmp_path)
     pytest.importorskip("misaki")
     pytest.importorskip("hibari")
     write(tmp_path / "question.wav", HibariTTS().say("What is the capital of France?"))
-    talk = conversation("--stack", "assistant", "--wav", tmp_path / "question.wav", "--out", tmp_path / "both.wav")
-    heard, said = (" ".join(turn[kind] or "" for turn in talk["turns"]) for kind in ("heard", "said"))
-    assert "capital of France" in heard and "Paris" in said  # on a slow machine with a filler between them
+    (turn,) = conversation("--stack", "assistant", "--wav", tmp_path / "question.wav", "--out", tmp_path / "both.wav")[
+        "turns"
+    ]
+    assert "capital of France" in turn["heard"] and "Paris" in turn["said"]
+
+
+class SlowChat:
+    """Answers when a filler has been spoken."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+
+    async def reply(self, messages, settings):
+        await self.may_answer.wait()
+        yield ChatText("Here I am.")
+        yield ChatEnd("stop", 5, 7)
+
+
+async def test_a_filler_is_heard_before_the_reply_and_is_no_turn(tmp_path):
+    chat = SlowChat()
+
+    async def speak(text, voice, speed):
+        yield np.full(RATE // 4, 0.05, np.float32)
+        chat.may_answer.set()
+
+    backend = CascadeBackend(WholeTurns(Listener()), chat, Voice())
+    settings = ConversationSettings(transcribe_input=True, turn=TurnSettings(silence_duration_ms=240))
+    spoken = LiveConversation(backend, settings, DialogueOptions(fillers=FillerVoice(speak, seconds=0.1)))
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    session = TalkSession(spoken, Screen(console))
+    (turn,) = await session.run(FileAudio([BREAKFAST], tmp_path / "both.wav"))
+    assert turn.as_dict() | {"v2v_ms": 0} == {
+        "heard": "something spoken",
+        "said": "Here I am.",
+        "fillers": ["One moment, please."],
+        "v2v_ms": 0,
+        "is_interrupted": False,
+        "error": None,
+    }
+    (filler,) = session._fillers
+    first = session.playback.played(filler).first_audible
+    assert first is not None and turn.v2v_ms > 1e3 * (first - turn.voiced_until), "that of the reply"
+    lines = console.file.getvalue().splitlines()
+    assert lines[:3] == ["you  something spoken", "viva One moment, please.", "viva Here I am."]
 
 
 @pytest.mark.parametrize(

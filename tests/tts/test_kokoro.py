@@ -13,7 +13,7 @@ from vivavoce.errors import InputError, MissingDependencyError, NothingToSayErro
 from vivavoce.models.kokoro.windows import WindowLengths
 from vivavoce.tts import phonemes as phonemes_module
 from vivavoce.tts.interface import SpeakingStyle, open_speech_model
-from vivavoce.tts.kokoro import PAUSE, breaks, word_times
+from vivavoce.tts.kokoro import PAUSE, WARM_UP_TEXTS, breaks, word_times
 from vivavoce.tts.kokoro_batch import BatchedWorker
 from vivavoce.tts.phonemes import Phonemes, Word, phonemes, sentences, split_long
 
@@ -54,6 +54,20 @@ def test_the_first_window_comes_before_the_others_are_computed(tts):
     first = len(computed)
     list(stream)
     assert first == 1 < len(computed)
+
+
+async def test_a_warm_voice_computes_nothing_but_its_text(tts):
+    """Dictionaries and statistics of a voice are there before the first text."""
+    phonemise, asked, texts = tts._phonemise, [], []
+    tts._phonemise = lambda text, *given: asked.append(text) or phonemise("library", *given)
+    await TTSSynthesiser(tts).warm_up("af_bella")
+    assert set(asked) >= set(WARM_UP_TEXTS), "in both languages"
+    assert list(tts._voice_statistics) == ["af_bella"]
+    tts._phonemise = phonemise
+    prepare = tts.worker.prepare
+    tts.worker.prepare = lambda text: texts.append(text) or prepare(text)
+    sound = np.concatenate(list(tts.stream("The library is open, except on Sundays.", "af_bella")), axis=1)
+    assert len(texts) == 1 and sound.shape[1] > tts.rate / 2
 
 
 def test_several_texts_at_once_sound_as_they_do_alone(tts):

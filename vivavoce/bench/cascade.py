@@ -8,26 +8,26 @@ independent recogniser, so that word errors of the spoken replies are known.
 import asyncio
 import json
 import os
-import re
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from vivavoce.asr.backends import load_backend
 from vivavoce.audio.io import Sound, read, write
-from vivavoce.bench.recognisers import characters
+from vivavoce.bench.spoken_texts import simplified, spoken_characters, spoken_words
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatEnd, ChatModel, ChatPiece, ChatPrompt, ReadingChatModel
 from vivavoce.cascade.live_turns import LiveTurns
 from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
 from vivavoce.cascade.whole_turns import WholeTurns
+from vivavoce.dialogue.backend import TurnTranscript
 from vivavoce.dialogue.events import (
     ConversationSettings,
     Event,
@@ -43,9 +43,9 @@ from vivavoce.dialogue.session import LiveConversation
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import stage
 from vivavoce.evaluation.scoring import error_rate
+from vivavoce.models.moss_tts_nano.prompt import has_cjk
 from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.nn.process_settings import frozen_heap
-from vivavoce.train.front_desk.answers import normalise
 from vivavoce.tts.interface import open_speech_model
 
 QUESTIONS = Path(__file__).with_name("general_questions.json")
@@ -57,7 +57,7 @@ QUIET = 10 ** (-40 / 20)  # of the peak; lower samples are not voiced
 VOICED = 0.01  # of a reply's samples
 CHAT = "qwen2.5-coder-0.5b-instruct"
 JUDGE = "whisper-base"
-NUMERALS = str.maketrans("零一二三四五六七八九两", "01234567892")
+Transcript = TypeVar("Transcript")
 STAGES = ("turn", "recognise", "first_clause", "first_sound")
 
 
@@ -99,7 +99,8 @@ class GeneralQuestion:
 
     def is_right(self, answer: str) -> bool:
         """Whether an answer has one of the expected words."""
-        return any(each.lower() in answer.lower() for each in self.expected)
+        heard = simplified(answer) if has_cjk(answer) else answer.lower()
+        return any(each.lower() in heard for each in self.expected)
 
 
 @dataclass
@@ -167,13 +168,20 @@ class TimedRecogniser:
         self._parts, self._inner = parts, inner
 
     async def transcribe(self, samples: Samples, rate: int, language: str | None = None) -> str:
-        """The transcript."""
+        """The transcript of a turn without drafts."""
+        return await self._timed(self._inner.transcribe(samples, rate, language))
+
+    async def _timed(self, recognition: Awaitable[Transcript]) -> Transcript:
         self._parts.answer.mark("turn")
-        text = await self._inner.transcribe(samples, rate, language)
+        transcript = await recognition
         self._parts.answer.mark("recognise")
         self._parts.answer.moments.pop("first_clause", None)  # of a reply that was dropped
         self._parts.answer.moments.pop("first_sound", None)
-        return text
+        return transcript
+
+    async def finish(self, samples: Samples, settings: RecognitionSettings, draft: str) -> TurnTranscript:
+        """The transcript of a turn with drafts."""
+        return await self._timed(self._inner.finish(samples, settings, draft))
 
     async def draft(self, samples: Samples, settings: RecognitionSettings, is_wanted: Callable[[], bool]) -> str | None:
         """The words so far."""
@@ -260,6 +268,8 @@ def run(
     if language not in LANGUAGES:
         raise InputError(f"there are questions in {', '.join(LANGUAGES)}, not in {language!r}")
     given = LANGUAGES[language]
+    if language == "zh":
+        simplified("")  # fails now rather than after the questions
     parts = CascadeParts(asr or given.asr, chat, tts or given.tts)
     with stage("questions"):
         questions = load_questions(language, count, sounds)
@@ -268,8 +278,7 @@ def run(
         if not isinstance(cascade.asr, LocalRecogniser) or not isinstance(cascade.voice, TTSSynthesiser):
             raise InputError("the recogniser and the synthesiser are measured in this process: give models, not URLs")
     before = os.getloadavg()[0]
-    with stage(f"{len(questions)} questions"):
-        asked = asyncio.run(_ask_all(cascade, questions, given.instructions, language, is_early))
+    asked = asyncio.run(_ask_all(cascade, questions, given.instructions, language, is_early))
     result: dict[str, Any] = {
         "what": "cascade",
         "language": language,
@@ -305,8 +314,9 @@ async def _ask_all(
     )
     parts = TimedParts(cascade, is_early)
     async with cascade:
-        await cascade.warm_up(settings)
-        with frozen_heap():
+        with stage("warming up"):
+            await cascade.warm_up(settings)
+        with frozen_heap(), stage(f"{len(questions)} questions"):
             return [await _ask(parts, question, settings) for question in questions]
 
 
@@ -400,16 +410,6 @@ def judged(
     pairs = [(comparable(entry["said"]), comparable(entry["judged"])) for entry in entries]
     name = "wer" if language == "en" else "cer"
     return {"judge": judge, name: round(error_rate(*zip(*pairs, strict=True)), 4)}
-
-
-def spoken_words(text: str) -> list[str]:
-    """The words of an English text as they are spoken."""
-    return normalise(text).split()
-
-
-def spoken_characters(text: str) -> str:
-    """The characters of a Mandarin text without punctuation, with numerals as digits."""
-    return re.sub(r"(?<!\d)10(?!\d)", "十", characters(text).translate(NUMERALS))
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -27,6 +27,10 @@ class DraftingTranscriber(ReplyTranscriber, Protocol):
         """The words of the samples so far, 16 kHz, with the lowest priority; None where they are no longer wanted."""
         ...
 
+    async def finish(self, samples: Samples, settings: RecognitionSettings, draft: str) -> TurnTranscript:
+        """The transcript of a whole turn, 16 kHz; its last draft may save time and does not change it."""
+        ...
+
 
 @dataclass(frozen=True)
 class DraftPace:
@@ -68,6 +72,7 @@ class LiveTurn(WholeTurn):
         self._turns, self._pace, self._on_words = turns, turns.pace, on_words
         self._heard = self._drafted = 0  # samples
         self._not_before = 0.0
+        self._words = ""  # of the last draft
         self._draft: asyncio.Task[None] | None = None
         self._goes_on = True
 
@@ -91,6 +96,9 @@ class LiveTurn(WholeTurn):
         """Drop the draft in progress."""
         self._goes_on = False
 
+    async def _recognise(self) -> TurnTranscript:
+        return await self._turns.transcriber.finish(self.sound, self.settings, self._words)
+
     def _is_wanted(self) -> bool:
         return self._goes_on and self._turns.may_draft()
 
@@ -105,5 +113,6 @@ class LiveTurn(WholeTurn):
         finally:
             self._draft = None
             self._not_before = loop.time() + (loop.time() - began) * (1 / self._pace.max_share - 1)
+        self._words = words or self._words
         if words and self._goes_on:
-            self._on_words(words)
+            self._on_words(words.strip())

@@ -43,6 +43,7 @@ from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 from vivavoce.tts import style as direction
 from vivavoce.tts.cosyvoice import CosyVoiceTTS
 from vivavoce.tts.interface import DescribedSpeech, SpeakingStyle, SpeechModel, open_speech_model
+from vivavoce.tts.kokoro import KokoroTTS
 from vivavoce.tts.nano import NanoTTS
 
 MAX_TURN_BATCH = 16
@@ -132,10 +133,13 @@ class LocalRecogniser:
 
     async def transcribe_turn(self, samples: Samples, rate: int, settings: RecognitionSettings) -> TurnTranscript:
         """The transcript of a turn. A language that the model does not know is left to the model."""
-        if not len(samples):
+        return await self.finish(Sound(samples, rate).mono().resampled(RATE).samples[0], settings)
+
+    async def finish(self, sound: Samples, settings: RecognitionSettings, draft: str = "") -> TurnTranscript:
+        """The transcript of a turn at `rate`, whose last draft Whisper verifies instead of writing it again."""
+        if not len(sound):
             return TurnTranscript("")
-        sound = Sound(samples, rate).mono().resampled(RATE).samples[0]
-        options = self._turn_options(settings)
+        options = replace(self._turn_options(settings), guess=draft)
         if self._service is not None:
             segments = await self._service.transcribe(sound, options)
         else:
@@ -215,7 +219,7 @@ class LocalRecogniser:
         else:
             segments = listener.segments(sound, draft.options)
         text = "".join(segment.text for segment in segments)
-        return text.strip() if is_wanted() else None
+        return text if is_wanted() else None
 
     def _transcribe_batch(self, turns: Sequence[Turn]) -> list[list[TranscriptSegment]]:
         return [list(self.listener.segments(*turn)) for turn in turns]
@@ -270,19 +274,25 @@ class TTSSynthesiser:
         """A synthesiser in the style that these user messages request."""
         return TTSSynthesiser(self.speaker, direction.with_user_requests(self.speaker, messages, self.style))
 
-    async def warm_up(self) -> None:
-        """Speak a sentence once, where the model has a voice."""
+    async def warm_up(self, voice: str | None = None) -> None:
+        """Prepare a voice, where the model has one, and speak a sentence with it."""
+        known = self._known_voice(voice)
         if isinstance(self.speaker, CosyVoiceTTS):
             await asyncio.to_thread(self.speaker.warm_up)
             if not self.voices:
                 return
-        async for _ in self.speak(WARM_UP, None, 1.0):
+        if isinstance(self.speaker, KokoroTTS):
+            await asyncio.to_thread(self.speaker.load_languages, known)
+        async for _ in self.speak(WARM_UP, known, 1.0):
             pass
+
+    def _known_voice(self, voice: str | None) -> str | None:
+        """The voice, where the model has it: clients name voices of other services."""
+        return voice if voice is not None and (voice in self.voices or voice in self.speaker.voices) else None
 
     def speak(self, text: str, voice: str | None, speed: float) -> AsyncIterator[Samples]:
         """Stream the sound, mono; the speed is clipped to the supported range."""
-        is_known = voice is not None and (voice in self.voices or voice in self.speaker.voices)
-        known = voice if is_known else None  # clients name voices of other services
+        known = self._known_voice(voice)
         style = replace(self.style, speed=min(max(speed * self.style.speed, SLOWEST), FASTEST))
 
         def pieces() -> Iterator[Samples]:
@@ -384,9 +394,12 @@ class LoadedCascade(CascadeBackend):
         await self._open_parts.aclose()
 
     async def warm_up(self, settings: ConversationSettings | None = None) -> None:
-        """Run each local part once; a local chat model reads the instructions."""
-        tasks: list[Awaitable[object]] = [self.asr.warm_up(), self.voice.warm_up()]
-        if isinstance(self.chat, LocalChat) and settings is not None and settings.instructions:
+        """Run each local part once, so that no reply waits for what is done only once."""
+        settings = settings or ConversationSettings()
+        tasks: list[Awaitable[object]] = [self.asr.warm_up()]
+        voice = self.voice
+        tasks.append(voice.warm_up(settings.voice) if isinstance(voice, TTSSynthesiser) else voice.warm_up())
+        if isinstance(self.chat, LocalChat) and settings.instructions:
             tasks.append(self.chat.read([{"role": "system", "content": settings.instructions}]))
         if isinstance(self.chat, LocalChat) and self.chat.offers_tools:
             tasks.append(self.chat.load_compiler())

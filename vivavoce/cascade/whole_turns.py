@@ -40,9 +40,12 @@ class WholeTurn:
     async def transcript(self) -> TurnTranscript:
         """The transcript so far; it is made once for the same samples."""
         if self._requested is None or self._requested[0] != len(self._sound):
-            heard = asyncio.ensure_future(transcribe_turn(self.transcriber, self.sound, self.rate, self.settings))
+            heard = asyncio.ensure_future(self._recognise())
             self._requested = (len(self._sound), heard)
         return await asyncio.shield(self._requested[1])
+
+    async def _recognise(self) -> TurnTranscript:
+        return await transcribe_turn(self.transcriber, self.sound, self.rate, self.settings)
 
     def close(self) -> None:
         """Nothing is in progress but what was requested."""

@@ -150,12 +150,12 @@ def demo(
         raise InputError(f"--chat {chat} needs --cascade")
     if stack is not None and (cascade or model is not None):
         raise InputError(f"--stack {stack} names all models: leave out --model and --cascade")
+    share_cores()
     with progress_to(as_json):
         from vivavoce.cascade.parts import CascadeParts
         from vivavoce.cli.demo import run, run_cascade, run_stack
 
         if cascade:
-            share_cores()
             result = run_cascade(device, CascadeParts(chat=chat or "smollm2"), wav, microphone, out)
         elif model is not None:
             result = run(device, model, wav, microphone, out)

@@ -1,5 +1,6 @@
 """`viva serve`: the command line of the server; flags override the config file."""
 
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,8 @@ from vivavoce.log import configure
 
 if TYPE_CHECKING:
     from vivavoce.server.hosting import Served, ServingOptions
+
+logger = logging.getLogger(__name__)
 
 MODELS, TURNS, MODERATION, SERVER = "Models", "Turns", "Moderation", "Server"
 HIDDEN = "…"
@@ -403,7 +406,7 @@ def serve(
 ) -> None:
     """Serve conversations over the OpenAI Realtime protocol (WebSocket and WebRTC), with a web page."""
     flags = _option_table(locals())
-    if chat is not None:
+    if model is None:  # a stack, or models that were named one by one
         share_cores()
     from vivavoce.server.hosting import read_serving_options
 
@@ -427,6 +430,7 @@ def _run(options: "ServingOptions", replicas: int | None, ray_address: str | Non
         serve_fleet(options, replicas, ray_address)
         return
     options.server.check_address()
+    logger.info("loading the models")
     hosted = load(options)
 
     def announce(address: str) -> None:

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from vivavoce.cli.options import DeviceSpec, Json, StackName, print_json
+from vivavoce.cli.options import DeviceSpec, Json, StackName, print_json, share_cores
 from vivavoce.errors import InputError, optional_packages
 
 TALK_SILENCE_MS = 350  # that end a turn, unless --silence-ms says otherwise
@@ -40,6 +40,7 @@ def talk(
     as_json: Json = False,
 ) -> None:
     """Talk in the terminal with microphone and loudspeaker; either side may interrupt. Ctrl-C ends it."""
+    share_cores()
     with optional_packages():
         from vivavoce.runtime import event_loop
         from vivavoce.server.hosting import SpeechHost, load, read_serving_options
@@ -51,12 +52,13 @@ def talk(
         raise InputError("--out belongs to --wav: name the recording that is played as the microphone")
     audio = FileAudio(wav, out) if wav else DeviceAudio(microphone, loudspeaker)
     table: dict[str, object] = {"stack": stack, "device": device, "instructions": instructions}
-    host = load(read_serving_options(None, {**table, "turn": {"silence_duration_ms": silence_ms}}))
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    screen = Screen(console)
+    with screen.working("loading"):
+        host = load(read_serving_options(None, {**table, "turn": {"silence_duration_ms": silence_ms}}))
     assert isinstance(host, SpeechHost)
     card = host.models[0]
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     console.print(f"{card.stack}: {escape(' → '.join(card.parts))}, {' and '.join(card.languages)}")
-    console.print("listening to the file" if wav else "speak; Ctrl-C ends it")
-    turns = event_loop.run(run(host, audio, Screen(console)))
+    turns = event_loop.run(run(host, audio, screen))
     if as_json:
         print_json({"stack": card.stack, "models": card.parts, "turns": [turn.as_dict() for turn in turns]})

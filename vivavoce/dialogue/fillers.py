@@ -8,7 +8,7 @@ played after it.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +49,14 @@ class FillerVoice:
     seconds: float = FILLER_SECONDS
     """Of silence before a filler."""
     _sounds: OrderedDict[tuple[str, str | None, float], Samples] = field(default_factory=OrderedDict)
+
+    async def warm_up(self, languages: Sequence[str], settings: ConversationSettings) -> None:
+        """Make the first filler of each language: a reply that is slow would wait for it besides."""
+        for language in languages:
+            try:
+                await self.sound(FILLERS[language][0], settings.voice, settings.speed)
+            except Exception as error:  # it may be spoken later, or be silence
+                log_failure(logger, error, "a filler could not be spoken")
 
     async def sound(self, text: str, voice: str | None, speed: float) -> Samples:
         """The whole sound of a filler."""

@@ -28,6 +28,9 @@ Hear = Callable[[Samples], None]
 class TalkAudio(Protocol):
     """A microphone and a loudspeaker."""
 
+    prompt: str
+    """The line that tells the user that the conversation begins."""
+
     async def run(self, hear: Hear, rate: int, playback: PlaybackBuffer, is_idle: Callable[[], bool]) -> None:
         """Give the microphone's samples at `rate` to `hear` and play the buffer, until there is no more to hear.
 
@@ -38,6 +41,8 @@ class TalkAudio(Protocol):
 
 class DeviceAudio:
     """This machine's microphone and loudspeaker by name, number or part of a name, each at its own rate."""
+
+    prompt = "speak; Ctrl-C ends it"
 
     def __init__(self, microphone: str | None = None, loudspeaker: str | None = None) -> None:
         self._devices = sound_devices()
@@ -75,6 +80,8 @@ class FileAudio:
 
     The reply is played where there is a loudspeaker, unless the conversation is written to a file.
     """
+
+    prompt = "listening to the file"
 
     def __init__(self, files: Sequence[Path], out: Path | None = None) -> None:
         self._out = out

@@ -1,6 +1,7 @@
 """What `viva talk` shows: captions as lines and, in a terminal, level meters and the running turn below them."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Self
 
@@ -46,6 +47,13 @@ class Screen:
         """Print a remark."""
         self._console.print(f"[dim]{escape(line)}[/dim]", highlight=False)
 
+    def working(self, what: str) -> AbstractContextManager[object]:
+        """Show what is being done before the conversation."""
+        if self._console.is_terminal:
+            return self._console.status(what)
+        self.note(f"… {what}")
+        return nullcontext()
+
     def heard(self, dbfs: float) -> None:
         """Note the level of the microphone."""
         self._heard = max(self._heard, dbfs)
@@ -62,6 +70,8 @@ class Screen:
         """Print the captions of a turn that is over."""
         if turn.heard:
             self._console.print(f"[bold cyan]you [/bold cyan] {escape(turn.heard.strip())}", highlight=False)
+        for filler in turn.fillers:
+            self._console.print(f"[bold green]viva[/bold green] [dim]{escape(filler)}[/dim]", highlight=False)
         said = turn.said.strip() + (" —" if turn.is_interrupted else "")
         if said:
             self._console.print(f"[bold green]viva[/bold green] {escape(said)}", highlight=False)

@@ -32,7 +32,7 @@ from vivavoce.dialogue.history import written
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.server.hosting.hosts import SpeechHost
 from vivavoce.talk.audio import FileAudio, TalkAudio
-from vivavoce.talk.playback import PlaybackBuffer
+from vivavoce.talk.playback import PlaybackBuffer, PlayedAmount
 from vivavoce.talk.screen import Screen
 from vivavoce.talk.turns import TalkTurn
 
@@ -46,7 +46,9 @@ async def talk(host: SpeechHost, audio: TalkAudio, screen: Screen) -> list[TalkT
     async with AsyncExitStack() as stack:
         for part in host.parts:
             await stack.enter_async_context(part)
-        await host.warm_up()
+        with screen.working("warming up"):
+            await host.warm_up()
+        screen.note(audio.prompt)
         stack.enter_context(frozen_heap())
         conversation = host.open(replace(host.settings, transcribe_input=True), host.name)
         return await TalkSession(conversation, screen).run(audio)
@@ -59,6 +61,7 @@ class TalkSession:
         self.conversation, self.screen, self._clock = conversation, screen, clock
         self.playback = PlaybackBuffer(conversation.output_rate, clock)
         self.turns: list[TalkTurn] = []
+        self._fillers: set[str] = set()  # replies that fill a wait: heard, but no turns
         self._user_speaks = False
         self._shown = 0  # turns whose captions are final
 
@@ -110,14 +113,20 @@ class TalkSession:
             self.screen.show(self.turns[self._shown :])
 
     def _note_turns(self) -> None:
+        for filler in self._fillers:
+            self._report_played(filler)
         for turn in self.turns[self._shown :]:
             if turn.reply is None:
                 continue
-            played = self.playback.played(turn.reply)
-            self.conversation.played(turn.reply, round(played.samples / self.playback.rate * 1e3))
+            played = self._report_played(turn.reply)
             turn.is_played = turn.is_generated and not self.playback.has(turn.reply)
             if turn.v2v_ms is None and played.first_audible is not None:
                 turn.v2v_ms = (played.first_audible - turn.voiced_until) * 1e3
+
+    def _report_played(self, reply: str) -> PlayedAmount:
+        played = self.playback.played(reply)
+        self.conversation.played(reply, round(played.samples / self.playback.rate * 1e3))
+        return played
 
     def _take(self, event: Event) -> None:
         match event:
@@ -133,6 +142,10 @@ class TalkSession:
                 turn.heard, turn.error = "", message
             case Warned(message=message):
                 self.screen.note(message)
+            case ReplyStarted(reply=reply, is_filler=True):
+                self._fillers.add(reply)
+            case ReplyText(reply=reply, delta=delta) if reply in self._fillers and self.turns:
+                self.turns[-1].fillers.append(delta.strip())
             case _:
                 self._take_reply(event)
 

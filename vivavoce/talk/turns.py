@@ -13,6 +13,8 @@ class TalkTurn:
     heard: str | None = None
     """The transcript; None: not known yet."""
     said: str = ""
+    fillers: list[str] = field(default_factory=list)
+    """What was spoken while the reply was awaited."""
     reply: str | None = None
     reply_item: str | None = None
     v2v_ms: float | None = None
@@ -34,6 +36,7 @@ class TalkTurn:
         return {
             "heard": (self.heard or "").strip(),
             "said": self.said.strip(),
+            "fillers": self.fillers,
             "v2v_ms": None if self.v2v_ms is None else round(self.v2v_ms),
             "is_interrupted": self.is_interrupted,
             "error": self.error,

@@ -1,5 +1,6 @@
 """Kokoro-82M as a TTS model: sentences, and windows inside long ones, are spoken while the rest is computed."""
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +15,13 @@ from vivavoce import hub
 from vivavoce.audio.io import Sound
 from vivavoce.audio.stretch import FASTEST, SLOWEST
 from vivavoce.device import Device, pick
-from vivavoce.errors import InputError, NothingToSayError, shown
+from vivavoce.errors import InputError, MissingDependencyError, NothingToSayError, shown
 from vivavoce.implementations import Choice, choose_kokoro_generator
 from vivavoce.models.kokoro.config import RATE, read_vocabulary
 from vivavoce.models.kokoro.layers import NormStatistics
 from vivavoce.models.kokoro.model import GeneratedSound, Kokoro, PhonemeText, PreparedSpeech
 from vivavoce.models.kokoro.voices import VoiceTables
-from vivavoce.models.kokoro.windows import Break, WindowLengths, cuts, sound_in_windows
+from vivavoce.models.kokoro.windows import FEATURES_A_SECOND, Break, WindowLengths, cuts, sound_in_windows
 from vivavoce.models.moss_tts_nano.prompt import has_cjk
 from vivavoce.tts.fixed_voices import FixedVoiceModel, FixedVoices
 from vivavoce.tts.interface import Samples, SpeakingStyle, StoredVoice
@@ -28,8 +29,12 @@ from vivavoce.tts.kokoro_batch import BatchedWorker, Generate, KokoroWorker, Sin
 from vivavoce.tts.phonemes import Phonemes, phonemes, sentences, split_long
 from vivavoce.tts.text import cleaned
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_VOICES = ("af_heart", "zf_xiaoxiao")  # of texts without and with Chinese characters
 PAUSE_MARKS = frozenset(";:,.!?—…")
+CPU_WINDOWS = WindowLengths(0.45, 0.8, 4.0, 1.8)  # a GPU's first sound is early enough with longer ones
+ONSET = 12  # features before the first phoneme where sound may begin; what is earlier is silent
 PAUSE = 0.25  # seconds between sentences, beside the silence that the model makes itself
 MAX_PHONEMES = 400  # of a part; the model was trained on shorter ones than it has positions for
 # What a voice's statistics are taken from: all common phonemes of English in six seconds.
@@ -37,6 +42,7 @@ VOICE_SAMPLE = (
     "ʃˌi hæd jʊɹ dˈɑɹk sˈut ɪn ɡɹˈisi wˈɔʃ wˈɔTəɹ ˈɔl jˈɪɹ, ænd ðə kwˈɪk bɹˈWn fˈɑks ʤˈʌmps ˈOvəɹ ðə lˈAzi dˈɔɡ."
 )
 MAX_KNOWN_VOICES = 64
+WARM_UP_TEXTS = ("Good evening, and welcome.", "晚上好，欢迎光临。")
 Phonemise = Callable[[str, str, Callable[[str], bool]], Phonemes]
 
 
@@ -89,7 +95,8 @@ class KokoroTTS(FixedVoiceModel):
         windows: WindowLengths | None = None,
         phonemise: Phonemise = phonemes,
     ) -> None:
-        self.model, self.device, self.windows, self._phonemise = model, device, windows or WindowLengths(), phonemise
+        self.model, self.device, self._phonemise = model, device, phonemise
+        self.windows = windows or (CPU_WINDOWS if device.kind == "cpu" else WindowLengths())
         self.vocabulary = read_vocabulary(folder)
         self.tables = VoiceTables(folder, 2 * model.config.style)
         self.voices = KokoroVoices(self.tables)
@@ -115,6 +122,20 @@ class KokoroTTS(FixedVoiceModel):
         """Capture the passes of a GPU, which would delay the first texts."""
         if isinstance(self.worker, BatchedWorker):
             self.worker.warm_up(self.worker.prepare(self._voice_sample(self.tables.names[0])))
+
+    def load_languages(self, voice: str | None = None) -> None:
+        """Load the dictionaries of each language, and the statistics of its voice: else the first text waits for them.
+
+        `voice` None: the default one of each language.
+        """
+        for text in WARM_UP_TEXTS:
+            try:
+                parts = list(self.parts(text, voice, SpeakingStyle()))
+            except MissingDependencyError as error:
+                logger.info("one language less: %s", error, exc_info=True)
+                continue
+            for part in parts:
+                self.voice_statistics(part.voice)
 
     def close(self) -> None:
         """Take no more texts."""
@@ -200,13 +221,14 @@ class KokoroTTS(FixedVoiceModel):
 
         for part in parts:
             prepared = self.worker.prepare(self._phoneme_text(part, style))
-            words = tuple(word_times(part.phonemes, prepared.durations[0], spoken))
-            ends = cuts(breaks(part.phonemes.text, prepared.durations[0]), prepared.features.shape[-1], self.windows)
-            sounds = (
-                iter([generate(prepared).samples[0].float().cpu()])
-                if len(ends) == 1
-                else sound_in_windows(generate, prepared, ends, self.voice_statistics(part.voice))
-            )
+            durations = prepared.durations[0]
+            start = max(0, 2 * durations[0] - ONSET)
+            ends = cuts(breaks(part.phonemes.text, durations), prepared.features.shape[-1], self.windows, start)
+            if len(ends) == 1:
+                start, sounds = 0, iter([generate(prepared).samples[0].float().cpu()])
+            else:
+                sounds = sound_in_windows(generate, prepared, ends, self.voice_statistics(part.voice), start)
+            words = tuple(word_times(part.phonemes, durations, spoken - start / FEATURES_A_SECOND))
             for sound in sounds:
                 started = max(started, time.monotonic() - spoken)
                 yield SpokenPiece(sound.numpy()[None], words)

@@ -31,8 +31,9 @@ class WindowLengths:
     first_limit: float = 1.6
     """The longest first window."""
     limit: float = 4.0
-    """The longest of the others; one may also be at most twice as long as the window before it, which is played while
-    it is computed."""
+    """The longest of the others."""
+    growth: float = 2.0
+    """How many times as long as the window before it a window may be: that one is played while it is computed."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,13 @@ class Break:
     """Whether it is a pause; else it is a gap between words."""
 
 
-def cuts(breaks: list[Break], length: int, lengths: WindowLengths) -> list[int]:
-    """The ends of the windows of a sentence, the last one its length.
+def cuts(breaks: list[Break], length: int, lengths: WindowLengths, start: int = 0) -> list[int]:
+    """The ends of the windows of a sentence from a feature on, the last one its length.
 
     The first window ends at the first pause that fits, the others at the last one; without a pause they end at the last
     gap between words that fits.
     """
-    ends, start, limit = list[int](), 0, lengths.first_limit
+    ends, limit = list[int](), lengths.first_limit
     while length - start > limit * FEATURES_A_SECOND:
         min_length = lengths.first * FEATURES_A_SECOND
         last = min(start + limit * FEATURES_A_SECOND, length - min_length)
@@ -62,7 +63,7 @@ def cuts(breaks: list[Break], length: int, lengths: WindowLengths) -> list[int]:
             break
         chosen = (pauses[-1] if ends else pauses[0]) if pauses else fitting[-1]
         ends.append(chosen.feature)
-        limit = min(lengths.limit, 2 * (chosen.feature - start) / FEATURES_A_SECOND)
+        limit = min(lengths.limit, lengths.growth * (chosen.feature - start) / FEATURES_A_SECOND)
         start = chosen.feature
     return [*ends, length]
 
@@ -83,18 +84,18 @@ def sound_in_windows(
     prepared: PreparedSpeech,
     ends: list[int],
     voice: NormStatistics,
+    start: int = 0,
 ) -> Iterator[Tensor]:
-    """The sound of one text, window by window, in a voice of known statistics.  # [sample]"""
+    """The sound of one text from a feature on, window by window, in a voice of known statistics.  # [sample]"""
     length, hop, half = prepared.features.shape[-1], RATE // FEATURES_A_SECOND, FADE // 2
     rising = (torch.arange(FADE) + 0.5) / FADE
     earlier = replace(voice, features=torch.full_like(voice.features, VOICE_SECONDS * FEATURES_A_SECOND))
     tail: Tensor | None = None
-    start = 0
     for end in ends:
         first, last = max(0, start - MARGIN), min(length, end + MARGIN)
         generated = generate(window(prepared, first, last, earlier))
         sound, earlier = generated.samples[0].float().cpu(), generated.statistics
-        begin = (start - first) * hop - (half if start else 0)
+        begin = (start - first) * hop - (0 if tail is None else half)
         stop = (end - first) * hop + (half if end < length else 0)
         piece = sound[begin:stop]
         if tail is not None:

@@ -161,22 +161,28 @@ def decode(
     best_of: int = 1,
     max_tokens: int | None = None,
     seed: int = 0,
+    guess: Sequence[int] = (),
 ) -> list[Text]:
-    """The text of each window, by prompts of one length; at a temperature, the best of `best_of` samples."""
+    """The text of each window, by prompts of one length; at a temperature, the best of `best_of` samples.
+
+    `guess`, of one window at temperature 0, is verified with the prompt: tokens that it guesses right take no step.
+    """
     best_of = best_of if temperature > 0 else 1
     state = model.decoder.initial_state(memory, best_of)
     prompt = _prompt_rows(prompts, memory, best_of)
     room = model.config.max_target_positions - prompt.shape[1]
     steps = min(room, model.config.max_target_positions // 2 if max_tokens is None else max_tokens)
     generator = torch.Generator(prompt.device).manual_seed(seed) if temperature > 0 else None
-    hidden, state = model.decoder.step(state, prompt)
+    steps_ahead = min(steps, len(guess))
+    guessed = torch.tensor([list(guess[:steps_ahead])], dtype=prompt.dtype, device=prompt.device)
+    hidden, state = model.decoder.step(state, torch.cat([prompt, guessed.expand(len(prompt), -1)], dim=1))
     no_speech = no_speech_probabilities(model.decoder, tokens, hidden, prompt)
-    logits = model.decoder.logits(hidden[:, -1])
+    known = model.decoder.logits(hidden[:, prompt.shape[1] - 1 :])  # of the next token, and of those after the guess
     sampled = prompt[:, :0]
     logprob = torch.zeros(prompt.shape[0], device=prompt.device)
     ended = torch.zeros_like(logprob, dtype=torch.bool)
     for step in range(steps):
-        ruled = apply(rules, logits, sampled)
+        ruled = apply(rules, known[:, 0], sampled)
         chosen = take(ruled, temperature, generator)
         token_logprobs = ruled.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
         logprob += token_logprobs.masked_fill(ended, 0.0)
@@ -185,8 +191,13 @@ def decode(
         checks = ended.device.type == "cpu" or step % STEPS_PER_CHECK == STEPS_PER_CHECK - 1
         if step + 1 == steps or (checks and bool(ended.all())):
             break
+        if step < steps_ahead and bool((chosen == guess[step]).all()):
+            known = known[:, 1:]
+            continue
+        steps_ahead = 0
+        state = state.rewound(prompt.shape[1] + step)
         hidden, state = model.decoder.step(state, sampled[:, -1:])
-        logits = model.decoder.logits(hidden[:, -1])
+        known = model.decoder.logits(hidden)
     texts = _texts(sampled, logprob, no_speech, tokens.endoftext)
     groups = [texts[first : first + best_of] for first in range(0, len(texts), best_of)]
     return [best_text(group) for group in groups]

@@ -6,7 +6,7 @@ The keys and values of the window are computed once (`WindowMemory`) and shared 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, cast
@@ -158,6 +158,10 @@ class DecoderState:
     def length(self) -> int:
         """Tokens of each text so far."""
         return self.past.length
+
+    def rewound(self, length: int) -> "DecoderState":
+        """The state after so many tokens of each text."""
+        return replace(self, past=replace(self.past, length=length))
 
 
 class CrossAttention(WhisperAttention):

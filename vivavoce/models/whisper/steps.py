@@ -37,6 +37,9 @@ class TranscriptionOptions:
     """Beams at temperature 0; 1 is greedy."""
     languages: tuple[str, ...] = ()
     """Without a `language`: those that may be spoken, of which the likeliest is detected; empty: all."""
+    guess: str = ""
+    """What the first window probably says, as of a transcript of the sound so far. Serial greedy decoding verifies it
+    in one pass; the transcript is the same without."""
     logprobs: bool = False
     """Whether segments have the log-probabilities of their tokens, which take one more pass a window."""
 
@@ -88,6 +91,8 @@ class WriteText:
     max_tokens: int
     is_started: bool = False
     """Whether the prompt ends inside the text, so that the first sampled token does not start it."""
+    guess: tuple[int, ...] = ()
+    """Tokens that probably come next."""
 
     @property
     def beams(self) -> int:

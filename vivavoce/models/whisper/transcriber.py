@@ -54,7 +54,8 @@ FADING_SAMPLES = 800  # of silence after a recording; later frames hold only sil
 SILENCE_LOG_MEL = -10.0  # the minimum
 TRIM_FRAMES = 8  # trimmed windows end on a multiple of these
 BF16_TRIM_FRAMES = 32  # sixteen positions, the block of bfloat16 products
-TRIM_TAIL_SECONDS = 6.0  # after the sound: with less, models trained on full windows repeat short Mandarin sentences
+# After the sound: with less, models trained on full windows repeat short sentences, or understand them less well.
+TRIM_TAIL_SECONDS = 6.0
 MAX_TOKENS_PER_SECOND = 16  # of a trimmed window; a longer text repeats itself
 MIN_TOKENS = 32  # that any trimmed window may have
 
@@ -255,6 +256,7 @@ class WhisperTranscriber:
         prefix = self.tokenizer.encode(f" {options.prefix.strip()}") if options.prefix and is_first else []
         if len(prompt) + len(prefix) + 8 > self.model.config.max_target_positions:
             raise InputError(f"the prefix has {len(prefix)} tokens, which leaves no room for a transcript")
+        guess = tuple(self.tokenizer.encode(options.guess)) if is_first and not prefix else ()
         max_tokens = half
         if options.padding == "trim":
             spoken = round(size / MEL_FRAMES_PER_SECOND * MAX_TOKENS_PER_SECOND)
@@ -262,7 +264,7 @@ class WhisperTranscriber:
         temperatures = self.settings.temperatures if options.temperatures is None else options.temperatures
         for temperature in temperatures:
             best_of = self.settings.best_of if temperature > 0 else 1
-            text = yield WriteText(memory, (*prompt, *prefix), options, temperature, best_of, max_tokens)
+            text = yield WriteText(memory, (*prompt, *prefix), options, temperature, best_of, max_tokens, guess=guess)
             assert isinstance(text, Text)
             if self.is_trusted(text) or temperature == temperatures[-1]:
                 return replace(text, tokens=[*prefix, *text.tokens]), temperature
@@ -285,6 +287,7 @@ class WhisperTranscriber:
             question.best_of,
             question.max_tokens,
             options.seed,
+            question.guess if question.temperature == 0 else (),
         )
         return text
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -124,7 +125,10 @@ async def serve(host: Served, options: ServerOptions, announce: Callable[[str], 
 
 async def _warm_up(host: Served, stack: AsyncExitStack, server: DrainingServer) -> None:
     """Warm up, then exclude loaded objects from garbage collection: a full collection would stall every session."""
+    started = time.monotonic()
+    logger.info("warming up the models")
     await host.warm_up()
+    logger.info("warm in %.1f s", time.monotonic() - started)
     stack.enter_context(frozen_heap())
     while not server.started:
         await asyncio.sleep(0.02)

@@ -28,7 +28,7 @@ from vivavoce.cascade.tool_delegate import ToolDelegate
 from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.backend import RecognitionAbilities, ReplyTranscriber, Resolver, TurnTranscriber, is_address
 from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
-from vivavoce.dialogue.fillers import FillerVoice
+from vivavoce.dialogue.fillers import FILLERS, FillerVoice
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
@@ -248,6 +248,9 @@ class SpeechHost:
         await _warm_front_end(self.options)
         if isinstance(self.pipeline, LoadedCascade):
             await self.pipeline.warm_up(self.settings)
+            if self.fillers is not None and isinstance(self.pipeline.voice, TTSSynthesiser) and self.pipeline.voices:
+                spoken = [each for each in self.models[0].languages if each in FILLERS]
+                await self.fillers.warm_up(spoken or ["en"], self.settings)
         else:
             await self.pipeline.warm_up()
             if self.recogniser is not None:
