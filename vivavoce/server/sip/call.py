@@ -141,7 +141,7 @@ class SipCall:
         return offer
 
     async def _acceptance(self, transaction: ServerTransaction, offer: str | None) -> SessionParams:
-        """The session of the call: the default one, or that of whoever accepts it."""
+        """The session of the call: the default one, or that of the request which accepts it."""
         if self._agent.options.answers == "auto":
             self._accepted.set_result(SessionParams())
             return SessionParams()
@@ -298,7 +298,7 @@ class SipCall:
     # Transfer
 
     async def transfer(self, target: Uri) -> None:
-        """Ask the peer to call somebody else instead (REFER); WireError where it refuses."""
+        """Ask the peer to call another address instead (REFER); WireError where it refuses."""
         headers = [("Refer-To", f"<{target}>"), ("Referred-By", f"<{SipAddress.parse(self.dialog.local).uri}>")]
         try:
             sent = await self._agent.signalling.within(self.dialog, "REFER", headers, account=self._agent.account)

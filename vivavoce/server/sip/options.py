@@ -148,7 +148,7 @@ class TargetPattern:
 
 @dataclass(frozen=True)
 class AllowedTargets:
-    """To whom calls may be transferred; without patterns, to nobody."""
+    """Addresses that calls may be transferred to; without patterns, to none."""
 
     patterns: list[TargetPattern]
 
