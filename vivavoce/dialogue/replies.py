@@ -85,23 +85,29 @@ class Replies:
         """Whether a reply waits for the end of the turn."""
         return self._held is not None
 
-    @property
-    def is_audible(self) -> bool:
-        """Whether a reply may be playing now."""
-        now = self._context.clock.now()
-        return any(each.playback.is_playing(now) for each in self._known.values())
+    def is_audible(self, moment: float) -> bool:
+        """Whether a reply was being played at a moment up to now, or made a pause as it is generated too slowly."""
+        starts = None if self._generating is None else self._generating.playback.started
+        is_under_way = starts is not None and starts <= moment
+        return is_under_way or any(each.playback.was_playing(moment) for each in self._known.values())
 
-    @property
-    def is_protected(self) -> bool:
-        """Whether a reply is generated or played that must not be interrupted."""
+    def is_protected(self, moment: float) -> bool:
+        """Whether a reply was generated or played at a moment up to now that must not be interrupted."""
         known = self._known.get(self._protected)
-        return known is not None and (not known.is_over or known.playback.is_playing(self._context.clock.now()))
+        return known is not None and (not known.is_over or known.playback.was_playing(moment))
 
-    @property
-    def has_hardly_started(self) -> bool:
-        """Whether so little of the reply was played that it seems to have come too soon."""
-        active = self.active
-        return bool(active) and active[0].playback.played(self._context.clock.now()) < HARDLY_STARTED_SECONDS
+    def has_hardly_started(self, moment: float) -> bool:
+        """Whether so little of the reply was played at a moment up to now that it seems to have come too soon."""
+        heard = self.seconds_heard(moment)
+        return heard is not None and heard < HARDLY_STARTED_SECONDS
+
+    def seconds_heard(self, moment: float) -> float | None:
+        """How much of the oldest reply in progress at a moment up to now had been played; None: there was none."""
+        for each in self._known.values():
+            is_active = each is self._generating or each.playback.was_playing(moment)
+            if is_active and not each.is_out_of_band:
+                return each.playback.position(moment)
+        return None
 
     def hold(self) -> None:
         """Start a reply to the open turn, and hold it."""

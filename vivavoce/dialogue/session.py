@@ -111,7 +111,8 @@ class LiveConversation:
         """Let fillers be spoken while the user waits."""
 
         def is_waiting() -> bool:
-            if self._listening.is_user_speaking or self._replies.is_audible or not self._is_attended.is_set():
+            is_audible = self._replies.is_audible(self._context.clock.now())
+            if self._listening.is_user_speaking or is_audible or not self._is_attended.is_set():
                 return False
             generating = self._replies.generating
             return has_open_calls(self._history) if generating is None else not generating.has_output
@@ -376,9 +377,12 @@ class LiveConversation:
     def _request_turn_model(self, turn: OpenTurn) -> None:
         async def ask() -> None:
             assert self._options.turn_model is not None
-            self._listening.set_finished_probability(
-                turn, await asyncio.to_thread(self._options.turn_model, turn.sound)
-            )
+            probability = None
+            try:
+                probability = await asyncio.to_thread(self._options.turn_model, turn.sound)
+            except Exception as error:  # without an answer silence alone ends the turn
+                log_failure(logger, error, "the turn model failed")
+            self._listening.set_finished_probability(turn, probability)
 
         self._start(ask())
 

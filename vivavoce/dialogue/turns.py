@@ -5,6 +5,7 @@ A pause first makes the end *likely*, so that a reply can be started and held; t
 by a turn model that runs at the likely end. `UserTurns` applies it to the audio of a conversation.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -198,6 +199,10 @@ class UserTurns:
         self._recent: deque[AudioWindow] = deque(maxlen=RECENT_WINDOWS)
         self._user_level = UserLevel()
         self._turn = TurnState()
+        self._pending: deque[AudioWindow] = deque()  # not processed, as the turn model is being asked
+        self._quiet_ms = 0  # after the last of them
+        self._asked: OpenTurn | None = None  # the turn that the model is asked about
+        self._moment = -math.inf  # when the last window was captured
         self._open: OpenTurn | None = None
         self._overlap: OverlapWatch | None = None
         self._finished: float | None = None
@@ -212,15 +217,31 @@ class UserTurns:
             self.drop_held()
 
     def take(self, windows: list[AudioWindow], quiet_ms: int) -> None:
-        """Process the next windows of the user's audio, and the silence after the last of them."""
-        for window in windows:
-            self._window(window)
-        if self._open is not None and self._context.settings.turn.detector != "none":
-            event, self._turn = self._taker.peek(self._turn, quiet_ms, self._finished)
+        """Process the next windows of the user's audio, and the silence after the last of them.
+
+        While the turn model is asked, windows wait for its answer: they would be judged without it on a busy machine.
+        """
+        self._pending.extend(windows)
+        self._quiet_ms = quiet_ms
+        self._process()
+
+    def _process(self) -> None:
+        while self._pending and self._asked is None:
+            self._window(self._pending.popleft())
+        if self._asked is None and self._open is not None and self._context.settings.turn.detector != "none":
+            event, self._turn = self._taker.peek(self._turn, self._quiet_ms, self._finished)
             self._pause(self._open, event)
+
+    def _process_unasked(self) -> None:
+        """Process what waits for the turn model: the client has decided itself."""
+        while self._pending:
+            self._asked = None
+            self._window(self._pending.popleft())
+        self._asked = None
 
     def commit(self) -> Item:
         """End the open turn on the client's request."""
+        self._process_unasked()
         if self._open is None:
             raise InputError("there is no audio since the last turn, so there is nothing to commit")
         self.drop_held()
@@ -231,6 +252,7 @@ class UserTurns:
 
     def clear(self) -> None:
         """Discard the audio since the last turn."""
+        self._process_unasked()
         self.drop_held()
         if self._open is not None:
             self._open = None
@@ -249,19 +271,21 @@ class UserTurns:
         if self._open is not None and self._open.waiting:
             self._pass_on(self._open)
 
-    def set_finished_probability(self, turn: OpenTurn, probability: float) -> None:
-        """Set the turn model's answer for a turn that is likely over."""
-        if self._open is turn and self._turn.is_likely_over:
-            self._finished = probability
+    def set_finished_probability(self, turn: OpenTurn, probability: float | None) -> None:
+        """Set the turn model's answer for a turn that is likely over; None: it has none."""
+        if self._asked is turn:
+            self._asked, self._finished = None, probability
+            self._process()
 
     def _window(self, window: AudioWindow) -> None:
         self._recent.append(window)
+        self._moment = window.ended_at
         if self._context.settings.turn.detector == "none":
             self._turn = TurnState(heard_ms=self._turn.heard_ms + WINDOW_MS)
             self._listen(self._open or self._open_turn(prefix=0), window.samples)
             return
         event, self._turn = self._taker.step(self._turn, window.probability, self._finished, window.quiet_ms)
-        is_audible = self._replies.is_audible
+        is_audible = self._replies.is_audible(self._moment)
         if self._turn.is_speech and not is_audible and self._overlap is None:
             self._user_level.update(window.level_db)
         if self._open is not None:
@@ -275,7 +299,7 @@ class UserTurns:
 
     @property
     def _may_interrupt(self) -> bool:
-        return self._context.settings.turn.interrupt_response and not self._replies.is_protected
+        return self._context.settings.turn.interrupt_response and not self._replies.is_protected(self._moment)
 
     def _in_turn(self, turn: OpenTurn, event: TurnEvent | None, window: AudioWindow) -> None:
         if event is TurnEvent.WENT_ON:
@@ -293,6 +317,7 @@ class UserTurns:
     def _likely_over(self, turn: OpenTurn) -> None:
         settings = self._context.settings.turn
         if settings.detector == "semantic" and self._options.request_turn_model is not None:
+            self._asked = turn
             self._options.request_turn_model(turn)
         if self._options.holds_replies and settings.create_response:
             self._replies.hold()
@@ -319,8 +344,8 @@ class UserTurns:
             self._overlap = OverlapWatch(self._options.classifier)
         watch, turn = self._overlap, self._turn
         watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._user_level)
-        is_premature = self._replies.has_hardly_started and turn.has_started and not watch.is_echo
-        has_no_output = watch.verdict is None and not self._replies.is_audible and turn.has_started
+        is_premature = self._replies.has_hardly_started(self._moment) and turn.has_started and not watch.is_echo
+        has_no_output = watch.verdict is None and not self._replies.is_audible(self._moment) and turn.has_started
         if watch.verdict is OverlapVerdict.INTERRUPTION or is_premature or has_no_output:
             self._begin_turn()
         elif watch.is_over:
