@@ -14,6 +14,7 @@ from vivavoce.dialogue.events import (
     ConversationSettings,
     Event,
     Item,
+    ItemRetracted,
     ItemTruncated,
     OutputCleared,
     ReplyAudio,
@@ -47,6 +48,12 @@ class ConversationContext:
     def set_history(self) -> None:
         """Pass the history and the settings to the backend."""
         self.conversation_state.set_history(self.history.items, self.settings)
+
+    def retract(self, item: str) -> None:
+        """Remove an item, if there is one of this id, and tell the client."""
+        if any(known.id == item for known in self.history):
+            self.history.retract(item)
+            self.emit(ItemRetracted(item))
 
 
 class Replies:
@@ -183,8 +190,8 @@ class Replies:
                 speaking.playback.stop(now)
                 self._context.timeline.stop(now)
 
-    def interrupt(self) -> None:
-        """Stop all replies that are generated or played; the history keeps what was played."""
+    def interrupt(self, retracts: bool = False) -> None:
+        """Stop all replies that are generated or played; the history keeps what was played, unless it is retracted."""
         self._is_pending = False
         now = self._context.clock.now()
         stopped = [each for each in self._known.values() if each.playback.is_playing(now)]
@@ -192,7 +199,7 @@ class Replies:
             stopped.append(self._generating)
         for speaking in stopped:
             speaking.end("turn_detected")
-            self._silence(speaking)
+            self._silence(speaking, retracts)
         if stopped:
             self._context.set_history()
 
@@ -291,17 +298,18 @@ class Replies:
             self._generating.release(None)
             self.on_wait()
 
-    def _silence(self, speaking: ActiveReply) -> None:
-        """Drop the sound that was emitted and not played, also from the history."""
+    def _silence(self, speaking: ActiveReply, retracts: bool = False) -> None:
+        """Drop the sound that was emitted and not played, also from the history, or all of it there."""
         now = self._context.clock.now()
         played = speaking.playback.played(now)
         speaking.playback.stop(now)
         self._context.timeline.stop(now)
         if speaking.has_sound:
             self._context.emit(OutputCleared(speaking.reply))
-            cut = self._cut_to_played(speaking)
-            if cut is not None:
-                self._context.emit(ItemTruncated(cut, round(played * 1e3)))
+        if retracts:
+            self._context.retract(speaking.spoken_item)
+        elif (cut := self._cut_to_played(speaking)) is not None:
+            self._context.emit(ItemTruncated(cut, round(played * 1e3)))
 
     def _cut_to_played(self, speaking: ActiveReply) -> Item | None:
         """Cut its spoken item in the history to what was played; None where the history has no such item."""

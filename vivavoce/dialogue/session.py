@@ -33,11 +33,13 @@ from vivavoce.dialogue.fillers import FillerVoice, FillerWatch, has_open_calls
 from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, EchoRemover, FrontEnd, InlineFrontEnd
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.history import History
+from vivavoce.dialogue.joined_turns import JOIN_WITHIN_MS
 from vivavoce.dialogue.output_timeline import OutputTimeline, PlayedOutput
 from vivavoce.dialogue.partial_transcripts import PartialTranscripts
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.reply import SpeakingOptions
-from vivavoce.dialogue.turns import LIKELY_END_MS, ListeningOptions, OpenTurn, UserTurns
+from vivavoce.dialogue.turn_taker import LIKELY_END_MS
+from vivavoce.dialogue.turns import ListeningOptions, OpenTurn, UserTurns
 from vivavoce.errors import InputError, public_message
 from vivavoce.log import log_failure
 
@@ -53,6 +55,8 @@ class DialogueOptions:
     holds_replies: bool = True
     """Whether a reply is started at a likely end of turn and held."""
     likely_end_ms: int = LIKELY_END_MS
+    join_within_ms: int = JOIN_WITHIN_MS
+    """How long after its detected end a turn may go on, and takes back a reply of which hardly anything was heard."""
     activity: VoiceActivity | None = None
     """None: Silero's network."""
     echo: EchoRemover | None = field(default_factory=EchoGuard)
@@ -154,6 +158,7 @@ class LiveConversation:
         options = self._options
         return ListeningOptions(
             options.likely_end_ms,
+            options.join_within_ms,
             options.holds_replies,
             options.ducked_gain,
             options.classifier,
@@ -342,6 +347,8 @@ class LiveConversation:
         self._on_transcript(item, transcript)
 
     def _on_transcript(self, item: str, heard: TurnTranscript | Exception) -> None:
+        if self._history.retracted(item) is not None:
+            return  # the turn that it became part of has its words
         if isinstance(heard, Exception):
             if self.settings.transcribe_input:
                 self._emit(InputTranscriptFailed(item, public_message(heard) or type(heard).__name__))
