@@ -93,15 +93,16 @@ async def test_a_reply_that_is_generated_too_slowly_is_still_spoken_over():
         fast = reply.pieces()
 
         async def pieces():
+            yield await anext(fast)
             async for piece in fast:
                 yield piece
-                await stage.clock.until(stage.clock.now() + 1.0)
+                await stage.clock.until(stage.clock.now() + 1.5)
 
         reply.pieces = pieces
         return reply
 
     stage.backend.state.reply = slow
-    await answered(stage, 0.6)  # 0.4 s of it have been played, more follows after 1 s
+    await answered(stage, 0.9)  # 0.8 s of it have been played, more follows later
     await stage.hear(np.concatenate([hum(0.3, seed=3), silence(1.5)]))
     assert len(stage.all(SpeechStarted)) == 1 and not stage.all(ReplyDone)
     await stage.close()

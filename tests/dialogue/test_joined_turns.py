@@ -87,7 +87,7 @@ async def test_the_sound_is_joined_without_what_was_heard_twice():
     ("options", "settings", "pause"),
     [
         (DialogueOptions(join_within_ms=0), with_turn(), 0.6),
-        (DialogueOptions(), with_turn(), 1.3),
+        (DialogueOptions(), with_turn(), 1.7),
         (DialogueOptions(), with_turn(interrupt_response=False), 0.6),
         (DialogueOptions(), with_turn(create_response=False), 0.6),
     ],

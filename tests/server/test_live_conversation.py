@@ -30,7 +30,7 @@ RATE = 24_000
 
 @dataclass
 class Listener:
-    heard: str
+    heard: str = "something spoken"
 
     async def transcribe(self, samples, rate, language=None):
         if language == "xx":

@@ -28,7 +28,7 @@ from vivavoce.errors import InputError
 
 MAX_COMPLETED_REPLIES = 8  # still tracked, as they may be playing
 MAX_OUT_OF_BAND = 16
-HARDLY_STARTED_SECONDS = 0.25  # a reply played for less yields to any speech: it came too soon
+HARDLY_STARTED_SECONDS = 0.6  # a reply played for less yields to any speech: it came too soon
 
 
 @dataclass

@@ -182,6 +182,11 @@ class UserTurns:
     def _may_interrupt(self) -> bool:
         return self._context.settings.turn.interrupt_response and not self._replies.is_protected(self._moment)
 
+    @property
+    def _speech_start(self) -> float:
+        """When the speech that may be a turn began."""
+        return self._moment - (self._turn.heard_ms - self._turn.speech_from_ms) / 1e3
+
     def _in_turn(self, turn: OpenTurn, event: TurnEvent | None, window: AudioWindow) -> None:
         if event is TurnEvent.WENT_ON:
             self._finished = None
@@ -225,7 +230,7 @@ class UserTurns:
             self._overlap = OverlapWatch(self._options.classifier)
         watch, turn = self._overlap, self._turn
         watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._user_level)
-        is_premature = self._replies.has_hardly_started(self._moment) and turn.has_started and not watch.is_echo
+        is_premature = self._replies.has_hardly_started(self._speech_start) and turn.has_started and not watch.is_echo
         has_no_output = watch.verdict is None and not self._replies.is_audible(self._moment) and turn.has_started
         if watch.verdict is OverlapVerdict.INTERRUPTION or is_premature or has_no_output:
             self._begin_turn()
@@ -267,10 +272,9 @@ class UserTurns:
 
     def _interrupt(self, turn: OpenTurn) -> None:
         """Stop the replies; where the turn before goes on, take back its reply and begin with its sound."""
-        start_ms = self._turn.speech_from_ms
-        start = self._moment - (self._turn.heard_ms - start_ms) / 1e3
+        start_ms, within_ms = self._turn.speech_from_ms, self._options.join_within_ms
         before, self._answered = self._answered, None
-        if before is None or not before.goes_on(start_ms, start, self._options.join_within_ms, self._context.history):
+        if before is None or not before.goes_on(start_ms, self._speech_start, within_ms, self._context.history):
             self._replies.interrupt()
             return
         self._replies.interrupt(retracts=True)
