@@ -59,14 +59,14 @@ async def heard(backend, sound: np.ndarray) -> tuple[list, str]:
     return [event.item for event in events if isinstance(event, TurnCommitted)], last
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 async def mini_speech():
     async with load_moss_speech(hub.resolve("mini-speech")) as backend:
         yield backend
 
 
 @pytest.mark.parametrize("pause", PAUSES)
-@pytest.mark.parametrize("name", ["10-table", "13-room", "01-wake-up"])
+@pytest.mark.parametrize("name", ["13-room", "01-wake-up"])
 async def test_a_question_with_a_pause_is_answered_as_a_whole(mini_speech, name, pause):
     (question,) = [each for each in json.loads((QUESTIONS / "questions.json").read_text()) if name in each["file"]]
     sound, _ = with_pause(read(QUESTIONS / question["file"], rate=RATE).samples[0], pause)
