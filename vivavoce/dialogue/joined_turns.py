@@ -30,7 +30,7 @@ class AnsweredTurn:
         taken back, nor where the client has added items since.
         """
         reply = self.reply
-        is_in_progress = not reply.is_over or reply.playback.was_playing(start)
+        is_in_progress = not reply.is_over or reply.playback.is_playing(start)
         is_soon = start_ms - self.ended_ms < within_ms and reply.playback.position(start) < MAX_HEARD_SECONDS
         is_short = len(self.windows) * WINDOW_MS <= MAX_JOINED_SECONDS * 1e3
         has_called = reply.item != reply.spoken_item

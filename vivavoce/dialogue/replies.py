@@ -109,9 +109,9 @@ class Replies:
         return heard is not None and heard < HARDLY_STARTED_SECONDS
 
     def seconds_heard(self, moment: float) -> float | None:
-        """How much of the oldest reply in progress at a moment up to now had been played; None: there was none."""
+        """How much of the oldest reply in progress had been played at a moment up to now; None: there was none."""
         for each in self._known.values():
-            is_active = each is self._generating or each.playback.was_playing(moment)
+            is_active = each is self._generating or each.playback.is_playing(moment)
             if is_active and not each.is_out_of_band:
                 return each.playback.position(moment)
         return None
