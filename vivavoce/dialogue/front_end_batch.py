@@ -179,9 +179,12 @@ class FrontEndBatch:
             stream.heard += WINDOW
         levels, is_silent, quiet = self._silence.step([stream.row for stream in streams], samples)
         probabilities = self._speech_probabilities(streams, pieces, is_silent)
+        ended = [stream.capture.moment(stream.heard / RATE) for stream in streams]
         return [
-            AudioWindow(np.frombuffer(piece, np.float32), *rest, stream.capture.moment(stream.heard / RATE))
-            for stream, piece, *rest in zip(streams, pieces, probabilities, levels, shares, quiet, strict=True)
+            AudioWindow(np.frombuffer(piece, np.float32), probability, level, share, quiet_ms, ended_at)
+            for piece, probability, level, share, quiet_ms, ended_at in zip(
+                pieces, probabilities, levels, shares, quiet, ended, strict=True
+            )
         ]
 
     def _references(self, streams: list[BatchedStream]) -> Samples:
