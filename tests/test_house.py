@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "models": {"errors", "device", "log", "audio", "kernels", "nn", "models"},
     "engine": {"errors", "device", "log", "kernels", "nn", "engine", "models.interface"},
     "runtime": {"errors", "device", "log", "nn", "engine", "models.interface", "runtime"},
-    "dialogue": {"errors", "log", "audio", "nn.modules", "engine.sampling", "dialogue"},
+    "dialogue": {"errors", "log", "audio", "nn.modules", "engine.sampling", "engine.sliding_maximum", "dialogue"},
     "stacks": {"errors", "hub"},
     "asr": {"errors", "device", "log", "hub", "audio", "models", "engine", "runtime", "asr"},
     "tts": {"errors", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "tts"},

@@ -71,16 +71,17 @@ async def test_a_backchannel_or_a_cough_does_not_stop_the_reply(sound, ahead):
 async def test_what_the_client_reports_as_played_is_what_was_heard():
     stage = Stage.set(spoken(6.0))
     reply = await answered(stage)
-    stage.conversation.played(reply, 700)
+    stage.conversation.played(reply, 1300)
     stage.conversation.played(reply, 400)
     await stage.hear(talk(1.0, seed=6))
-    assert stage.all(ItemTruncated)[0].audio_end_ms == 700
+    assert stage.all(ItemTruncated)[0].audio_end_ms == 1300
     await stage.close()
     stage.check()
 
 
 async def test_an_interruption_before_the_first_sound_leaves_no_words():
-    stage = Stage.set([Wrote("Hm"), Ended("completed")], options=DialogueOptions(holds_replies=False))
+    options = DialogueOptions(holds_replies=False, join_within_ms=0)
+    stage = Stage.set([Wrote("Hm"), Ended("completed")], options=options)
     slow = asyncio.Event()
 
     async def wait_for_ever(self):
@@ -107,12 +108,12 @@ async def test_an_interruption_before_the_first_sound_leaves_no_words():
 
 async def test_speech_after_the_reply_was_sent_but_while_it_is_heard_cuts_it():
     stage = Stage.set(spoken(3.0), ahead=None)
-    await answered(stage, 0.6)
+    await answered(stage, 1.4)
     assert stage.all(ReplyDone)[0].reason == "completed"
     await stage.hear(talk(1.0, seed=6))
     assert any(event.gain < 1 for event in stage.all(ReplyAudio)), "what was handed out is ducked too"
     assert [event.reply for event in stage.all(OutputCleared)] == [stage.all(ReplyDone)[0].reply]
-    assert 500 < stage.all(ItemTruncated)[0].audio_end_ms < 1200
+    assert 1300 < stage.all(ItemTruncated)[0].audio_end_ms < 2000
     await stage.close()
     stage.check()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tests.dialogue.voices import hum, talk
+from tests.dialogue.voices import hum, silence, talk
 from tests.server.harness import DEADLINE, connected, eventually
 from tests.server.scripted import pitch, tone, watermark
 from vivavoce.audio.resample import LiveResampler
@@ -30,11 +30,14 @@ from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
 RATE = 24_000
 
 
+@dataclass
 class Listener:
+    heard: str = "something spoken"
+
     async def transcribe(self, samples, rate, language=None):
         if language == "xx":
             raise InputError("this language is not known here")
-        return "something spoken"
+        return self.heard
 
 
 class Chat:
@@ -73,9 +76,10 @@ class LiveHost:
     voices: Sequence[str] = ()
     opened: list[LiveConversation] = field(default_factory=list)
     options: DialogueOptions = field(default_factory=DialogueOptions)
+    heard: str = "something spoken"
 
     def open(self, settings, model):
-        pipeline = CascadeBackend(WholeTurns(Listener()), Chat(), Voice())
+        pipeline = CascadeBackend(WholeTurns(Listener(self.heard)), Chat(), Voice())
         self.opened.append(LiveConversation(pipeline, settings, self.options))
         return self.opened[-1]
 
@@ -195,6 +199,33 @@ async def test_an_interruption_keeps_only_what_was_heard(live):
         sound = decode(base64.b64decode(kept["item"]["content"][0]["audio"]), WireFormat())
         assert len(sound) / RATE * 1000 == pytest.approx(truncated[0]["audio_end_ms"], abs=5)
         assert (await client.until("response.done"))["response"]["status"] == "completed"  # the answer to it
+
+
+async def test_a_turn_that_goes_on_is_one_item(running):
+    host = LiveHost(options=DialogueOptions(echo=None), heard="a long story")
+    async with connected(await running(host=host)) as client, speaking(client) as microphone:
+        await client.send("session.update", session={"audio": {"input": {"transcription": {"model": "any"}}}})
+        microphone.say(np.concatenate([talk(1.0, seed=3), silence(0.8), talk(1.0, seed=5)]))  # 300 ms end a turn
+        early = (await client.until("response.output_audio.delta"))["item_id"]
+        first = client.of_type("input_audio_buffer.committed")[0]["item_id"]
+        await client.until("input_audio_buffer.speech_started")
+        # Stock clients truncate what they play, and retrieve what was transcribed.
+        await client.send("conversation.item.truncate", item_id=early, content_index=0, audio_end_ms=0)
+        await client.send("conversation.item.retrieve", item_id=first)
+        whole = await client.until("input_audio_buffer.committed")
+        assert whole["item_id"] != first and whole["previous_item_id"] is None
+        await client.until("response.output_audio.delta")
+        cut = client.of_type("response.done")[0]["response"]
+        assert cut["status_details"] == {"type": "cancelled", "reason": "turn_detected"}
+        assert [event["item_id"] for event in client.of_type("conversation.item.deleted")] == [early, first]
+        types = [event["type"] for event in client.events]
+        assert types.index("response.done") < types.index("conversation.item.deleted")
+        assert types.count("conversation.item.truncated") == 1 and "error" not in types
+        assert client.of_type("conversation.item.retrieved")[0]["item"]["id"] == first
+        await client.send("conversation.item.retrieve", item_id=whole["item_id"])
+        kept = (await client.until("conversation.item.retrieved"))["item"]
+        sound = decode(base64.b64decode(kept["content"][0]["audio"]), WireFormat())
+        assert len(sound) / RATE > 2.8, "both parts, and the pause between them"
 
 
 async def test_a_truncation_by_the_client_is_confirmed_once(live):

@@ -103,31 +103,42 @@ class PlaybackClock:
 
     def report(self, seconds: float, now: float) -> None:
         """The client reports that it has played this much. Reports never decrease."""
-        self._reported, self._reported_at = min(self.sent, max(seconds, self._reported or 0.0)), now
+        played = min(self.sent, max(seconds, self._reported or 0.0))
+        if played < self.sent or played != self._reported:  # the first report of all that was sent says when it ended
+            self._reported, self._reported_at = played, now
 
     def played(self, now: float) -> float:
         """Seconds certainly played: as last reported, or by the estimate where the client does not report."""
         return self._estimate(now) if self._reported is None else self._reported
 
     def position(self, now: float) -> float:
-        """Seconds played, assuming that playback went on since the last report."""
+        """Seconds played at this moment, also a past one, assuming that playback goes on after the last report."""
         if self._reported is None:
             return self._estimate(now)
-        elapsed = max(0.0, now - self._reported_at)
-        return min(self.sent, self._reported + min(elapsed, MAX_EXTRAPOLATION_SECONDS))
+        elapsed = min(now - self._reported_at, MAX_EXTRAPOLATION_SECONDS)
+        return min(self.sent, max(0.0, self._reported + elapsed))
 
     def lead(self, now: float) -> float:
         """Seconds sent and not yet played."""
         return self.sent - self.position(now)
 
     def is_playing(self, now: float) -> bool:
-        """Whether the client may be playing now."""
-        if self.sent == 0 or (self._stopped_at is not None and now >= self._stopped_at):
-            return False
-        if self._reported is None:
-            return now < self.ends
-        left = self.sent - self._reported
-        return left > 1e-3 and now < max(self.ends, self._reported_at + left) + REPORT_GRACE_SECONDS
+        """Whether the client may be playing now, or will with what it was sent."""
+        return self.sent > 0 and now < self._plays_until
+
+    def was_playing(self, moment: float) -> bool:
+        """Whether the client may have been playing at a moment that has passed."""
+        return self.started is not None and self.started <= moment < self._plays_until
+
+    @property
+    def _plays_until(self) -> float:
+        """When playback has certainly ended."""
+        until = self.ends
+        if self._reported is not None:
+            left = self.sent - self._reported
+            late = max(self.ends, self._reported_at + left) + REPORT_GRACE_SECONDS
+            until = late if left > 1e-3 else self._reported_at
+        return until if self._stopped_at is None else min(until, self._stopped_at)
 
     def _estimate(self, now: float) -> float:
         now = now if self._stopped_at is None else min(now, self._stopped_at)

@@ -359,6 +359,13 @@ class ItemTruncated:
 
 
 @dataclass(frozen=True)
+class ItemRetracted:
+    """An item was removed as the user went on with the turn that it belongs to."""
+
+    item: str
+
+
+@dataclass(frozen=True)
 class Warned:
     """A problem the client may want to know of; the conversation goes on."""
 
@@ -384,6 +391,7 @@ Event = (
     | ReplyDone
     | OutputCleared
     | ItemTruncated
+    | ItemRetracted
     | Warned
 )
 

@@ -4,7 +4,6 @@ Audio of any size and rate comes in, 32 ms windows at 16 kHz come out, with the 
 `front_end_batch.py` computes the same for many conversations at once.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -14,6 +13,7 @@ import numpy as np
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.resample import LiveResampler
 from vivavoce.audio.vad import RATE, WINDOW, VoiceActivity
+from vivavoce.dialogue.capture_clock import CaptureClock
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import InputError
 
@@ -31,6 +31,8 @@ class AudioWindow(NamedTuple):
     """Share of echo in the microphone signal, 0 to 1."""
     quiet_ms: int = 0
     """Milliseconds of certain silence at its end."""
+    ended_at: float = 0.0
+    """When its last sample was captured, by the conversation's clock: decisions follow it, however late it arrived."""
 
 
 class EchoRemover(Protocol):
@@ -107,13 +109,13 @@ class AudioFrontEnd:
         self._silent_windows = 0  # consecutive
         self._skipped: Samples | None = None  # the last window not passed to the detector
         self._heard = 0  # samples at 16 kHz
-        self._offsets: deque[float] = deque(maxlen=64)
+        self._capture = CaptureClock()
 
     def hear(self, samples: Samples, now: float) -> list[AudioWindow]:
         """The windows that these samples complete; `now` is the capture time of the last sample, or later."""
         sound, self._resampled = self._resampler.step(self._resampled, checked(samples)[None])
         self._held = np.concatenate([self._held, sound[0]])
-        self._offsets.append(now - (self._heard + len(self._held)) / RATE)
+        self._capture.note(now, (self._heard + len(self._held)) / RATE)
         windows = []
         while len(self._held) >= WINDOW:
             windows.append(self._window(self._held[:WINDOW]))
@@ -129,9 +131,7 @@ class AudioFrontEnd:
     def _window(self, samples: Samples) -> AudioWindow:
         share = 0.0
         if self._echo is not None:
-            # Arrival is late by a varying delay: the smallest recent offset is the best estimate of the capture time.
-            spoken = self._heard / RATE + min(self._offsets)
-            reference = self._reference(spoken, WINDOW)
+            reference = self._reference(self._capture.moment(self._heard / RATE), WINDOW)
             samples, share, self._echo_state = self._echo.step(self._echo_state, samples, reference)
         self._heard += WINDOW
         level_db = rms_dbfs(samples)
@@ -139,7 +139,8 @@ class AudioFrontEnd:
         self._silent_windows = self._silent_windows + 1 if is_silent else 0
         probability = self._speech_probability(samples)
         quiet_ms = self._silence_detector.quiet_ms(samples)
-        return AudioWindow(samples, 0.0 if is_silent else probability, level_db, share, quiet_ms)
+        ended_at = self._capture.moment(self._heard / RATE)
+        return AudioWindow(samples, 0.0 if is_silent else probability, level_db, share, quiet_ms, ended_at)
 
     def _speech_probability(self, samples: Samples) -> float:
         """Probability of speech. In long silence the detector is not run, which saves most of its cost."""

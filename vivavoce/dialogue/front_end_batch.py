@@ -23,6 +23,7 @@ from vivavoce.audio.level import SILENCE_DBFS
 from vivavoce.audio.resample import LiveResampler, LiveResamplerState
 from vivavoce.audio.rows import FEW, Rows
 from vivavoce.audio.vad import RATE, WINDOW, VoiceActivity
+from vivavoce.dialogue.capture_clock import CaptureClock
 from vivavoce.dialogue.events import Samples
 from vivavoce.dialogue.front_end import BLOCK, SETTLED_WINDOWS, AudioWindow, EchoRemover, SilenceDetector
 from vivavoce.dialogue.output_timeline import OutputTimeline
@@ -83,7 +84,7 @@ class BatchedStream:
     heard: int = 0  # samples at 16 kHz
     silent_windows: int = 0  # consecutive
     skipped: bytes | None = None  # the last window not passed to the detector
-    offsets: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    capture: CaptureClock = field(default_factory=CaptureClock)
 
 
 class FrontEndBatch:
@@ -161,7 +162,7 @@ class FrontEndBatch:
             for (stream, chunk), sound, state in zip(some, sounds, states, strict=True):
                 stream.resampled = state
                 stream.held += sound.tobytes()
-                stream.offsets.append(chunk.now - (stream.heard + len(stream.held) // 4) / RATE)
+                stream.capture.note(chunk.now, (stream.heard + len(stream.held) // 4) / RATE)
 
     def _windows(self, streams: list[BatchedStream]) -> list[AudioWindow]:
         """The next window of each stream."""
@@ -178,10 +179,11 @@ class FrontEndBatch:
             stream.heard += WINDOW
         levels, is_silent, quiet = self._silence.step([stream.row for stream in streams], samples)
         probabilities = self._speech_probabilities(streams, pieces, is_silent)
+        ended = [stream.capture.moment(stream.heard / RATE) for stream in streams]
         return [
-            AudioWindow(np.frombuffer(piece, np.float32), probability, level, share, quiet_ms)
-            for piece, probability, level, share, quiet_ms in zip(
-                pieces, probabilities, levels, shares, quiet, strict=True
+            AudioWindow(np.frombuffer(piece, np.float32), probability, level, share, quiet_ms, ended_at)
+            for piece, probability, level, share, quiet_ms, ended_at in zip(
+                pieces, probabilities, levels, shares, quiet, ended, strict=True
             )
         ]
 
@@ -192,11 +194,11 @@ class FrontEndBatch:
             alike[stream.timeline_resampler].append(stream.timeline)
         for resampler, timelines in alike.items():
             OutputTimeline.catch_up_many(timelines, resampler)
-        # Arrival is late by a varying delay: the smallest recent offset is the best estimate of the capture time.
+        moments = [stream.capture.moment(stream.heard / RATE) for stream in streams]
         return _joined(
             [
-                stream.timeline.read_stored(stream.heard / RATE + min(stream.offsets), WINDOW).tobytes()
-                for stream in streams
+                stream.timeline.read_stored(moment, WINDOW).tobytes()
+                for stream, moment in zip(streams, moments, strict=True)
             ]
         )
 

@@ -2,6 +2,7 @@
 
 import re
 import uuid
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,7 @@ from vivavoce.errors import InputError
 
 MAX_ITEMS = 2000
 MAX_SOUND_SECONDS = 900.0
+MAX_RETRACTED = 8
 
 
 def new_id(kind: str) -> str:
@@ -87,6 +89,7 @@ class History:
 
     _items: list[Item] = field(default_factory=list)
     _uncut: _Uncut | None = None
+    _retracted: deque[Item] = field(default_factory=lambda: deque(maxlen=MAX_RETRACTED))
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self._items)
@@ -105,8 +108,16 @@ class History:
         return self._items[-1].id if self._items else None
 
     def find(self, id: str) -> Item:
-        """The item of this id."""
-        return self._items[self._index(id)]
+        """The item of this id, also one that was retracted lately."""
+        return self.retracted(id) or self._items[self._index(id)]
+
+    def retracted(self, id: str) -> Item | None:
+        """The item of this id, if it was retracted lately."""
+        return next((item for item in self._retracted if item.id == id), None)
+
+    def retract(self, id: str) -> None:
+        """Remove an item that a client may still refer to, as it has not learned of this yet."""
+        self._retracted.append(self._items.pop(self._index(id)))
 
     def previous(self, id: str) -> str | None:
         """The id of the item before this one."""
@@ -130,7 +141,7 @@ class History:
 
     def delete(self, id: str) -> Item:
         """Remove an item."""
-        return self._items.pop(self._index(id))
+        return self.retracted(id) or self._items.pop(self._index(id))
 
     def store_uncut(self, item: str, sound: Samples, rate: int, words: SpokenWords, is_whole: bool) -> None:
         """Store all that was emitted of a reply, so that it can be cut again elsewhere."""
@@ -139,6 +150,8 @@ class History:
     def cut(self, id: str, seconds: float) -> Item:
         """Cut a spoken reply to its first seconds; `InputError` where it has no sound or less."""
         item = self.find(id)
+        if self.retracted(id) is not None:
+            return item
         if not isinstance(item.content, Message) or item.content.role != "assistant":
             raise InputError(f"item {id!r} is not a reply and cannot be cut")
         audio = next((part for part in item.content.parts if isinstance(part, AudioPart)), None)

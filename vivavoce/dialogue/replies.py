@@ -14,6 +14,7 @@ from vivavoce.dialogue.events import (
     ConversationSettings,
     Event,
     Item,
+    ItemRetracted,
     ItemTruncated,
     OutputCleared,
     ReplyAudio,
@@ -27,7 +28,7 @@ from vivavoce.errors import InputError
 
 MAX_COMPLETED_REPLIES = 8  # still tracked, as they may be playing
 MAX_OUT_OF_BAND = 16
-HARDLY_STARTED_SECONDS = 0.25  # a reply played for less yields to any speech: it came too soon
+HARDLY_STARTED_SECONDS = 0.6  # a reply played for less yields to any speech: it came too soon
 
 
 @dataclass
@@ -47,6 +48,12 @@ class ConversationContext:
     def set_history(self) -> None:
         """Pass the history and the settings to the backend."""
         self.conversation_state.set_history(self.history.items, self.settings)
+
+    def retract(self, item: str) -> None:
+        """Remove an item, if there is one of this id, and tell the client."""
+        if any(known.id == item for known in self.history):
+            self.history.retract(item)
+            self.emit(ItemRetracted(item))
 
 
 class Replies:
@@ -85,23 +92,29 @@ class Replies:
         """Whether a reply waits for the end of the turn."""
         return self._held is not None
 
-    @property
-    def is_audible(self) -> bool:
-        """Whether a reply may be playing now."""
-        now = self._context.clock.now()
-        return any(each.playback.is_playing(now) for each in self._known.values())
+    def is_audible(self, moment: float) -> bool:
+        """Whether a reply was being played at a moment up to now, or made a pause as it is generated too slowly."""
+        starts = None if self._generating is None else self._generating.playback.started
+        is_under_way = starts is not None and starts <= moment
+        return is_under_way or any(each.playback.was_playing(moment) for each in self._known.values())
 
-    @property
-    def is_protected(self) -> bool:
-        """Whether a reply is generated or played that must not be interrupted."""
+    def is_protected(self, moment: float) -> bool:
+        """Whether a reply was generated or played at a moment up to now that must not be interrupted."""
         known = self._known.get(self._protected)
-        return known is not None and (not known.is_over or known.playback.is_playing(self._context.clock.now()))
+        return known is not None and (not known.is_over or known.playback.was_playing(moment))
 
-    @property
-    def has_hardly_started(self) -> bool:
-        """Whether so little of the reply was played that it seems to have come too soon."""
-        active = self.active
-        return bool(active) and active[0].playback.played(self._context.clock.now()) < HARDLY_STARTED_SECONDS
+    def has_hardly_started(self, moment: float) -> bool:
+        """Whether so little of the reply was played at a moment up to now that it seems to have come too soon."""
+        heard = self.seconds_heard(moment)
+        return heard is not None and heard < HARDLY_STARTED_SECONDS
+
+    def seconds_heard(self, moment: float) -> float | None:
+        """How much of the oldest reply in progress had been played at a moment up to now; None: there was none."""
+        for each in self._known.values():
+            is_active = each is self._generating or each.playback.is_playing(moment)
+            if is_active and not each.is_out_of_band:
+                return each.playback.position(moment)
+        return None
 
     def hold(self) -> None:
         """Start a reply to the open turn, and hold it."""
@@ -177,8 +190,8 @@ class Replies:
                 speaking.playback.stop(now)
                 self._context.timeline.stop(now)
 
-    def interrupt(self) -> None:
-        """Stop all replies that are generated or played; the history keeps what was played."""
+    def interrupt(self, retracts: bool = False) -> None:
+        """Stop all replies that are generated or played; the history keeps what was played, unless it is retracted."""
         self._pending = None
         now = self._context.clock.now()
         stopped = [each for each in self._known.values() if each.playback.is_playing(now)]
@@ -186,7 +199,7 @@ class Replies:
             stopped.append(self._generating)
         for speaking in stopped:
             speaking.end("turn_detected")
-            self._silence(speaking)
+            self._silence(speaking, retracts)
         if stopped:
             self._context.set_history()
 
@@ -286,17 +299,18 @@ class Replies:
             self._generating.release(None)
             self.on_wait()
 
-    def _silence(self, speaking: ActiveReply) -> None:
-        """Drop the sound that was emitted and not played, also from the history."""
+    def _silence(self, speaking: ActiveReply, retracts: bool = False) -> None:
+        """Drop the sound that was emitted and not played, also from the history, or all of it there."""
         now = self._context.clock.now()
         played = speaking.playback.played(now)
         speaking.playback.stop(now)
         self._context.timeline.stop(now)
         if speaking.has_sound:
             self._context.emit(OutputCleared(speaking.reply))
-            cut = self._cut_to_played(speaking)
-            if cut is not None:
-                self._context.emit(ItemTruncated(cut, round(played * 1e3)))
+        if retracts:
+            self._context.retract(speaking.spoken_item)
+        elif (cut := self._cut_to_played(speaking)) is not None:
+            self._context.emit(ItemTruncated(cut, round(played * 1e3)))
 
     def _cut_to_played(self, speaking: ActiveReply) -> Item | None:
         """Cut its spoken item in the history to what was played; None where the history has no such item."""

@@ -34,11 +34,13 @@ from vivavoce.dialogue.fillers import FillerVoice, FillerWatch, has_open_calls
 from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, EchoRemover, FrontEnd, InlineFrontEnd
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.history import History
+from vivavoce.dialogue.joined_turns import JOIN_WITHIN_MS
 from vivavoce.dialogue.output_timeline import OutputTimeline, PlayedOutput
 from vivavoce.dialogue.partial_transcripts import PartialTranscripts
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.reply import SpeakingOptions
-from vivavoce.dialogue.turns import LIKELY_END_MS, ListeningOptions, OpenTurn, UserTurns
+from vivavoce.dialogue.turn_taker import LIKELY_END_MS
+from vivavoce.dialogue.turns import ListeningOptions, OpenTurn, UserTurns
 from vivavoce.errors import InputError, public_message
 from vivavoce.log import log_failure
 
@@ -54,6 +56,8 @@ class DialogueOptions:
     holds_replies: bool = True
     """Whether a reply is started at a likely end of turn and held."""
     likely_end_ms: int = LIKELY_END_MS
+    join_within_ms: int = JOIN_WITHIN_MS
+    """How long after its detected end a turn may go on, and takes back a reply of which hardly anything was heard."""
     activity: VoiceActivity | None = None
     """None: Silero's network."""
     echo: EchoRemover | None = field(default_factory=EchoGuard)
@@ -112,7 +116,8 @@ class LiveConversation:
         """Let fillers be spoken while the user waits."""
 
         def is_waiting() -> bool:
-            if self._listening.is_user_speaking or self._replies.is_audible or not self._is_attended.is_set():
+            is_audible = self._replies.is_audible(self._context.clock.now())
+            if self._listening.is_user_speaking or is_audible or not self._is_attended.is_set():
                 return False
             generating = self._replies.generating
             return has_open_calls(self._history) if generating is None else not generating.has_output
@@ -154,6 +159,7 @@ class LiveConversation:
         options = self._options
         return ListeningOptions(
             options.likely_end_ms,
+            options.join_within_ms,
             options.holds_replies,
             options.ducked_gain,
             options.classifier,
@@ -344,6 +350,8 @@ class LiveConversation:
         self._on_transcript(item, transcript)
 
     def _on_transcript(self, item: str, heard: TurnTranscript | Exception) -> None:
+        if self._history.retracted(item) is not None:
+            return  # the turn that it became part of has its words
         if isinstance(heard, Exception):
             if self.settings.transcribe_input:
                 self._emit(InputTranscriptFailed(item, public_message(heard) or type(heard).__name__))
@@ -379,9 +387,12 @@ class LiveConversation:
     def _request_turn_model(self, turn: OpenTurn) -> None:
         async def ask() -> None:
             assert self._options.turn_model is not None
-            self._listening.set_finished_probability(
-                turn, await asyncio.to_thread(self._options.turn_model, turn.sound)
-            )
+            probability = None
+            try:
+                probability = await asyncio.to_thread(self._options.turn_model, turn.sound)
+            except Exception as error:  # without an answer silence alone ends the turn
+                log_failure(logger, error, "the turn model failed")
+            self._listening.set_finished_probability(turn, probability)
 
         self._start(ask())
 

@@ -1,15 +1,13 @@
 """The user's side of a conversation: turns as they start, pause and end, and sound made over a reply.
 
-`TurnTaker` is pure logic on speech probabilities of 32 ms windows. Speech starts at a threshold and ends 0.15 under it.
-A pause first makes the end *likely*, so that a reply can be started and held; then it is confirmed by silence alone, or
-by a turn model that runs at the likely end. `UserTurns` applies it to the audio of a conversation.
+`UserTurns` applies turn detection (`turn_taker.py`), the classification of sound over a reply (`barge_in.py`) and the
+joining of turns that were ended too early (`joined_turns.py`) to the audio of a conversation.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,133 +21,15 @@ from vivavoce.dialogue.events import (
     SpeechStarted,
     SpeechStopped,
     TurnCommitted,
-    TurnSettings,
     TurnTimedOut,
     Warned,
 )
 from vivavoce.dialogue.front_end import AudioWindow
 from vivavoce.dialogue.history import new_id
+from vivavoce.dialogue.joined_turns import AnsweredTurn
 from vivavoce.dialogue.replies import ConversationContext, Replies
+from vivavoce.dialogue.turn_taker import TurnEvent, TurnState, TurnTaker, ended
 from vivavoce.errors import InputError
-
-HYSTERESIS = 0.15
-LIKELY_END_MS = 72
-MIN_SPEECH_MS = 64
-FINISHED_SILENCE_MS = 240  # that ends a turn which the model takes for finished
-# Silence that ends a turn which the model takes for unfinished.
-PATIENCE_MS = {"low": 8000, "medium": 4000, "high": 2000, "auto": 4000}
-# Without a model, factor on the silence that ends a turn.
-STRETCH = {"low": 2.5, "medium": 1.0, "high": 0.8, "auto": 1.0}
-# Probability of a finished turn from which on the model's answer shortens the silence.
-SURE = {"low": 0.7, "medium": 0.5, "high": 0.35, "auto": 0.5}
-
-
-class TurnEvent(Enum):
-    """The change that a window makes."""
-
-    BEGAN = auto()
-    """There is enough speech for a turn."""
-    LIKELY_OVER = auto()
-    WENT_ON = auto()
-    """Speech after a likely end, so the turn goes on."""
-    OVER = auto()
-
-
-class TurnState(NamedTuple):
-    """The state of turn detection. Times are milliseconds of input so far."""
-
-    heard_ms: int = 0
-    is_speech: bool = False
-    """Whether the last window was speech, with hysteresis."""
-    voiced_ms: int = 0
-    """Speech since the first window of a turn that may not have started yet."""
-    speech_from_ms: int = 0
-    """Start of the turn's speech."""
-    speech_until_ms: int = 0
-    """End of its last speech."""
-    has_started: bool = False
-    is_likely_over: bool = False
-
-    @property
-    def silence_ms(self) -> int:
-        """Silence since the last speech."""
-        return self.heard_ms - self.speech_until_ms
-
-
-class TurnTaker:
-    """Steps a `TurnState` by the speech probability of the next window."""
-
-    def __init__(self, settings: TurnSettings, likely_end_ms: int = LIKELY_END_MS) -> None:
-        self.settings = settings
-        stretch = STRETCH[settings.eagerness] if settings.detector == "semantic" else 1.0
-        self.silence = windows(round(settings.silence_duration_ms * stretch))
-        self.likely_ms = min(likely_end_ms, max(1, self.silence - 1) * WINDOW_MS)
-        self.min_windows = windows(MIN_SPEECH_MS)
-
-    def step(
-        self, state: TurnState, probability: float, finished: float | None = None, quiet_ms: int = 0
-    ) -> tuple[TurnEvent | None, TurnState]:
-        """Step by one window. `finished`: the turn model's probability that the turn is finished, if known.
-
-        The last `quiet_ms` of the window are certainly silent, whatever the probability of the whole window.
-        """
-        heard = state.heard_ms + WINDOW_MS
-        threshold = self.settings.threshold - (HYSTERESIS if state.is_speech else 0.0)
-        is_speech = probability >= max(threshold, 0.01)
-        state = state._replace(heard_ms=heard, is_speech=is_speech)
-        if is_speech:
-            return self._speech(state, quiet_ms)
-        return self._silence(state, state.silence_ms, finished)
-
-    def peek(
-        self, state: TurnState, quiet_ms: int, finished: float | None = None
-    ) -> tuple[TurnEvent | None, TurnState]:
-        """The change by `quiet_ms` of silence after the last window, less than a whole one."""
-        if state.is_speech or not state.has_started:
-            return None, state
-        return self._silence(state, state.silence_ms + quiet_ms, finished)
-
-    def _speech(self, state: TurnState, quiet_ms: int) -> tuple[TurnEvent | None, TurnState]:
-        first = state.voiced_ms == 0 and not state.has_started
-        state = state._replace(
-            voiced_ms=state.voiced_ms + WINDOW_MS,
-            speech_from_ms=state.heard_ms - WINDOW_MS if first else state.speech_from_ms,
-            speech_until_ms=state.heard_ms - min(quiet_ms, WINDOW_MS),
-        )
-        if not state.has_started and state.voiced_ms >= self.min_windows * WINDOW_MS:
-            return TurnEvent.BEGAN, state._replace(has_started=True)
-        if state.is_likely_over:
-            return TurnEvent.WENT_ON, state._replace(is_likely_over=False)
-        return None, state
-
-    def _silence(self, state: TurnState, silent_ms: int, finished: float | None) -> tuple[TurnEvent | None, TurnState]:
-        if not state.has_started:
-            is_discarded = state.voiced_ms and silent_ms >= self.likely_ms
-            return None, state._replace(voiced_ms=0) if is_discarded else state
-        if silent_ms >= self._needed_windows(finished) * WINDOW_MS:
-            return TurnEvent.OVER, ended(state)
-        if silent_ms >= self.likely_ms and not state.is_likely_over:
-            return TurnEvent.LIKELY_OVER, state._replace(is_likely_over=True)
-        return None, state
-
-    def _needed_windows(self, finished: float | None) -> int:
-        """Windows of silence needed to end the turn."""
-        if self.settings.detector != "semantic" or finished is None:
-            return self.silence
-        if finished >= SURE[self.settings.eagerness]:
-            return max(windows(self.likely_ms) + 1, min(self.silence, windows(FINISHED_SILENCE_MS)) - 2)
-        return max(self.silence, windows(PATIENCE_MS[self.settings.eagerness]))
-
-
-def ended(state: TurnState) -> TurnState:
-    """The initial state after a turn, at the same time."""
-    return TurnState(heard_ms=state.heard_ms)
-
-
-def windows(milliseconds: int) -> int:
-    """The number of windows nearest to a time, at least one; halves are rounded down, for a quicker answer."""
-    return max(1, -(-(2 * milliseconds - WINDOW_MS) // (2 * WINDOW_MS)))
-
 
 RECENT_WINDOWS = 96  # about three seconds: covers the prefix of a turn and an undecided overlap
 MAX_TURN_SECONDS = 180.0
@@ -177,6 +57,7 @@ class ListeningOptions:
     """Options and callbacks of `UserTurns`."""
 
     likely_end_ms: int
+    join_within_ms: int
     holds_replies: bool
     ducked_gain: float
     classifier: OverlapClassifier
@@ -198,7 +79,12 @@ class UserTurns:
         self._recent: deque[AudioWindow] = deque(maxlen=RECENT_WINDOWS)
         self._user_level = UserLevel()
         self._turn = TurnState()
+        self._pending: deque[AudioWindow] = deque()  # not processed, as the turn model is being asked
+        self._quiet_ms = 0  # after the last of them
+        self._asked: OpenTurn | None = None  # the turn that the model is asked about
+        self._moment = -math.inf  # when the last window was captured
         self._open: OpenTurn | None = None
+        self._answered: AnsweredTurn | None = None  # the last turn, if it was answered
         self._overlap: OverlapWatch | None = None
         self._finished: float | None = None
         self._idle_ms = 0
@@ -212,15 +98,31 @@ class UserTurns:
             self.drop_held()
 
     def take(self, windows: list[AudioWindow], quiet_ms: int) -> None:
-        """Process the next windows of the user's audio, and the silence after the last of them."""
-        for window in windows:
-            self._window(window)
-        if self._open is not None and self._context.settings.turn.detector != "none":
-            event, self._turn = self._taker.peek(self._turn, quiet_ms, self._finished)
+        """Process the next windows of the user's audio, and the silence after the last of them.
+
+        While the turn model is asked, windows wait for its answer: they would be judged without it on a busy machine.
+        """
+        self._pending.extend(windows)
+        self._quiet_ms = quiet_ms
+        self._process()
+
+    def _process(self) -> None:
+        while self._pending and self._asked is None:
+            self._window(self._pending.popleft())
+        if self._asked is None and self._open is not None and self._context.settings.turn.detector != "none":
+            event, self._turn = self._taker.peek(self._turn, self._quiet_ms, self._finished)
             self._pause(self._open, event)
+
+    def _process_unasked(self) -> None:
+        """Process what waits for the turn model: the client has decided itself."""
+        while self._pending:
+            self._asked = None
+            self._window(self._pending.popleft())
+        self._asked = None
 
     def commit(self) -> Item:
         """End the open turn on the client's request."""
+        self._process_unasked()
         if self._open is None:
             raise InputError("there is no audio since the last turn, so there is nothing to commit")
         self.drop_held()
@@ -231,6 +133,7 @@ class UserTurns:
 
     def clear(self) -> None:
         """Discard the audio since the last turn."""
+        self._process_unasked()
         self.drop_held()
         if self._open is not None:
             self._open = None
@@ -249,19 +152,21 @@ class UserTurns:
         if self._open is not None and self._open.waiting:
             self._pass_on(self._open)
 
-    def set_finished_probability(self, turn: OpenTurn, probability: float) -> None:
-        """Set the turn model's answer for a turn that is likely over."""
-        if self._open is turn and self._turn.is_likely_over:
-            self._finished = probability
+    def set_finished_probability(self, turn: OpenTurn, probability: float | None) -> None:
+        """Set the turn model's answer for a turn that is likely over; None: it has none."""
+        if self._asked is turn:
+            self._asked, self._finished = None, probability
+            self._process()
 
     def _window(self, window: AudioWindow) -> None:
         self._recent.append(window)
+        self._moment = window.ended_at
         if self._context.settings.turn.detector == "none":
             self._turn = TurnState(heard_ms=self._turn.heard_ms + WINDOW_MS)
             self._listen(self._open or self._open_turn(prefix=0), window.samples)
             return
         event, self._turn = self._taker.step(self._turn, window.probability, self._finished, window.quiet_ms)
-        is_audible = self._replies.is_audible
+        is_audible = self._replies.is_audible(self._moment)
         if self._turn.is_speech and not is_audible and self._overlap is None:
             self._user_level.update(window.level_db)
         if self._open is not None:
@@ -275,7 +180,12 @@ class UserTurns:
 
     @property
     def _may_interrupt(self) -> bool:
-        return self._context.settings.turn.interrupt_response and not self._replies.is_protected
+        return self._context.settings.turn.interrupt_response and not self._replies.is_protected(self._moment)
+
+    @property
+    def _speech_start(self) -> float:
+        """When the speech that may be a turn began."""
+        return self._moment - (self._turn.heard_ms - self._turn.speech_from_ms) / 1e3
 
     def _in_turn(self, turn: OpenTurn, event: TurnEvent | None, window: AudioWindow) -> None:
         if event is TurnEvent.WENT_ON:
@@ -293,6 +203,7 @@ class UserTurns:
     def _likely_over(self, turn: OpenTurn) -> None:
         settings = self._context.settings.turn
         if settings.detector == "semantic" and self._options.request_turn_model is not None:
+            self._asked = turn
             self._options.request_turn_model(turn)
         if self._options.holds_replies and settings.create_response:
             self._replies.hold()
@@ -319,8 +230,8 @@ class UserTurns:
             self._overlap = OverlapWatch(self._options.classifier)
         watch, turn = self._overlap, self._turn
         watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._user_level)
-        is_premature = self._replies.has_hardly_started and turn.has_started and not watch.is_echo
-        has_no_output = watch.verdict is None and not self._replies.is_audible and turn.has_started
+        is_premature = self._replies.has_hardly_started(self._speech_start) and turn.has_started and not watch.is_echo
+        has_no_output = watch.verdict is None and not self._replies.is_audible(self._moment) and turn.has_started
         if watch.verdict is OverlapVerdict.INTERRUPTION or is_premature or has_no_output:
             self._begin_turn()
         elif watch.is_over:
@@ -352,12 +263,25 @@ class UserTurns:
         turn = self._open_turn(prefix=-(-since // WINDOW_MS))
         self._context.emit(SpeechStarted(turn.item, max(0, self._turn.speech_from_ms - padding)))
         if self._may_interrupt:
-            self._replies.interrupt()
+            self._interrupt(turn)
         self._end_overlap()
         for samples in turn.prefix:
             self._listen(turn, samples)
         if self._turn.is_likely_over:
             self._likely_over(turn)
+
+    def _interrupt(self, turn: OpenTurn) -> None:
+        """Stop the replies; where the turn before goes on, take back its reply and begin with its sound."""
+        start_ms, within_ms = self._turn.speech_from_ms, self._options.join_within_ms
+        before, self._answered = self._answered, None
+        if before is None or not before.goes_on(start_ms, self._speech_start, within_ms, self._context.history):
+            self._replies.interrupt()
+            return
+        self._replies.interrupt(retracts=True)
+        self._context.retract(before.item)
+        self._context.set_history()
+        since = (self._turn.heard_ms - before.ended_ms) // WINDOW_MS  # also what seemed to be a backchannel
+        turn.prefix = [*before.windows, *(window.samples for window in list(self._recent)[-since:])]
 
     def _open_turn(self, prefix: int) -> OpenTurn:
         recent = list(self._recent)[-prefix:] if prefix else []
@@ -368,9 +292,13 @@ class UserTurns:
     def _end_turn(self, turn: OpenTurn) -> None:
         """Commit the turn, and release the held reply or request one."""
         self._context.emit(SpeechStopped(turn.item, self._turn.heard_ms))
+        ended_ms, earlier_reply = self._turn.heard_ms, self._replies.generating
         item = self._commit(turn)
         if not self._replies.release_held(item.id):
             self._answer(item)
+        reply = self._replies.generating
+        if reply is not None and reply is not earlier_reply:
+            self._answered = AnsweredTurn(item.id, turn.windows, ended_ms, reply)
 
     def _answer(self, item: Item) -> None:
         self._context.conversation_state.commit_turn(item.id)
@@ -380,7 +308,7 @@ class UserTurns:
 
     def _commit(self, turn: OpenTurn) -> Item:
         """Make the open turn an item of the history."""
-        self._open, self._finished = None, None
+        self._open, self._finished, self._answered = None, None, None
         self._turn = ended(self._turn)
         item, previous = self._context.history.add(Message("user", (AudioPart(turn.sound, RATE),)), turn.item)
         self._context.emit(TurnCommitted(item, previous))

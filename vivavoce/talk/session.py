@@ -16,6 +16,7 @@ from vivavoce.dialogue.events import (
     InputTranscript,
     InputTranscriptFailed,
     Item,
+    ItemRetracted,
     ItemTruncated,
     Message,
     OutputCleared,
@@ -140,6 +141,8 @@ class TalkSession:
             case InputTranscriptFailed(item=item_id, message=message):
                 turn = self._turn(item=item_id)
                 turn.heard, turn.error = "", message
+            case ItemRetracted(item=item_id):  # the turn goes on, and comes whole
+                self.turns[self._shown :] = [turn for turn in self.turns[self._shown :] if turn.item != item_id]
             case Warned(message=message):
                 self.screen.note(message)
             case ReplyStarted(reply=reply, is_filler=True):

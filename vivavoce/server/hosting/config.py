@@ -68,6 +68,9 @@ class ConversationOptions:
     holds_replies: bool = True
     """Whether a reply is started at a likely end of the turn: lower latency, and some replies are discarded unheard."""
     likely_end_ms: int = DialogueOptions.likely_end_ms
+    join_within_ms: int = DialogueOptions.join_within_ms
+    """How long after its detected end a turn may go on, and takes back a reply of which hardly anything was heard; 0:
+    what follows is a turn of its own."""
     ducked_gain: float = DialogueOptions.ducked_gain
     words_decide: bool = False
     """Whether speech over a reply is transcribed to decide on an interruption: for a fast recogniser that gets single
@@ -93,6 +96,7 @@ class ConversationOptions:
             ducked_gain=self.ducked_gain,
             holds_replies=self.holds_replies,
             likely_end_ms=self.likely_end_ms,
+            join_within_ms=self.join_within_ms,
             echo=default.echo if self.echo_guard else None,
             turn_model=turn_model,
             words_decide=self.words_decide,

@@ -49,6 +49,12 @@ export class Captions {
     this.#note(entry, this.#strings.say("interrupted"));
   }
 
+  // The user went on with a turn that was answered already: its whole comes as another item.
+  remove(item) {
+    this.#entries.get(item)?.element.remove();
+    this.#entries.delete(item);
+  }
+
   latency(item, ms) {
     const entry = this.#entry(item, "assistant");
     const line = document.createElement("p");

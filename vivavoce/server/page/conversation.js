@@ -130,6 +130,7 @@ export class Conversation extends EventTarget {
     },
     "output_audio_buffer.cleared": () => this.#silence(),
     "conversation.item.truncated": ({ item_id: item }) => this.#emit("cut", { item }),
+    "conversation.item.deleted": ({ item_id: item }) => this.#emit("removed", { item }),
     error: ({ error }) => {
       if (!EXPECTED_ERRORS.has(error.code)) this.#emit("problem", { reason: "error", message: error.message });
     },

@@ -193,6 +193,7 @@ function converse() {
     part("download").disabled = false;
   });
   on("cut", ({ item }) => captions.cut(item));
+  on("removed", ({ item }) => captions.remove(item));
   on("turn", showTurn);
   on("problem", ({ reason, message }) => {
     showProblem(strings.say(reason, { message }));

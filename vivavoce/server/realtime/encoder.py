@@ -332,6 +332,9 @@ class EventEncoder:
         else:
             asyncio.get_running_loop().call_later(CLIENT_TRUNCATE_SECONDS, send)
 
+    def _item_retracted(self, event: dialogue.ItemRetracted) -> None:
+        self.send(events.ConversationItemDeleted(event.item))
+
     def _warn(self, event: dialogue.Warned) -> None:
         """Put a problem into the details of its response; clients that ask for warnings get an event too.
 
@@ -421,5 +424,6 @@ _HANDLERS: dict[type, Callable[[EventEncoder, Any], None]] = {
     dialogue.ReplyDone: EventEncoder._reply_done,
     dialogue.OutputCleared: EventEncoder._output_cleared,
     dialogue.ItemTruncated: EventEncoder._item_truncated,
+    dialogue.ItemRetracted: EventEncoder._item_retracted,
     dialogue.Warned: EventEncoder._warn,
 }

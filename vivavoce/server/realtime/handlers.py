@@ -239,8 +239,10 @@ class ClientEventHandlers:
         return any(item.id == id for item in self.conversation.items)
 
     def _require_item(self, id: str, doing: str, code: str) -> None:
-        if not self._has_item(id):
-            raise WireError(f"Error {doing} item: the item with id '{id}' does not exist.", code)
+        try:
+            self.conversation.item(id)
+        except InputError as error:
+            raise WireError(f"Error {doing} item: the item with id '{id}' does not exist.", code) from error
 
     def item_truncate(self, event: client.ConversationItemTruncate) -> None:
         self._require_item(event.item_id, "truncating", "item_truncate_invalid_item_id")
