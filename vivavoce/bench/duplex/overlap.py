@@ -65,14 +65,11 @@ def _is_in(word: Segment, start: float, end: float) -> bool:
 
 def stop_intervals(user: Sequence[Segment], agent: Sequence[Segment]) -> list[Segment]:
     """Where both speak, from the later start to the earlier end: the stop latency of each overlap."""
-    overlaps = [
-        (max(one[0], two[0]), min(one[1], two[1]))
-        for one in user
-        for two in agent
-        if one[0] < two[1] and two[0] < one[1]
-    ]
+    pairs = [(max(one[0], two[0]), min(one[1], two[1])) for one in user for two in agent]
     shortest: dict[int, Segment] = {}
-    for start, end in overlaps:
+    for start, end in pairs:
+        if start >= end:
+            continue
         key = round(end * 1000)
         if key not in shortest or end - start < shortest[key][1] - shortest[key][0]:
             shortest[key] = (start, end)

@@ -5,7 +5,9 @@ Both are published for non-commercial use, so none is bundled; without them the 
 
 import csv
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from vivavoce.audio.io import read
@@ -24,6 +26,7 @@ from vivavoce.errors import InputError
 TIC_CATEGORIES = ("coughing", "sneezing", "laughing")
 NOISE_CATEGORIES = ("door_wood_knock", "keyboard_typing", "mouse_click", "footsteps", "door_wood_creaks")
 MAX_SECONDS = 1.5
+MAX_VOICE_SECONDS = 4.0
 SYNTHETIC = 24
 """Sounds of each kind that are made where none are given."""
 SUNG = "03-02"
@@ -31,51 +34,38 @@ SUNG = "03-02"
 
 
 @dataclass(frozen=True)
-class RecordedSound:
-    """A short sound at speech level."""
+class ShortSound:
+    """A sound at speech level, read when it is needed."""
 
     name: str
-    path: Path | None = None
-    seed: int = 0
-    _kind: str = field(default="", repr=False)
-
-    def samples(self) -> Samples:
-        """The sound without the silence around it, at most 1.5 s unless it is a voice."""
-        if self.path is None:
-            return cough(self.seed) if self._kind == "cough" else knock(self.seed)
-        sound = read(self.path, rate=RATE).samples[0]
-        first, last = voiced_bounds(sound)
-        if last == 0:
-            raise InputError(f"{self.path} is silent")
-        kept = sound[max(0, first - MARGIN) : last + MARGIN]
-        return at_level(kept if self._kind == "voice" else kept[: round(MAX_SECONDS * RATE)], SPEECH_DBFS)
+    samples: Callable[[], Samples] = field(repr=False)
 
 
-def tics(folder: Path | None) -> list[RecordedSound]:
+def tics(folder: Path | None) -> list[ShortSound]:
     """Coughs, sneezes and laughs of an ESC-50 folder, else made-up coughs."""
     if folder is None:
-        return [RecordedSound(f"made-up cough {seed}", seed=seed, _kind="cough") for seed in range(SYNTHETIC)]
+        return [ShortSound(f"made-up cough {seed}", partial(cough, seed)) for seed in range(SYNTHETIC)]
     return _of_esc50(folder, TIC_CATEGORIES)
 
 
-def noises(folder: Path | None) -> list[RecordedSound]:
+def noises(folder: Path | None) -> list[ShortSound]:
     """Knocks, keys, clicks, steps and doors of an ESC-50 folder, else made-up knocks."""
     if folder is None:
-        return [RecordedSound(f"made-up knock {seed}", seed=seed, _kind="knock") for seed in range(SYNTHETIC)]
+        return [ShortSound(f"made-up knock {seed}", partial(knock, seed)) for seed in range(SYNTHETIC)]
     return _of_esc50(folder, NOISE_CATEGORIES)
 
 
-def people(folder: Path | None) -> list[RecordedSound]:
+def people(folder: Path | None) -> list[ShortSound]:
     """Spoken WAV files below a folder, such as those of RAVDESS and TESS; none without one."""
     if folder is None:
         return []
     found = sorted(path for path in folder.rglob("*.wav") if not path.name.startswith(SUNG))
     if not found:
         raise InputError(f"{folder} holds no WAV files")
-    return [RecordedSound(path.stem, path, _kind="voice") for path in _shuffled(found)]
+    return [ShortSound(path.stem, partial(_trimmed, path, MAX_VOICE_SECONDS)) for path in _shuffled(found)]
 
 
-def _of_esc50(folder: Path, categories: tuple[str, ...]) -> list[RecordedSound]:
+def _of_esc50(folder: Path, categories: tuple[str, ...]) -> list[ShortSound]:
     index = folder / "meta" / "esc50.csv"
     if not index.is_file():
         raise InputError(f"{folder} is not ESC-50: it has no meta/esc50.csv")
@@ -84,9 +74,9 @@ def _of_esc50(folder: Path, categories: tuple[str, ...]) -> list[RecordedSound]:
     by_category: dict[str, list[Path]] = {name: [] for name in categories}
     for row in rows:
         by_category[row["category"]].append(folder / "audio" / row["filename"])
-    in_turn = [group for group in zip(*(_shuffled(paths) for paths in by_category.values()), strict=False)]
+    in_turn = zip(*(_shuffled(paths) for paths in by_category.values()), strict=False)
     return [
-        RecordedSound(f"{category} {path.stem}", path)
+        ShortSound(f"{category} {path.stem}", partial(_trimmed, path, MAX_SECONDS))
         for group in in_turn
         for category, path in zip(categories, group, strict=True)
     ]
@@ -95,3 +85,12 @@ def _of_esc50(folder: Path, categories: tuple[str, ...]) -> list[RecordedSound]:
 def _shuffled(paths: list[Path]) -> list[Path]:
     """In an order that depends on the names alone."""
     return sorted(paths, key=lambda path: hashlib.sha256(path.name.encode()).hexdigest())
+
+
+def _trimmed(path: Path, max_seconds: float) -> Samples:
+    """The sound of a file without the silence around it."""
+    sound = read(path, rate=RATE).samples[0]
+    first, last = voiced_bounds(sound)
+    if last == 0:
+        raise InputError(f"{path} is silent")
+    return at_level(sound[max(0, first - MARGIN) : last + MARGIN][: round(max_seconds * RATE)], SPEECH_DBFS)

@@ -1,0 +1,89 @@
+"""`viva bench duplex URL`: make the scenes, play them to a server, and report."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vivavoce import hub
+from vivavoce.bench.duplex import page, report, requirements, scenes
+from vivavoce.bench.duplex.runner import play_scenes
+from vivavoce.bench.duplex.speech import MODEL, SpokenTexts
+from vivavoce.bench.turn import session_of, without_secrets
+from vivavoce.bench.turn_client import connect, realtime_url
+from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import stage
+from vivavoce.runtime import event_loop
+
+
+@dataclass(frozen=True)
+class LabOptions:
+    """What is played, and how the server is asked to take turns."""
+
+    scenes: tuple[str, ...] | None = None
+    """None: all."""
+    languages: tuple[str, ...] = ("en", "zh")
+    conditions: tuple[str, ...] = scenes.CONDITIONS
+    count: int = 5
+    """Calls of each scene in each language."""
+    detection: str = "default"
+    silence_ms: int = 500
+    instructions: str | None = None
+    parallel: int = 2
+    esc50: Path | None = None
+    people: Path | None = None
+    speech_folder: Path | None = None
+    """Where the spoken sentences are kept; None: beside the models."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.parallel < 1:
+            raise InputError(f"count and parallel must be at least 1, not {self.count} and {self.parallel}")
+
+
+def make_scenes(options: LabOptions) -> list[scenes.DuplexScene]:
+    """The scenes with their sounds; sentences that were never spoken before are synthesised."""
+    folder = options.speech_folder or hub.cache_folder() / "vivavoce" / "duplex" / MODEL
+    with stage("making the scenes"):
+        found = scenes.gather(SpokenTexts(folder), options.esc50, options.people)
+        return scenes.script(found, options.count, options.scenes, options.languages, options.conditions)
+
+
+def run(
+    url: str,
+    model: str | None = None,
+    api_key: str | None = None,
+    options: LabOptions | None = None,
+    require: str = "",
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Call a server, print the tables, write `duplex.json` and `index.html` to `out`; return the figures."""
+    options = options or LabOptions()
+    required = requirements.parse(require, report.figure_names())
+    address = realtime_url(url, model)
+    session = session_of(options.detection, options.silence_ms, options.instructions)
+    played_scenes = make_scenes(options)
+    playing = play_scenes(lambda: connect(address, api_key), played_scenes, session, options.parallel)
+    played = event_loop.run(playing)
+    about = {
+        "url": without_secrets(address),
+        "how": _how(options),
+        "sounds": _sounds(options),
+        "options": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()},
+        "session": session,
+    }
+    result = report.result_of(played, about, required)
+    report.print_result(result)
+    if out is not None:
+        report.save(result, out)
+        page.write_page(result, played.outcomes, played.recordings, out)
+    return result
+
+
+def _how(options: LabOptions) -> str:
+    detection = {"default": "the server's own turn detection", "server_vad": f"server_vad, {options.silence_ms} ms"}
+    return f"{detection.get(options.detection, options.detection)}, {options.parallel} calls at once"
+
+
+def _sounds(options: LabOptions) -> str:
+    coughs = "coughs and noises of ESC-50" if options.esc50 is not None else "made-up coughs and knocks"
+    people = ", interruptions by people" if options.people is not None else ""
+    return f"Kokoro voices, {coughs}{people}"
