@@ -14,7 +14,11 @@ app = typer.Typer()
 @app.command("duplex")
 def bench_duplex(
     url: Annotated[
-        str, typer.Argument(help="URL of an OpenAI-Realtime server, such as ws://127.0.0.1:8000/v1/realtime.")
+        str,
+        typer.Argument(
+            help="URL of an OpenAI-Realtime server, such as ws://127.0.0.1:8000/v1/realtime, or simulated:mini-speech "
+            "for that model in this process, on a clock of CPU time."
+        ),
     ],
     model: Annotated[str | None, typer.Option(help="The name of the model.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="VIVA_API_KEY", help="The server's key.")] = None,

@@ -1,18 +1,22 @@
 """`viva bench duplex URL`: make the scenes, play them to a server, and report."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from vivavoce import hub
 from vivavoce.bench.duplex import page, report, requirements, scenes
-from vivavoce.bench.duplex.runner import play_scenes
+from vivavoce.bench.duplex.runner import PlayedScenes, play_scenes
 from vivavoce.bench.duplex.speech import MODEL, SpokenTexts
 from vivavoce.bench.turn import session_of, without_secrets
-from vivavoce.bench.turn_client import connect, realtime_url
+from vivavoce.bench.turn_client import Event, connect, realtime_url
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import stage
 from vivavoce.runtime import event_loop
+
+SIMULATED = "simulated:"
+"""`simulated:mini-speech` is that model, served in this process on a virtual clock."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,14 @@ def run(
     """Call a server, print the tables, write `duplex.json` and `index.html` to `out`; return the figures."""
     options = options or LabOptions()
     required = requirements.parse(require, report.figure_names())
-    address = realtime_url(url, model)
     session = session_of(options.detection, options.silence_ms, options.instructions)
-    played_scenes = make_scenes(options)
-    playing = play_scenes(lambda: connect(address, api_key), played_scenes, session, options.parallel)
-    played = event_loop.run(playing)
+    simulated = url.removeprefix(SIMULATED) if url.startswith(SIMULATED) else None
+    address = url if simulated is not None else realtime_url(url, model)
+    made = make_scenes(options)
+    if simulated is not None:
+        played = _play_simulated(simulated, made, session, options.parallel)
+    else:
+        played = event_loop.run(play_scenes(lambda: connect(address, api_key), made, session, options.parallel))
     about = {
         "url": without_secrets(address),
         "how": _how(options),
@@ -76,6 +83,19 @@ def run(
         report.save(result, out)
         page.write_page(result, played.outcomes, played.recordings, out)
     return result
+
+
+def _play_simulated(model: str, made: Sequence[scenes.DuplexScene], session: Event, parallel: int) -> PlayedScenes:
+    """Play to a server in this process whose clock is CPU time, so that other load on this machine does not matter."""
+    from vivavoce.bench.simulation import VirtualLoop, simulated_server
+
+    loop = VirtualLoop()
+
+    async def play() -> PlayedScenes:
+        async with simulated_server(loop, model) as server:
+            return await play_scenes(server.connect, made, session, parallel)
+
+    return loop.run_main(play())
 
 
 def _how(options: LabOptions) -> str:

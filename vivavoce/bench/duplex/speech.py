@@ -63,8 +63,13 @@ class SpokenTexts:
         """Utterances that were not on the disk."""
         self._model: KokoroTTS | None = None
 
+    def path(self, text: str, voice: str) -> Path:
+        """Where the sound of a text is kept; a JSON file beside it has its cuts."""
+        key = hashlib.sha256(f"{self.name}\n{voice}\n{text}".encode()).hexdigest()[:24]
+        return self.folder / f"{key}.wav"
+
     def __call__(self, text: str, voice: str) -> Utterance:
-        path = self.folder / f"{_key(self.name, text, voice)}.wav"
+        path = self.path(text, voice)
         if not path.is_file():
             self._make(path, text, voice)
         cuts = tuple(json.loads(path.with_suffix(".json").read_text(encoding="utf8"))["cuts"])
@@ -90,10 +95,6 @@ class SpokenTexts:
         unfinished = path.with_suffix(f".{os.getpid()}.wav")  # another run may be writing the same one
         write(unfinished, Sound(trimmed[None], RATE))
         unfinished.replace(path)
-
-
-def _key(model: str, text: str, voice: str) -> str:
-    return hashlib.sha256(f"{model}\n{voice}\n{text}".encode()).hexdigest()[:24]
 
 
 def _pause_times(text: str, words: list[WordTime]) -> list[float]:
