@@ -18,8 +18,8 @@ def scenes(count=2, names=None, **chosen):
 
 
 def test_every_scene_is_made_twice_alike_in_both_languages():
-    first, second = scenes(), scenes()
-    assert [(each.name, each.language) for each in first[::2]] == [(name, part) for name in SCENES for part in VOICES]
+    first, second = scenes(1), scenes(1)
+    assert [(each.name, each.language) for each in first] == [(name, part) for name in SCENES for part in VOICES]
     for one, two in zip(first, second, strict=True):
         assert np.array_equal(one.exchange.question.sound, two.exchange.question.sound)
         for before, after in ((one.exchange.over, two.exchange.over), (one.exchange.stray, two.exchange.stray)):
