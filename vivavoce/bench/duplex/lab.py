@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce import hub
-from vivavoce.bench.duplex import page, report, requirements, scenes
+from vivavoce.bench.duplex import page, report, requirements
 from vivavoce.bench.duplex.runner import PlayedScenes, play_scenes
+from vivavoce.bench.duplex.scenes import CONDITIONS, DuplexScene, gather, script
 from vivavoce.bench.duplex.speech import MODEL, SpokenTexts
 from vivavoce.bench.turn import session_of, without_secrets
 from vivavoce.bench.turn_client import Event, connect, realtime_url
@@ -26,7 +27,7 @@ class LabOptions:
     scenes: tuple[str, ...] | None = None
     """None: all."""
     languages: tuple[str, ...] = ("en", "zh")
-    conditions: tuple[str, ...] = scenes.CONDITIONS
+    conditions: tuple[str, ...] = CONDITIONS
     count: int = 5
     """Calls of each scene in each language."""
     detection: str = "default"
@@ -43,12 +44,12 @@ class LabOptions:
             raise InputError(f"count and parallel must be at least 1, not {self.count} and {self.parallel}")
 
 
-def make_scenes(options: LabOptions) -> list[scenes.DuplexScene]:
+def make_scenes(options: LabOptions) -> list[DuplexScene]:
     """The scenes with their sounds; sentences that were never spoken before are synthesised."""
     folder = options.speech_folder or hub.cache_folder() / "vivavoce" / "duplex" / MODEL
     with stage("making the scenes"):
-        found = scenes.gather(SpokenTexts(folder), options.esc50, options.people)
-        return scenes.script(found, options.count, options.scenes, options.languages, options.conditions)
+        found = gather(SpokenTexts(folder), options.esc50, options.people)
+        return script(found, options.count, options.scenes, options.languages, options.conditions)
 
 
 def run(
@@ -85,7 +86,7 @@ def run(
     return result
 
 
-def _play_simulated(model: str, made: Sequence[scenes.DuplexScene], session: Event, parallel: int) -> PlayedScenes:
+def _play_simulated(model: str, made: Sequence[DuplexScene], session: Event, parallel: int) -> PlayedScenes:
     """Play to a server in this process whose clock is CPU time, so that other load on this machine does not matter."""
     from vivavoce.bench.simulation import VirtualLoop, simulated_server
 

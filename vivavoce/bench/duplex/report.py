@@ -21,20 +21,21 @@ LATE_MS = 20.0
 PANEL = ("R_R", "L_R", "L_R_p50", "R_Y", "L_Y", "L_Y_p50", "I_A", "S_BC", "S_VT", "S_ND")
 COLUMNS = {
     "calls": "calls",
-    "answered": "answered",
-    "latency_p50": "latency s",
+    "answered": "ans",
+    "latency_p50": "lat s",
     "early": "early",
-    "turn_over": "turn-over",
-    "stopped": "stopped",
-    "stop_p50": "after s",
-    "stray_answered": "strays answered",
-    "cut_short": "cut short",
+    "turn_over": "TOR",
+    "stopped": "stop",
+    "stop_p50": "in s",
+    "stray_answered": "stray",
+    "cut_short": "cut",
 }
 RATES = {"answered", "early", "turn_over", "stopped", "stray_answered", "cut_short"}
 LEGEND = (
-    "latency: last voice of the question to the first of the reply, median; early: a reply was heard before the "
-    "question had ended; turn-over: by the rule of Full-Duplex-Bench; stopped: the sound over the reply silenced it; "
-    "strays: sounds in silence; cut short: stopped while the caller was silent"
+    "ans: calls with an answer; lat: last voice of the question to the first of the reply, median; early: a reply was "
+    "heard before the question had ended; TOR: enough of it for a turn-over of Full-Duplex-Bench; stop: the sound "
+    "over the reply silenced it, and how soon; stray: sounds in silence that were answered; cut: replies that stopped "
+    "while the caller was silent"
 )
 
 
@@ -126,7 +127,7 @@ def _scene_table(result: dict[str, Any]) -> Any:
     table = Table(box=SIMPLE_HEAD, caption=LEGEND, caption_justify="left", padding=(0, 1, 0, 0))
     table.add_column("scene", no_wrap=True)
     for title in COLUMNS.values():
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     found = result["figures"]
     languages = [part for part in VOICES if f"{part}.R_R" in found]
     for scene in SCENES:
@@ -145,7 +146,7 @@ def _panel_table(result: dict[str, Any]) -> Any:
     table = Table(box=SIMPLE_HEAD, caption=published.TAU_VOICE, caption_justify="left", padding=(0, 1, 0, 0))
     table.add_column("measures of τ-voice", no_wrap=True)
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     found = result["figures"]
     for part in ("", *(f"{language}." for language in VOICES)):
         if f"{part}R_R" in found:
