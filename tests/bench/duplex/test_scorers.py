@@ -67,6 +67,12 @@ def test_no_events_have_no_rates():
         Timeline(np.zeros(3, bool), np.zeros(4, bool), np.zeros(3, np.int8))
 
 
+def test_an_agent_that_speaks_when_the_turn_ends_has_not_answered_it():
+    user, agent = flags([(0.4, 2.0)], 20, 0.2), flags([(1.0, 3.0)], 20, 0.2)
+    found = events_of([Timeline(user, agent, np.zeros(20, np.int8))])
+    assert found.counts()["R_R"] == 0 and found.agent_interruptions == 1
+
+
 def test_an_interruption_is_measured_on_any_grid():
     for tick in (0.2, 0.1, 0.02):
         ticks = round(6 / tick)

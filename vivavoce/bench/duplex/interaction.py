@@ -13,6 +13,7 @@ Definitions of the τ-voice leaderboard (sierra-research/tau2-bench, docs/intera
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,7 +151,7 @@ def _add_responses(found: Events, timeline: Timeline, user: Sequence[Run], agent
         for each in user
         if timeline.sound[each.begin] != Sound.backchannel and not _is_set(timeline.agent, each.end)
     ]
-    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+    for turn, following in zip_longest(turns, turns[1:]):
         answer = next((each.begin for each in agent if each.begin >= turn.end), None)
         if answer is not None and (following is None or answer <= following.begin):
             found.response_seconds.append((answer - turn.end) * timeline.tick_seconds)

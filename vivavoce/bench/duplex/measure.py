@@ -189,7 +189,7 @@ def timeline(found: Outcome, over: Sound | None) -> Timeline:
 
 
 def events(found: Iterable[tuple[Outcome, Sound | None]]) -> Events:
-    """The interaction events of these calls; scenes with pauses or a running television have their own figures."""
+    """The interaction events of these calls; those with a television, which is no user, have figures of their own."""
     return events_of(timeline(each, over) for each, over in found if each.caller and each.scene != "television")
 
 

@@ -20,7 +20,7 @@ from vivavoce.bench.duplex.texts import VOICES
 LATE_MS = 20.0
 PANEL = ("R_R", "L_R", "L_R_p50", "R_Y", "L_Y", "L_Y_p50", "I_A", "S_BC", "S_VT", "S_ND")
 COLUMNS = {
-    "calls": "calls",
+    "calls": "n",
     "answered": "ans",
     "latency_p50": "lat s",
     "early": "early",
