@@ -146,10 +146,11 @@ def test_the_command_calls_a_real_server_and_fails_on_a_bound(tmp_path, monkeypa
     host.kind = Patient
     chosen = ["--scene", "smooth", "--scene", "interruption", "--language", "en", "--count", "1", "--json"]
     with serving(host) as address:
-        bound = ["--require", "R_Y>=1,smooth.latency_p50<=0.1", "--out", str(tmp_path / "out")]
+        bound = ["--require", "R_R>=1,smooth.latency_p50<=0.1", "--out", str(tmp_path / "out")]
         done = CliRunner().invoke(app, ["bench", "duplex", address, *chosen, *bound])
     assert done.exit_code == 1, done.output
     result = json.loads(done.stdout)
     assert [each["met"] for each in result["requirements"]] == [True, False]
     assert result["figures"]["R_R"] == 1.0 and result["figures"]["smooth.latency_p50"] > 0.3
+    assert result["figures"]["interruption.stopped"] in (1.0, None)  # None: a busy machine was too late for the reply
     assert not result["errors"] and (tmp_path / "out" / "index.html").is_file()

@@ -4,12 +4,21 @@ What the server says of a reply is used for one thing only: to leave out sounds 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 
-from vivavoce.bench.duplex.interaction import Events, Sound, Timeline, events_of
-from vivavoce.bench.duplex.overlap import AGENT_GAP, Segment, backchannel_turn, joined, takes_turn
+from vivavoce.bench.duplex.interaction import (
+    IGNORE_SECONDS,
+    KEEP_SECONDS,
+    YIELD_SECONDS,
+    Events,
+    Sound,
+    Timeline,
+    events_of,
+)
+from vivavoce.bench.duplex.overlap import AGENT_GAP, Segment, backchannel_turn, takes_turn
 from vivavoce.bench.duplex.recording import flags, voiced_segments
 from vivavoce.bench.duplex.scenes import DuplexScene
 from vivavoce.bench.turn_caller import CallerUtterance
@@ -19,14 +28,16 @@ from vivavoce.bench.turn_sounds import RATE
 
 TICK = 0.02
 """Seconds of the grid on which the measures are taken; the windows are those of τ-voice."""
-KEEP_SECONDS, YIELD_SECONDS = 1.0, 2.0
-ANSWERED_STRAY_SECONDS = 2.0
+
+Part = Literal["asked", "over", "stray"]
 
 
 @dataclass(frozen=True)
 class Spoken:
     """A sound of the caller, in seconds of the recording."""
 
+    part: Part
+    """The question, a sound over the reply, or one in the silence after it."""
     kind: str
     start: float
     end: float
@@ -93,22 +104,22 @@ def outcome(duplex: DuplexScene, call: ScriptedCall) -> Outcome:
     if not call.played:
         return result
     played = call.played[0]
-    asked = _spoken(played.asked, began)
-    over = None if played.over is None else _spoken(played.over, began)
-    stray = None if played.stray is None else _spoken(played.stray, began)
+    asked = _spoken("asked", played.asked, began)
+    over = None if played.over is None else _spoken("over", played.over, began)
+    stray = None if played.stray is None else _spoken("stray", played.stray, began)
     start = played.asked.start - began
-    return _with(
+    return replace(
         result,
         caller=[each for each in (asked, over, stray) if each is not None],
         pauses=[(start + begin / RATE, start + end / RATE) for begin, end in duplex.pauses],
         **_question_figures(asked, agent),
-        **_over_figures(call, asked, over, agent),
+        **_over_figures(call, over, agent),
         stray_answered=None if stray is None else _starts_after(agent, stray),
         cut_short=_is_cut_short(call, [each for each in (over, stray) if each is not None]),
     )
 
 
-def _question_figures(asked: Spoken, agent: Sequence[Segment]) -> dict[str, object]:
+def _question_figures(asked: Spoken, agent: Sequence[Segment]) -> dict[str, Any]:
     early = [(start, min(end, asked.end)) for start, end in agent if asked.start < start < asked.end]
     first = next((start for start, end in agent if end > asked.end), None)
     takes, backchannels = backchannel_turn(early, early)
@@ -121,9 +132,7 @@ def _question_figures(asked: Spoken, agent: Sequence[Segment]) -> dict[str, obje
     }
 
 
-def _over_figures(
-    call: ScriptedCall, asked: Spoken, over: Spoken | None, agent: Sequence[Segment]
-) -> dict[str, object]:
+def _over_figures(call: ScriptedCall, over: Spoken | None, agent: Sequence[Segment]) -> dict[str, Any]:
     planned = call.played[0].exchange.over
     if planned is None:
         return {}
@@ -166,26 +175,27 @@ def _is_cut_short(call: ScriptedCall, sounds: Sequence[Spoken]) -> bool:
 
 
 def _starts_after(agent: Sequence[Segment], sound: Spoken) -> bool:
-    return any(sound.start <= start <= sound.end + ANSWERED_STRAY_SECONDS for start, _ in agent)
+    return any(sound.start <= start <= sound.end + IGNORE_SECONDS for start, _ in agent)
 
 
 def timeline(found: Outcome, over: Sound | None) -> Timeline:
     """The call on the measures' grid; a sound that could not be measured is left out of it."""
     ticks = max(2, round(found.seconds / TICK))
     user, sound = np.zeros(ticks, np.bool_), np.zeros(ticks, np.int8)
-    for index, each in enumerate(found.caller):
+    for each in found.caller:
         covered = flags([(each.start, each.end)], ticks, TICK)
-        if index == 0:
+        if each.part == "asked":
             user |= covered
-        elif over is not None and index == 1 and found.over:
-            if found.stopped is not None:
-                user |= covered
-                sound[covered] = over
-        elif over in (Sound.vocal_tic, Sound.non_directed):
-            sound[covered & ~user] = int(over)
+        elif over is None:
+            continue
+        elif each.part == "over" and found.stopped is not None:
+            user |= covered
+            sound[covered] = over
+        elif each.part == "stray":
+            sound[covered & ~user] = over
     if found.caller and not found.answered:
         user[-2:] = True  # the caller would have to speak again
-    return Timeline(user, flags(joined(found.agent, AGENT_GAP), ticks, TICK), sound, TICK)
+    return Timeline(user, flags(found.agent, ticks, TICK), sound, TICK)
 
 
 def events(found: Iterable[tuple[Outcome, Sound | None]]) -> Events:
@@ -214,8 +224,8 @@ def scene_figures(found: Sequence[Outcome]) -> dict[str, float | None]:
     }
 
 
-def _spoken(said: CallerUtterance, began: float) -> Spoken:
-    return Spoken(said.kind, said.first - began, said.last - began)
+def _spoken(part: Part, said: CallerUtterance, began: float) -> Spoken:
+    return Spoken(part, said.kind, said.first - began, said.last - began)
 
 
 def _server_events(call: ScriptedCall) -> list[tuple[float, str]]:
@@ -227,10 +237,6 @@ def _server_events(call: ScriptedCall) -> list[tuple[float, str]]:
         for moment, event in call.caller.events
         if event["type"].startswith(kinds)
     ]
-
-
-def _with(found: Outcome, **changes: object) -> Outcome:
-    return Outcome(**{**found.__dict__, **changes})
 
 
 def _share(found: Sequence[Outcome], is_so: Callable[[Outcome], bool]) -> float | None:

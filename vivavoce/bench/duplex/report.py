@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vivavoce.bench.duplex import published
+from vivavoce.bench.duplex.interaction import Sound
 from vivavoce.bench.duplex.measure import Outcome, events, scene_figures
 from vivavoce.bench.duplex.requirements import Requirement
 from vivavoce.bench.duplex.runner import PlayedScenes
@@ -52,13 +53,16 @@ def figures(played: PlayedScenes) -> dict[str, float | None]:
     """Every figure by its name: `R_Y`, `zh.R_Y`, `pause.early`, `zh.pause.early`."""
     found: dict[str, float | None] = {}
     for part, chosen in _parts(played):
-        over = {(each.name, each.language, each.number): each.over for each in played.scenes}
-        pairs = [(each, over[each.scene, each.language, each.number]) for each in chosen]
-        found |= {f"{part}{name}": value for name, value in events(pairs).measures().items()}
+        found |= {f"{part}{name}": value for name, value in events(_with_sounds(chosen)).measures().items()}
         for scene in dict.fromkeys(each.scene for each in chosen):
             calls = [each for each in chosen if each.scene == scene]
             found |= {f"{part}{scene}.{name}": value for name, value in scene_figures(calls).items()}
     return found
+
+
+def _with_sounds(chosen: Sequence[Outcome]) -> list[tuple[Outcome, Sound | None]]:
+    """The calls, with what the sound over their reply is to the measures."""
+    return [(each, SCENES[each.scene][1]) for each in chosen]
 
 
 def _parts(played: PlayedScenes) -> list[tuple[str, list[Outcome]]]:
@@ -77,8 +81,6 @@ def result_of(played: PlayedScenes, about: dict[str, Any], requirements: Sequenc
         condition: scene_figures([each for each in played.outcomes if each.condition == condition])
         for condition in dict.fromkeys(each.condition for each in played.outcomes)
     }
-    over = {(each.name, each.language, each.number): each.over for each in played.scenes}
-    pairs = [(each, over[each.scene, each.language, each.number]) for each in played.outcomes]
     late = 1e3 * np.percentile(played.lateness, [50, 95]) if played.lateness else None
     return {
         "what": "duplex lab: turn-taking over the Realtime protocol",
@@ -86,7 +88,7 @@ def result_of(played: PlayedScenes, about: dict[str, Any], requirements: Sequenc
         "machine": {"cores": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version()},
         "microphone_late_ms": None if late is None else {"p50": float(late[0]), "p95": float(late[1])},
         "figures": found,
-        "events": events(pairs).counts(),
+        "events": events(_with_sounds(played.outcomes)).counts(),
         "conditions": by_condition,
         "requirements": [{"requirement": str(each), "met": each.is_met(found)} for each in requirements],
         "published": [asdict(each) for each in published.SYSTEMS],

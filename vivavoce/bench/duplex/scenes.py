@@ -15,7 +15,7 @@ from vivavoce.bench.duplex.speech import Speak, Utterance
 from vivavoce.bench.turn_caller import CallEnvironment
 from vivavoce.bench.turn_client import Line
 from vivavoce.bench.turn_scenes import Disturbance, Scene, ScriptedExchange
-from vivavoce.bench.turn_sounds import RATE, SPEECH_DBFS, Samples, SpokenQuestion, at_level, voiced_bounds
+from vivavoce.bench.turn_sounds import SPEECH_DBFS, Samples, SpokenQuestion, at_level, voiced_bounds
 from vivavoce.errors import InputError
 
 PAUSES = (0.4, 0.8, 1.2, 0.6, 1.0)
@@ -38,8 +38,6 @@ class DuplexScene:
     """Acoustics or line of the caller."""
     number: int
     scene: Scene = field(repr=False)
-    over: Sound | None = None
-    """What the sound over the reply is; None: none, or nothing that the measures know."""
     over_name: str = ""
     pauses: tuple[tuple[int, int], ...] = ()
     """Sample ranges of the pauses in the question."""
@@ -190,7 +188,7 @@ def _echo_interruption(script: _Script) -> _Played:
     return _Played(question, sound, spoken.text, environment=environment, condition=condition)
 
 
-SCENES: dict[str, tuple[Callable[[_Script], _Played], Sound | None]] = {
+SCENES: dict[str, tuple[Callable[[_Script], _Played], Sound | None]] = {  # and what its sound over the reply is
     "pause": (_pause, None),
     "monologue": (_monologue, None),
     "smooth": (_smooth, None),
@@ -233,8 +231,7 @@ def script(
 
 
 def _scene(name: str, condition: str, script: _Script) -> DuplexScene:
-    make, over = SCENES[name]
-    played = make(script)
+    played = SCENES[name][0](script)
     sound, pauses = played.question.with_pauses(played.pause)
     change, environment = _condition(played.condition or condition, played.environment, script)
     question = SpokenQuestion(played.question.text, change(sound), played.question.voice)
@@ -245,7 +242,6 @@ def _scene(name: str, condition: str, script: _Script) -> DuplexScene:
         condition=played.condition or condition,
         number=script.number,
         scene=Scene(name, (exchange,), environment),
-        over=over,
         over_name=played.over_name,
         pauses=pauses if played.pause else (),
     )
@@ -304,8 +300,3 @@ def _louder(sound: Samples, decibels: float) -> Samples:
 
 def _unchanged(sound: Samples) -> Samples:
     return sound
-
-
-def seconds(scenes: Sequence[DuplexScene]) -> float:
-    """Rough duration of the calls, one after another."""
-    return sum(len(each.exchange.question.sound) / RATE + 6.0 for each in scenes)
