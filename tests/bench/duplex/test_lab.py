@@ -40,6 +40,13 @@ def test_a_server_that_yields_to_all_keeps_nothing():
     assert found["background.stopped"] == 1.0 and found["vocal tic.stray_answered"] == 1.0
 
 
+def test_a_sound_in_silence_waits_for_the_reply_to_the_one_before():
+    (found,) = lab(Behaviour(stops_after=0.04, reply=1.5), "vocal tic", count=1).outcomes
+    stray = found.caller[-1]
+    assert stray.part == "stray" and len(found.agent) == 3  # to the question, the tic over it, and the one in silence
+    assert found.agent[1][1] + 1.0 < stray.start < stray.end < found.agent[2][0]
+
+
 def test_a_server_that_never_yields_keeps_everything():
     names = ("interruption", "user backchannel", "vocal tic", "side talk", "background")
     found = report.figures(lab(Behaviour(stops_after=None, reply=LONG), *names, count=1))

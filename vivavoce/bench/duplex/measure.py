@@ -57,7 +57,7 @@ class Outcome:
     caller: list[Spoken]
     pauses: list[Segment]
     agent: list[Segment]
-    """Voice of the replies as heard, pauses up to half a second bridged."""
+    """Voice of the replies as heard, pauses up to half a second inside a reply bridged."""
     failure: str | None = None
     answered: bool = False
     latency: float | None = None
@@ -84,8 +84,8 @@ class Outcome:
 def outcome(duplex: DuplexScene, call: ScriptedCall) -> Outcome:
     """The figures of one call."""
     began = call.caller.microphone.began
-    _, heard = recording(call)
-    agent = voiced_segments(heard, gap=AGENT_GAP)
+    samples = recording(call).shape[1]
+    agent = _heard_segments(call, samples)
     result = Outcome(
         scene=duplex.name,
         language=duplex.language,
@@ -93,7 +93,7 @@ def outcome(duplex: DuplexScene, call: ScriptedCall) -> Outcome:
         number=duplex.number,
         voice=duplex.exchange.question.voice,
         text=duplex.exchange.question.text,
-        seconds=len(heard) / RATE,
+        seconds=samples / RATE,
         caller=[],
         pauses=[],
         agent=agent,
@@ -119,6 +119,12 @@ def outcome(duplex: DuplexScene, call: ScriptedCall) -> Outcome:
     )
 
 
+def _heard_segments(call: ScriptedCall, samples: int) -> list[Segment]:
+    """Voice of each reply as it was played, in seconds of the recording."""
+    began, replies = call.caller.microphone.began, call.caller.loudspeaker.replies.values()
+    return sorted(each for reply in replies for each in voiced_segments(reply.read(began, samples), gap=AGENT_GAP))
+
+
 def _question_figures(asked: Spoken, agent: Sequence[Segment]) -> dict[str, Any]:
     early = [(start, min(end, asked.end)) for start, end in agent if asked.start < start < asked.end]
     first = next((start for start, end in agent if end > asked.end), None)
@@ -142,7 +148,7 @@ def _over_figures(call: ScriptedCall, over: Spoken | None, agent: Sequence[Segme
     is_interruption = planned.kind == "interruption"
     window = YIELD_SECONDS if is_interruption else KEEP_SECONDS
     stop = reply[1] - over.start
-    if stop <= window and _ended_by_itself(call, over.start):
+    if _ends_by_itself(call, over.start, window):
         return {"over": planned.kind}
     answer = next((start for start, _ in agent if start >= over.end), None)
     return {
@@ -153,12 +159,12 @@ def _over_figures(call: ScriptedCall, over: Spoken | None, agent: Sequence[Segme
     }
 
 
-def _ended_by_itself(call: ScriptedCall, moment: float) -> bool:
-    """Whether the reply that was heard at this time was played to its end."""
+def _ends_by_itself(call: ScriptedCall, moment: float, window: float) -> bool:
+    """Whether the reply that was heard at this time was played to its end within the window."""
     now = call.caller.microphone.began + moment
     for reply in call.caller.loudspeaker.replies.values():
         if reply.spans and reply.spans[0].start <= now <= reply.ends_at():
-            return cut_at(reply) is None
+            return cut_at(reply) is None and reply.ends_at() <= now + window
     return False
 
 

@@ -12,6 +12,9 @@ from vivavoce.bench.turn_scenes import ScriptedCall, Timing, recording
 from vivavoce.bench.turn_sounds import Samples
 from vivavoce.evaluation.machine import stage
 
+TIMING = Timing(between=1.2)
+"""A reply to a sound that should have been ignored begins within this time, and the next sound waits for its end."""
+
 
 @dataclass
 class PlayedScenes:
@@ -30,7 +33,7 @@ async def play_scenes(
     connect: Connect, scenes: Sequence[DuplexScene], session: Event, parallel: int = 1, timing: Timing | None = None
 ) -> PlayedScenes:
     """Play each scene in a session of its own, `parallel` at once."""
-    free, timing = asyncio.Semaphore(parallel), timing or Timing()
+    free, timing = asyncio.Semaphore(parallel), timing or TIMING
 
     async def play_one(scene: DuplexScene) -> ScriptedCall:
         async with free:

@@ -14,7 +14,6 @@ from vivavoce.audio.io import Sound, read, write
 from vivavoce.bench.turn_sounds import FRAME, MARGIN, RATE, SPEECH_DBFS, Samples, at_level, voiced_bounds
 from vivavoce.evaluation.machine import stage
 from vivavoce.models.kokoro.windows import WindowLengths
-from vivavoce.tts.kokoro import RATE as KOKORO_RATE
 from vivavoce.tts.kokoro import KokoroTTS, WordTime
 
 MODEL = "kokoro-82m"
@@ -82,7 +81,7 @@ class SpokenTexts:
             self._model.windows = WHOLE_SENTENCES
         pieces = list(self._model.speak(text.replace("|", " "), voice))
         samples = np.concatenate([piece.samples for piece in pieces], axis=1)
-        sound = Sound(samples, KOKORO_RATE).resampled(RATE).samples[0]
+        sound = Sound(samples, self._model.rate).resampled(RATE).samples[0]
         words = [word for piece in pieces for word in piece.words]
         cuts = [_quietest(sound, round(moment * RATE)) for moment in _pause_times(text, words)]
         first, last = voiced_bounds(sound)
