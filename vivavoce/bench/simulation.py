@@ -11,9 +11,9 @@ import selectors
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple, Unpack
@@ -298,28 +298,51 @@ def run(
     return result
 
 
-async def _simulate(
-    loop: VirtualLoop, model: str, scenes: list[str], turns: int, sessions: int, silence_ms: int
-) -> dict[str, Any]:
-    material = gather()
+@dataclass
+class SimulatedServer:
+    """A server in this process, on a virtual clock."""
+
+    sessions: Sessions
+    pipeline: MossSpeechBackend
+    executor: "VirtualExecutor"
+    call_seconds: list[float] = field(default_factory=list)
+    """Seconds of input of each call that has ended."""
+
+    def connect(self) -> AbstractAsyncContextManager["SessionWire"]:
+        """Open a session."""
+        return connect(self.sessions, self.call_seconds)
+
+
+@asynccontextmanager
+async def simulated_server(loop: VirtualLoop, model: str) -> AsyncIterator[SimulatedServer]:
+    """The server of a speech-to-speech model, loaded and warmed up."""
     with stage(f"loading {model}"):
         executor = VirtualExecutor(loop)
         executor.start()
         pipeline = load_moss_speech(hub.resolve(model), device="cpu", executor=executor)
     pipeline.core.scheduler.now = loop.time
-    plan = TurnPlan(
-        material, script(material, turns, scenes), turns, sessions, session_of("server_vad", silence_ms, None)
-    )
     async with pipeline:
         host = SpeechHost(model, pipeline)
         await host.warm_up()
         options = ServerOptions(opens_per_minute=SESSIONS_PER_MINUTE)
-        server = Sessions(host, options, Metrics(host), AdmissionController(LoopMonitor(), options))
-        began, looped, worked = loop.time(), loop.worked, executor.worked
-        call_seconds: list[float] = []
-        result, _ = await measure(lambda: connect(server, call_seconds), plan)
-        seconds, session_seconds = loop.time() - began, sum(call_seconds)
-        await server.close()
+        sessions = Sessions(host, options, Metrics(host), AdmissionController(LoopMonitor(), options))
+        try:
+            yield SimulatedServer(sessions, pipeline, executor)
+        finally:
+            await sessions.close()
+
+
+async def _simulate(
+    loop: VirtualLoop, model: str, scenes: list[str], turns: int, sessions: int, silence_ms: int
+) -> dict[str, Any]:
+    material = gather()
+    plan = TurnPlan(
+        material, script(material, turns, scenes), turns, sessions, session_of("server_vad", silence_ms, None)
+    )
+    async with simulated_server(loop, model) as server:
+        began, looped, worked = loop.time(), loop.worked, server.executor.worked
+        result, _ = await measure(server.connect, plan)
+        seconds, session_seconds = loop.time() - began, sum(server.call_seconds)
     return {
         "what": "a simulation on a CPU-time clock",
         "url": model,
@@ -329,9 +352,9 @@ async def _simulate(
             "seconds": seconds,
             "session_seconds": session_seconds,
             "loop_ms_a_second": 1e3 * (loop.worked - looped) / session_seconds,
-            "workers_ms_a_second": 1e3 * (executor.worked - worked) / session_seconds,
-            "longest_piece_ms": 1e3 * executor.max_task_seconds,
-            **_batches(pipeline),
+            "workers_ms_a_second": 1e3 * (server.executor.worked - worked) / session_seconds,
+            "longest_piece_ms": 1e3 * server.executor.max_task_seconds,
+            **_batches(server.pipeline),
         },
     }
 

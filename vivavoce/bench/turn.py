@@ -87,7 +87,7 @@ def run(
     session = session_of(detection, silence_ms, instructions)
     plan = TurnPlan(material, script(material, turns, scenes), turns, sessions, session, at_once=at_once)
     result, calls = event_loop.run(measure(lambda: connect(address, api_key), plan))
-    result = {"what": "turn-taking over the Realtime protocol", "url": _without_secrets(address), **result}
+    result = {"what": "turn-taking over the Realtime protocol", "url": without_secrets(address), **result}
     result["how"] = f"{detection}" + (f", {silence_ms} ms of silence" if detection == "server_vad" else "")
     result["how"] += f", {at_once} calls at a time" if at_once > 1 else ""
     print_result(result)
@@ -141,7 +141,7 @@ async def measure(connect: Connect, plan: TurnPlan) -> tuple[dict[str, Any], lis
         "scenes": [_scene(scene.name, calls) for scene in plan.script],
         "together": together,
         "microphone_late_ms": _lateness(lateness_ms),
-        "errors": _errors(everything),
+        "errors": server_errors(everything),
         "outcomes": [asdict(outcome) for call in everything for outcome in outcomes(call)],
     }
     return result, everything
@@ -157,19 +157,26 @@ def _scene(name: str, calls: Sequence[ScriptedCall]) -> dict[str, Any]:
     }
 
 
-async def _call(connect: Connect, scene: Scene, plan: TurnPlan, seed: int = 0, number: int = 0) -> ScriptedCall:
+async def play_call(
+    connect: Connect, scene: Scene, session: Event, timing: Timing, seed: int = 0, number: int = 0
+) -> ScriptedCall:
     """One call; if the server closes the connection, the scene fails and the run goes on."""
     async with AsyncExitStack() as stack:
         wire = await stack.enter_async_context(connect())
         if scene.environment.line != PERFECT:
             wire = await stack.enter_async_context(ImpairedWire(wire, scene.environment.line, seed))
-        caller = BenchCaller(wire, plan.session or session_of("server_vad", 200, None), scene.environment, seed)
+        caller = BenchCaller(wire, session, scene.environment, seed)
         call = ScriptedCall(scene, await stack.enter_async_context(caller), number)
         try:
-            await play(call, plan.timing)
+            await play(call, timing)
         except WireClosedError as error:
             call.failure = str(error)
         return call
+
+
+async def _call(connect: Connect, scene: Scene, plan: TurnPlan, seed: int = 0, number: int = 0) -> ScriptedCall:
+    session = plan.session or session_of("server_vad", 200, None)
+    return await play_call(connect, scene, session, plan.timing, seed, number)
 
 
 async def _concurrent_calls(connect: Connect, plan: TurnPlan) -> tuple[dict[str, Any], list[ScriptedCall]]:
@@ -227,13 +234,14 @@ def _lateness(milliseconds: list[float]) -> dict[str, float] | None:
     return {"p50": float(np.percentile(milliseconds, 50)), "p95": float(np.percentile(milliseconds, 95))}
 
 
-def _errors(calls: Sequence[ScriptedCall]) -> list[str]:
+def server_errors(calls: Sequence[ScriptedCall]) -> list[str]:
     """Distinct error messages of the server."""
     events = [event for call in calls for _, event in call.caller.events if event["type"] == "error"]
     return list(dict.fromkeys(str(event.get("error", {}).get("message")) for event in events))[:MAX_ERRORS]
 
 
-def _without_secrets(url: str) -> str:
+def without_secrets(url: str) -> str:
+    """The address without keys."""
     return re.sub(r"((?:key|token|secret)[^=&]*=)[^&]+", r"\1…", url, flags=re.IGNORECASE)
 
 

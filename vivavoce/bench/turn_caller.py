@@ -40,6 +40,10 @@ class CallEnvironment:
     echo_db: float | None = None
     """Loudspeaker level in the microphone; None: a headset."""
     echo_delay: float = 0.06
+    echo_response: Samples | None = field(default=None, compare=False, repr=False)
+    """Impulse response from loudspeaker to microphone; None: the direct sound alone."""
+    background: Samples | None = field(default=None, compare=False, repr=False)
+    """What the microphone hears all the time, in a loop; None: room noise."""
     line: Line = PERFECT
 
 
@@ -73,9 +77,9 @@ class Microphone:
     _direction: LineDirection = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        snr = self.environment.snr_db
+        snr, background = self.environment.snr_db, self.environment.background
         level = QUIET_ROOM_DBFS if snr is None else SPEECH_DBFS - snr
-        self._noise = room_noise(NOISE_SECONDS, level, self.seed)
+        self._noise = room_noise(NOISE_SECONDS, level, self.seed) if background is None else background
         self._direction = LineDirection(self.environment.line, self.seed)
 
     def say(self, samples: Samples, kind: str, pause: tuple[int, int] | None = None) -> CallerUtterance:
@@ -102,11 +106,20 @@ class Microphone:
         echo = self.environment.echo_db
         if echo is not None:
             moment = self.began + begin / RATE - self.environment.echo_delay
-            samples += np.float32(from_db(echo)) * self.loudspeaker.read(moment, PACKET)
+            samples += np.float32(from_db(echo)) * self._echo(moment)
         if self._direction.line.loss and self._direction.is_lost():
             samples = np.zeros_like(samples)
         self.record.append(samples)
         return samples
+
+    def _echo(self, moment: float) -> Samples:
+        """A packet of what the loudspeaker played from this moment on, as it arrives at the microphone."""
+        response = self.environment.echo_response
+        if response is None:
+            return self.loudspeaker.read(moment, PACKET)
+        before = len(response) - 1
+        played = self.loudspeaker.read(moment - before / RATE, before + PACKET)
+        return np.convolve(played, response, mode="valid") if played.any() else played[before:]
 
 
 class BenchCaller:

@@ -23,6 +23,8 @@ from vivavoce.errors import InputError
 PAUSES = (0.4, 0.6, 0.5, 0.8, 0.7)
 DISTURB_AT_SECONDS = (0.6, 0.9, 0.75, 1.1)
 """Seconds into a reply at which the caller disturbs it."""
+MAX_REPLIES = 4
+"""Replies to one sound that a caller waits for."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Timing:
     max_reply_seconds: float = 8.0
     """The caller cancels a reply after this long."""
     between: float = 0.4
+    """Silence before the next sound."""
     after_sound: float = 2.0
     """Wait after a stray sound."""
 
@@ -146,11 +149,14 @@ async def _disturb_reply(caller: BenchCaller, reply: PlayedReply, sound: Disturb
 
 
 async def _wait_for_silence(caller: BenchCaller, timing: Timing) -> None:
-    """Wait until replies end, or cancel them."""
-    if not await caller.until(lambda: caller.is_quiet, timing.max_reply_seconds):
-        await caller.stop_replies()
-        await caller.until(lambda: caller.is_quiet, timing.patience)
-    await caller.wait(caller.now() + timing.between)
+    """Wait until replies have ended and none has begun for a while; cancel those that take too long."""
+    for _ in range(MAX_REPLIES):
+        if not await caller.until(lambda: caller.is_quiet, timing.max_reply_seconds):
+            await caller.stop_replies()
+            await caller.until(lambda: caller.is_quiet, timing.patience)
+        await caller.wait(caller.now() + timing.between)
+        if caller.is_quiet:
+            return
 
 
 def script(material: Material, turns: int, names: list[str] | None = None) -> list[Scene]:

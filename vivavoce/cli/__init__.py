@@ -10,7 +10,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from vivavoce import __version__, log
-from vivavoce.cli import bench, codecs, export, models, plan, quantize, say, serve, setup, talk, train, transcribe
+from vivavoce.cli import (
+    bench,
+    bench_duplex,
+    codecs,
+    export,
+    models,
+    plan,
+    quantize,
+    say,
+    serve,
+    setup,
+    talk,
+    train,
+    transcribe,
+)
 from vivavoce.cli.options import (
     DeviceSpec,
     Json,
@@ -38,6 +52,7 @@ app.add_typer(codecs.app)
 app.add_typer(say.app)
 app.add_typer(models.app, name="models")
 app.command()(models.verify)
+bench.app.add_typer(bench_duplex.app)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 app.command()(serve.serve)

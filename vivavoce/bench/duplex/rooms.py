@@ -1,0 +1,86 @@
+"""Rooms, loudspeaker echo and the telephone band, by arithmetic and a seed."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from vivavoce.bench.turn_sounds import RATE, SPEECH_DBFS, Samples, at_level
+
+SOUND_SPEED = 343.0
+ORDER = 6
+"""Reflections of each pair of walls."""
+RESPONSE_SECONDS = 0.2
+BAND = (300.0, 3400.0)
+MU = 255.0
+
+
+@dataclass(frozen=True)
+class Room:
+    """A box with walls of one reflectivity; lengths in metres."""
+
+    name: str
+    size: tuple[float, float, float]
+    reflectivity: float
+
+
+ROOMS = (
+    Room("car", (2.4, 1.5, 1.2), 0.45),
+    Room("study", (3.1, 2.6, 2.4), 0.6),
+    Room("office", (4.7, 3.6, 2.7), 0.65),
+    Room("kitchen", (3.9, 3.2, 2.5), 0.78),
+    Room("living room", (6.2, 4.4, 2.6), 0.7),
+    Room("hall", (9.5, 6.8, 3.4), 0.75),
+)
+
+
+@lru_cache(maxsize=64)
+def impulse_response(room: Room, distance: float, seed: int = 0) -> Samples:
+    """From a source at this distance to the microphone, by image sources; the direct sound is its first sample."""
+    source = np.random.default_rng(seed)
+    size = np.array(room.size)
+    microphone = size * source.uniform(0.3, 0.7, 3)
+    direction = source.standard_normal(3)
+    talker = np.clip(microphone + distance * direction / np.linalg.norm(direction), 0.1, size - 0.1)
+    direct = float(np.linalg.norm(talker - microphone))
+    cells = np.stack(np.meshgrid(*[np.arange(-ORDER, ORDER + 1)] * 3, indexing="ij"), -1).reshape(-1, 1, 3)
+    mirrored = np.stack(np.meshgrid(*[np.arange(2)] * 3, indexing="ij"), -1).reshape(1, -1, 3)
+    images = 2 * size * cells + np.where(mirrored, -talker, talker)  # [cell, mirror, axis]
+    lengths = np.linalg.norm(images - microphone, axis=-1).ravel()
+    bounces = np.abs(2 * cells - mirrored).sum(axis=-1).ravel()
+    levels = room.reflectivity**bounces * direct / np.maximum(lengths, 1e-3)
+    moments = np.maximum(0.0, lengths - direct) / SOUND_SPEED * RATE
+    whole = moments.astype(int)
+    response = np.zeros(whole.max() + 2)
+    np.add.at(response, whole, levels * (1 - (moments - whole)))  # a reflection is spread over two samples
+    np.add.at(response, whole + 1, levels * (moments - whole))
+    found = response[: round(RESPONSE_SECONDS * RATE)].astype(np.float32)
+    found.flags.writeable = False
+    return found
+
+
+def in_room(samples: Samples, room: Room, distance: float, seed: int = 0) -> Samples:
+    """The sound as the microphone hears it at this distance, at speech level."""
+    return at_level(_convolved(samples, impulse_response(room, distance, seed)), SPEECH_DBFS)
+
+
+def echo_response(room: Room, seed: int = 0) -> Samples:
+    """Impulse response of a loudspeaker half a metre away, of unit energy, so that a level is that of the echo."""
+    response = impulse_response(room, 0.5, seed)
+    return (response / np.linalg.norm(response)).astype(np.float32)
+
+
+def by_telephone(samples: Samples) -> Samples:
+    """300 to 3400 Hz in µ-law steps."""
+    spectrum = np.fft.rfft(samples)
+    frequency = np.fft.rfftfreq(len(samples), 1 / RATE)
+    passed = 1 / (1 + np.exp(-(frequency - BAND[0]) / 25)) / (1 + np.exp((frequency - BAND[1]) / 60))
+    band = np.clip(np.fft.irfft(spectrum * passed, len(samples)), -1, 1)
+    coded = np.round(np.sign(band) * np.log1p(MU * np.abs(band)) / np.log1p(MU) * 127) / 127
+    return (np.sign(coded) * np.expm1(np.abs(coded) * np.log1p(MU)) / MU).astype(np.float32)
+
+
+def _convolved(samples: Samples, response: Samples) -> Samples:
+    size = len(samples) + len(response)
+    product = np.fft.rfft(samples, size) * np.fft.rfft(response, size)
+    return np.fft.irfft(product, size)[: len(samples) + len(response) - 1].astype(np.float32)

@@ -1,0 +1,85 @@
+"""`viva bench duplex` and `viva bench vad`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vivavoce.cli.bench import Out
+from vivavoce.cli.options import Json, print_json, progress_to
+
+app = typer.Typer()
+
+
+@app.command("duplex")
+def bench_duplex(
+    url: Annotated[
+        str,
+        typer.Argument(
+            help="URL of an OpenAI-Realtime server, such as ws://127.0.0.1:8000/v1/realtime, or simulated:mini-speech "
+            "for that model in this process, on a clock of CPU time."
+        ),
+    ],
+    model: Annotated[str | None, typer.Option(help="The name of the model.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="VIVA_API_KEY", help="The server's key.")] = None,
+    scene: Annotated[list[str] | None, typer.Option(help="One of the scenes; may be repeated. Default: all.")] = None,
+    language: Annotated[list[str] | None, typer.Option(help="en or zh; may be repeated. Default: both.")] = None,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option(help="headset, room, telephone, loss or noise; may be repeated. Default: all in turn."),
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Calls of each scene in each language.")] = 5,
+    parallel: Annotated[int, typer.Option(min=1, help="Concurrent calls.")] = 2,
+    detection: Annotated[str, typer.Option(help="server_vad, semantic_vad or default: the server's own.")] = "default",
+    silence_ms: Annotated[int, typer.Option(min=0, help="Silence that ends a turn, with server_vad.")] = 500,
+    instructions: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    sounds: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="ESC-50: recorded coughs, knocks and keys.")
+    ] = None,
+    people: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Voices (RAVDESS, TESS) that interrupt."),
+    ] = None,
+    require: Annotated[str, typer.Option(help='Bounds such as "R_Y>=.95,pause.early<=.05"; exit 1 if not met.')] = "",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Turn-taking of any OpenAI-Realtime server on speech, pauses, noise, echo and other voices, in two languages."""
+    with progress_to(as_json):
+        from vivavoce.bench.duplex.lab import LabOptions, run
+        from vivavoce.bench.duplex.scenes import CONDITIONS
+
+        options = LabOptions(
+            scenes=None if scene is None else tuple(scene),
+            languages=tuple(language or ("en", "zh")),
+            conditions=tuple(condition or CONDITIONS),
+            count=count,
+            detection=detection,
+            silence_ms=silence_ms,
+            instructions=instructions,
+            parallel=parallel,
+            esc50=sounds,
+            people=people,
+        )
+        result = run(url, model, api_key, options, require, out)
+    if as_json:
+        print_json(result)
+    if not all(each["met"] for each in result["requirements"]):
+        raise typer.Exit(1)
+
+
+@app.command("vad")
+def bench_vad(
+    folder: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="Labelled recordings, laid out as TEN-VAD's testset.")
+    ],
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Precision and recall of the voice activity detector on labelled speech, beside TEN-VAD if it is installed."""
+    with progress_to(as_json):
+        from vivavoce.bench.vad import run
+
+        result = run(folder, out)
+    if as_json:
+        print_json(result)
