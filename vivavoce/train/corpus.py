@@ -25,7 +25,7 @@ from vivavoce.audio.io import Sound, write
 from vivavoce.errors import InputError, MissingDependencyError, VivaError
 from vivavoce.train.front_desk import dialogues, general_sentences, reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies, slotted_replies
-from vivavoce.train.front_desk.templates import word_strings
+from vivavoce.train.front_desk.general import word_strings
 from vivavoce.train.synthesizers import Programs
 from vivavoce.train.voices import (
     HELD_OUT,
