@@ -30,8 +30,9 @@ from vivavoce.train.front_desk.phrasing_rules import INTENTS, Kept, Phrasing, cl
 MODEL = "qwen2.5-coder-1.5b-instruct"
 LINES = 10  # phrasings that are asked for at once
 EXAMPLES = 3
-MAX_TOKENS = 220
+MAX_TOKENS = 200
 CONCURRENT = 6  # prompts that are answered at the same time
+WRITING = 0.6  # share of the time for writing; the rest is for judging
 WRITTEN, JUDGED = "written.jsonl", "judged.jsonl"
 STYLES = {
     "en": ("short and casual", "polite and complete", "chatty", "in a hurry", "indirect, with the reason why they ask"),
@@ -41,13 +42,13 @@ WRITE = {
     "en": (
         "You write what guests say on the phone to the front desk of a hotel with a restaurant.",
         "Write {lines} different sentences with which a guest could {meaning}. Spoken English, {style}. "
-        "One sentence a line, without numbers or quotation marks. Never the answer of the desk.{slots} "
+        "A numbered list of {lines} lines, without quotation marks. Never the answer of the desk.{slots} "
         "Examples:\n{examples}",
     ),
     "zh": (
         "你負責寫出客人打電話到飯店櫃檯時說的話，用台灣的繁體中文。",
         "請寫出{lines}句不同的話，客人用來表達：{meaning}。口語，{style}。"
-        "每行一句，不要編號，不要引號，不要寫櫃檯的回答。{slots}例如：\n{examples}",
+        "每行一句，編號1到{lines}，不要引號，不要寫櫃檯的回答。{slots}例如：\n{examples}",
     ),
 }
 KEEP_SLOTS = {"en": " Keep {names} exactly as written, in braces.", "zh": "請原樣保留{names}，包括大括號。"}
@@ -143,7 +144,7 @@ class Run:
     async def __call__(self, wanted: Sequence[Request]) -> list[Phrasing]:
         """Write and judge what is missing; returns the phrasings that were kept."""
         done = {Request(each["language"], each["intent"], each["round"]) for each in self.written.objects}
-        await self._each([request for request in wanted if request not in done], self._write)
+        await self._each([request for request in wanted if request not in done], self._write, WRITING)
         known = {(each["language"], each["text"]) for each in self.judged.objects}
         await self._each([each for each in self.candidates() if (each.language, each.text) not in known], self._judge)
         self.report({"step": "faults", **Counter(fault or "none" for _, fault in self._lines())})
@@ -164,13 +165,13 @@ class Run:
                     phrasing = Phrasing(code, each["intent"], cleaned(line, LANGUAGES[code]))
                     yield phrasing, kept[code].fault(phrasing)
 
-    async def _each(self, items: Sequence[Any], ask: Callable[[Any], Any]) -> None:
-        """Ask about all items, several at a time, until the time is over."""
+    async def _each(self, items: Sequence[Any], ask: Callable[[Any], Any], share: float = 1.0) -> None:
+        """Ask about all items, several at a time, until a share of the time is over."""
         waiting = iter(items)
 
         async def worker() -> None:
             for item in waiting:
-                if time.monotonic() - self._begin > self.seconds:
+                if time.monotonic() - self._begin > share * self.seconds:
                     return
                 await ask(item)
 
