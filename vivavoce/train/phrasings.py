@@ -23,8 +23,7 @@ from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
 from vivavoce.dialogue.events import ConversationSettings
 from vivavoce.engine.sampling import Sampling
 from vivavoce.errors import InputError
-from vivavoce.train.front_desk import LANGUAGES, Language
-from vivavoce.train.front_desk import language as desk_language
+from vivavoce.train.front_desk import LANGUAGES, SpokenLanguage, language
 from vivavoce.train.front_desk.phrasing_rules import INTENTS, Kept, Phrasing, cleaned, split_of
 
 MODEL = "qwen2.5-coder-1.5b-instruct"
@@ -77,13 +76,13 @@ class Request:
 
 def requests(codes: Sequence[str], intents: Sequence[str] | None, rounds: int) -> list[Request]:
     """All requests, one intent after the other within a round."""
-    known = desk_language(codes[0], 2).intents
+    known = language(codes[0], 2).intents
     if unknown := set(intents or ()) - set(known):
         raise InputError(f"no intent {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     return [Request(code, intent, turn) for turn in range(rounds) for intent in (intents or known) for code in codes]
 
 
-def prompt(request: Request, language: Language, seed: int) -> tuple[str, str]:
+def prompt(request: Request, language: SpokenLanguage, seed: int) -> tuple[str, str]:
     """System and user message of a request; the examples depend on the seed."""
     source = random.Random(f"{seed} {request}")
     templates = {**language.written, **language.corrections}[request.intent]
@@ -156,7 +155,7 @@ class Run:
         return [phrasing for phrasing, fault in self._lines() if fault is None]
 
     def _lines(self) -> Iterator[tuple[Phrasing, str | None]]:
-        kept = {code: Kept(language) for code, language in LANGUAGES.items()}
+        kept = {code: Kept(spoken) for code, spoken in LANGUAGES.items()}
         key = ("round", "intent", "language")
         for each in sorted(self.written.objects, key=lambda each: [each[name] for name in key]):
             code = each["language"]
@@ -194,10 +193,10 @@ class Run:
 def write_phrasings(out: Path, kept: Sequence[Phrasing], seed: int) -> Counter[tuple[str, str]]:
     """Write the phrasings of each language with their split; returns how many there are of both."""
     counts: Counter[tuple[str, str]] = Counter()
-    for code, language in LANGUAGES.items():
+    for code, spoken in LANGUAGES.items():
         lines = []
         for phrasing in sorted((each for each in kept if each.language == code), key=lambda each: each.intent):
-            split = split_of(phrasing, language, seed)
+            split = split_of(phrasing, spoken, seed)
             counts[code, split] += 1
             content = {"intent": phrasing.intent, "split": split, "text": phrasing.text}
             lines.append(json.dumps(content, ensure_ascii=False) + "\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vivavoce.errors import InputError
 from vivavoce.train.augment import NOISES
-from vivavoce.train.front_desk import Language, general_sentences, language, reply_sentences, user_sentences
+from vivavoce.train.front_desk import SpokenLanguage, general_sentences, language, reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies, slotted_replies
 from vivavoce.train.front_desk.general import word_strings
 
@@ -92,34 +92,34 @@ def plan(codes: Sequence[str], counts: UtteranceCounts, seed: int = 0, edition: 
     return utterances
 
 
-def _of_language(desk: Language, counts: UtteranceCounts, seed: int) -> list[Utterance]:
-    source, code = random.Random(f"utterances {desk.code} {seed}"), desk.code
+def _of_language(spoken: SpokenLanguage, counts: UtteranceCounts, seed: int) -> list[Utterance]:
+    source, code = random.Random(f"utterances {spoken.code} {seed}"), spoken.code
     mixed = [
         Utterance("mixed", code, text, _mixture(code, source), _speed(source), _condition(source))
-        for text in _callers_sentences(desk, counts.mixed, seed)
+        for text in _callers_sentences(spoken, counts.mixed, seed)
     ]
     held_out = [
         Utterance("held_out", code, text, source.choice(HELD_OUT_VOICES[code]))
-        for text in user_sentences("held_out", counts.held_out, seed, desk)
+        for text in user_sentences("held_out", counts.held_out, seed, spoken)
     ]
-    teacher = [Utterance("teacher", code, text, REPLY_VOICES[code]) for text in _replies(desk, counts.teacher, seed)]
+    teacher = [Utterance("teacher", code, text, REPLY_VOICES[code]) for text in _replies(spoken, counts.teacher, seed)]
     return [*mixed, *held_out, *teacher]
 
 
-def _callers_sentences(desk: Language, count: int, seed: int) -> list[str]:
+def _callers_sentences(spoken: SpokenLanguage, count: int, seed: int) -> list[str]:
     """Distinct sentences: to the desk and, in English, about anything else."""
-    if desk.code != "en":
-        return user_sentences("train", count, seed, desk)
+    if spoken.code != "en":
+        return user_sentences("train", count, seed, spoken)
     general, strings = (round(share * count) for share in GENERAL.values())
     others = general_sentences(general, seed) + word_strings(strings, seed + 10)
-    return user_sentences("train", count - len(others), seed, desk) + others
+    return user_sentences("train", count - len(others), seed, spoken) + others
 
 
-def _replies(desk: Language, count: int, seed: int) -> list[str]:
+def _replies(spoken: SpokenLanguage, count: int, seed: int) -> list[str]:
     """Half of them replies of all kinds, and the few short ones again and again; in English, general sentences, too."""
-    replies = reply_sentences(max(1, count // 2), seed, desk)[:count]
-    general = general_sentences((count - len(replies)) // 2, seed) if desk.code == "en" else []
-    short = islice(cycle([*fixed_replies(desk), *slotted_replies(desk)]), count - len(replies) - len(general))
+    replies = reply_sentences(max(1, count // 2), seed, spoken)[:count]
+    general = general_sentences((count - len(replies)) // 2, seed) if spoken.code == "en" else []
+    short = islice(cycle([*fixed_replies(spoken), *slotted_replies(spoken)]), count - len(replies) - len(general))
     return [*replies, *general, *short]
 
 

@@ -21,7 +21,7 @@ from vivavoce.train.front_desk.answers import (
 from vivavoce.train.front_desk.english import ENGLISH
 from vivavoce.train.front_desk.general import general_sentences
 from vivavoce.train.front_desk.judge import judge
-from vivavoce.train.front_desk.language import Language
+from vivavoce.train.front_desk.language import SpokenLanguage
 from vivavoce.train.front_desk.languages import LANGUAGES, language, language_of, languages
 from vivavoce.train.front_desk.templates import NearDuplicates, expanded
 
@@ -32,7 +32,7 @@ __all__ = [
     "SPLITS",
     "DialogueState",
     "Exchange",
-    "Language",
+    "SpokenLanguage",
     "dialogues",
     "general_sentences",
     "judge",
@@ -64,7 +64,7 @@ ENGLISH_ALONE = (ENGLISH,)
 
 
 @cache
-def templates(intent: str, split: str, language: Language = ENGLISH) -> tuple[str, ...]:
+def templates(intent: str, split: str, language: SpokenLanguage = ENGLISH) -> tuple[str, ...]:
     """The templates of an intent in a split."""
     if intent not in language.intents or split not in SPLITS:
         listed = ", ".join(language.intents)
@@ -75,7 +75,7 @@ def templates(intent: str, split: str, language: Language = ENGLISH) -> tuple[st
 
 
 @cache
-def _divided(intent: str, language: Language) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _divided(intent: str, language: SpokenLanguage) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Training and held-out templates of an intent."""
     every = (language.corrections if intent in language.corrections else language.written)[intent]
     held_out = every[3::HELD_OUT_EVERY] + ([every[-1]] if len(every) % HELD_OUT_EVERY > 3 else [])
@@ -84,13 +84,13 @@ def _divided(intent: str, language: Language) -> tuple[tuple[str, ...], tuple[st
 
 
 @cache
-def _held_out(language: Language) -> NearDuplicates:
+def _held_out(language: SpokenLanguage) -> NearDuplicates:
     every = [template for intent in language.intents for template in templates(intent, "held_out", language)]
     return NearDuplicates(every, language.plain_words)
 
 
 @cache
-def _written(intent: str, language: Language) -> tuple[str, ...]:
+def _written(intent: str, language: SpokenLanguage) -> tuple[str, ...]:
     """Hand-written training templates of an intent, without near duplicates of held-out ones."""
     near, written_later = _held_out(language), language.training_only.get(intent, [])
     more = [template for template in written_later if not any(way in near for way in expanded(template))]
@@ -98,13 +98,13 @@ def _written(intent: str, language: Language) -> tuple[str, ...]:
 
 
 @cache
-def _composed(intent: str, language: Language) -> tuple[str, ...]:
+def _composed(intent: str, language: SpokenLanguage) -> tuple[str, ...]:
     """Composed training templates of an intent, without near duplicates of held-out ones."""
     return tuple(phrasing for phrasing in language.composed(intent) if phrasing not in _held_out(language))
 
 
 @cache
-def _phrased(intent: str, language: Language) -> tuple[str, ...]:
+def _phrased(intent: str, language: SpokenLanguage) -> tuple[str, ...]:
     """A chat model's training phrasings of an intent, without near duplicates of held-out ones."""
     added = language.added.get("train", {}).get(intent, [])
     return tuple(phrasing for phrasing in added if phrasing not in _held_out(language))
@@ -115,7 +115,7 @@ def dialogues(
     count: int,
     seed: int,
     turns: tuple[int, int] = (1, 4),
-    languages: Sequence[Language] = ENGLISH_ALONE,
+    languages: Sequence[SpokenLanguage] = ENGLISH_ALONE,
 ) -> list[list[Exchange]]:
     """Random dialogues with the correct reply to every turn; with several languages, some change within a call."""
     random_source = random.Random(f"dialogues {split} {seed}")
@@ -123,7 +123,7 @@ def dialogues(
 
 
 def single_questions(
-    intents: Sequence[str], count: int, seed: int, containing: str = "", language: Language = ENGLISH
+    intents: Sequence[str], count: int, seed: int, containing: str = "", language: SpokenLanguage = ENGLISH
 ) -> list[Exchange]:
     """Distinct first turns of these intents from the training split whose user text contains `containing`."""
     random_source = random.Random(f"questions {intents} {seed} {containing}")
@@ -140,7 +140,7 @@ def single_questions(
     return [exchanges[user] for user in _distinct(draw, count, f"questions with {containing!r}")]
 
 
-def user_sentences(split: str, count: int, seed: int, language: Language = ENGLISH) -> list[str]:
+def user_sentences(split: str, count: int, seed: int, language: SpokenLanguage = ENGLISH) -> list[str]:
     """Distinct user sentences of all intents."""
     random_source = random.Random(f"sentences {split} {seed}")
     weights = [max(_weight(intent, split), 1.0) for intent in language.intents]
@@ -152,7 +152,7 @@ def user_sentences(split: str, count: int, seed: int, language: Language = ENGLI
     return _distinct(draw, count, "user sentences")
 
 
-def reply_sentences(count: int, seed: int, language: Language = ENGLISH) -> list[str]:
+def reply_sentences(count: int, seed: int, language: SpokenLanguage = ENGLISH) -> list[str]:
     """Distinct replies: all fixed ones, all single-slot ones, then bookings with several slots."""
     random_source = random.Random(f"replies {seed}")
     replies = dict.fromkeys([*fixed_replies(language), *slotted_replies(language)])
@@ -168,14 +168,16 @@ def reply_sentences(count: int, seed: int, language: Language = ENGLISH) -> list
     return ordered if len(ordered) <= count else _spread(ordered, count, language, random_source)
 
 
-def _spread(replies: Sequence[str], count: int, language: Language, random_source: random.Random) -> list[str]:
+def _spread(replies: Sequence[str], count: int, language: SpokenLanguage, random_source: random.Random) -> list[str]:
     """The fixed replies and a sample of the others."""
     fixed = list(dict.fromkeys(fixed_replies(language)))
     others = [reply for reply in replies if reply not in fixed]
     return (fixed + random_source.sample(others, max(0, count - len(fixed))))[:count]
 
 
-def _dialogue(split: str, turns: int, languages: Sequence[Language], random_source: random.Random) -> list[Exchange]:
+def _dialogue(
+    split: str, turns: int, languages: Sequence[SpokenLanguage], random_source: random.Random
+) -> list[Exchange]:
     state = DialogueState()
     exchanges: list[Exchange] = []
     language = languages[0] if len(languages) == 1 else random_source.choice(languages)
@@ -193,7 +195,7 @@ def _weight(intent: str, split: str) -> float:
 
 
 def _next_intent(
-    state: DialogueState, split: str, turn: int, turns: int, language: Language, random_source: random.Random
+    state: DialogueState, split: str, turn: int, turns: int, language: SpokenLanguage, random_source: random.Random
 ) -> str:
     if language.edition > 1 and state.correctable() and random_source.random() < CORRECTED:
         return f"correct_{random_source.choice(state.correctable())}"
@@ -224,7 +226,7 @@ def _intent_needing_memory(state: DialogueState, random_source: random.Random) -
 
 
 def _phrase(
-    intent: str, split: str, language: Language, random_source: random.Random
+    intent: str, split: str, language: SpokenLanguage, random_source: random.Random
 ) -> tuple[str, tuple[tuple[str, str], ...]]:
     """A random phrasing of an intent, and the slots in it."""
     template = _template(intent, split, language, random_source)
@@ -239,7 +241,7 @@ def _phrase(
     return language.sentence(text), tuple(slots.items())
 
 
-def _template(intent: str, split: str, language: Language, random_source: random.Random) -> str:
+def _template(intent: str, split: str, language: SpokenLanguage, random_source: random.Random) -> str:
     if split != "train":
         return random_source.choice(templates(intent, split, language))
     if _phrased(intent, language) and random_source.random() < PHRASED:
@@ -249,7 +251,7 @@ def _template(intent: str, split: str, language: Language, random_source: random
     return random_source.choice(_written(intent, language))
 
 
-def _with_fillers(text: str, split: str, language: Language, random_source: random.Random) -> str:
+def _with_fillers(text: str, split: str, language: SpokenLanguage, random_source: random.Random) -> str:
     """Add a random filler before and, in training, a random ending after the text."""
     if random_source.random() < 0.25:
         text = random_source.choice(language.training_fillers if split == "train" else language.fillers) + text
@@ -259,7 +261,9 @@ def _with_fillers(text: str, split: str, language: Language, random_source: rand
     return text
 
 
-def _fill(slot_name: str, intent: str, slots: dict[str, str], language: Language, random_source: random.Random) -> str:
+def _fill(
+    slot_name: str, intent: str, slots: dict[str, str], language: SpokenLanguage, random_source: random.Random
+) -> str:
     if slot_name in language.slot_words:
         return random_source.choice(language.slot_words[slot_name])
     if slot_name == "number":

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from vivavoce.train.front_desk.english import DECLINE, ENGLISH
 from vivavoce.train.front_desk.english_text import normalise
-from vivavoce.train.front_desk.language import Language
+from vivavoce.train.front_desk.language import SpokenLanguage
 
 __all__ = ["DECLINE", "REMEMBERED", "DialogueState", "Exchange", "fixed_replies", "normalise", "slotted_replies"]
 
@@ -55,7 +55,7 @@ class DialogueState:
         """The slots of the booking that have a value, which the guest may correct."""
         return [slot for slot in WANTED[self.booked] if slot in self.known] if self.booked else []
 
-    def answer(self, intent: str, slots: dict[str, str], language: Language = ENGLISH) -> str:
+    def answer(self, intent: str, slots: dict[str, str], language: SpokenLanguage = ENGLISH) -> str:
         """The correct reply in a language; updates the state."""
         self.last = self._reply(intent, slots)
         return language.separator.join(language.reply(form, values) for form, values in self.last)
@@ -105,7 +105,7 @@ def _summary(kind: str, intent: str, slots: dict[str, str]) -> str:
     return f"asked_{kind}" if echoed & slots.keys() else "certainly"
 
 
-def fixed_replies(language: Language = ENGLISH) -> tuple[str, ...]:
+def fixed_replies(language: SpokenLanguage = ENGLISH) -> tuple[str, ...]:
     """All replies without slots."""
     directions = [language.reply("directions", {"place": place}) for place in language.values["place"]]
     asks = [_joined(language, ("certainly", {}), (f"ask_{slot}", {})) for slot in ("people", "nights")]
@@ -113,7 +113,7 @@ def fixed_replies(language: Language = ENGLISH) -> tuple[str, ...]:
     return (*(language.replies[intent] for intent in FIXED), *directions, *asks, *others)
 
 
-def slotted_replies(language: Language = ENGLISH) -> Iterator[str]:
+def slotted_replies(language: SpokenLanguage = ENGLISH) -> Iterator[str]:
     """All replies with one slot, for each of its values."""
 
     def asking(form: str, asked: str, slots: dict[str, str]) -> str:
@@ -138,5 +138,5 @@ def slotted_replies(language: Language = ENGLISH) -> Iterator[str]:
         yield asking("asked_table", "people", {"day": day})
 
 
-def _joined(language: Language, *reply: tuple[str, dict[str, str]]) -> str:
+def _joined(language: SpokenLanguage, *reply: tuple[str, dict[str, str]]) -> str:
     return language.separator.join(language.reply(form, slots) for form, slots in reply)

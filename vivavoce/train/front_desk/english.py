@@ -1,10 +1,10 @@
-"""English at the front desk: its replies and the parts that make it a `Language`."""
+"""English at the front desk: its replies and the parts that make it a `SpokenLanguage`."""
 
 import re
 
 from vivavoce.train.front_desk.english_text import is_recognised_value, is_value, plain_words, same_word, spoken_words
 from vivavoce.train.front_desk.english_values import DAYS, DIRECTIONS, NUMBERS, PRICES, VALUES, WAYS_TO_SAY
-from vivavoce.train.front_desk.language import Language
+from vivavoce.train.front_desk.language import SpokenLanguage
 from vivavoce.train.front_desk.templates import by_name, read
 
 TEMPLATES = read("templates", "en")
@@ -70,7 +70,7 @@ def sentence(text: str) -> str:
     return text[0].upper() + text[1:] + ("" if text[-1] in ".?!" else ".")
 
 
-ENGLISH = Language(
+ENGLISH = SpokenLanguage(
     code="en",
     written=by_name(TEMPLATES["written"]),
     training_only=by_name(TEMPLATES["training_only"]),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from vivavoce.train.front_desk.answers import Exchange, fixed_replies, slotted_replies
-from vivavoce.train.front_desk.language import Language
+from vivavoce.train.front_desk.language import SpokenLanguage
 from vivavoce.train.front_desk.languages import language_of
 
 SameWord = Callable[[str, str], bool]
@@ -62,6 +62,6 @@ def word_errors(pairs: Sequence[tuple[str, str]], same_word: SameWord) -> int:
 
 
 @cache
-def _every_reply(language: Language) -> tuple[tuple[str, ...], ...]:
+def _every_reply(language: SpokenLanguage) -> tuple[tuple[str, ...], ...]:
     replies = (*fixed_replies(language), *slotted_replies(language))
     return tuple(dict.fromkeys(language.spoken_words(reply) for reply in replies))

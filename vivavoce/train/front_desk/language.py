@@ -11,7 +11,7 @@ DERIVED = {"persons": "people", "price": "dish", "directions": "place"}  # words
 
 
 @dataclass(frozen=True, eq=False)
-class Language:
+class SpokenLanguage:
     """A language of the desk. Slot values are the same in all languages: the English words (`half past seven`)."""
 
     code: str

@@ -12,7 +12,7 @@ from functools import cache
 
 from vivavoce.errors import InputError
 from vivavoce.train.front_desk.english import ENGLISH
-from vivavoce.train.front_desk.language import Language
+from vivavoce.train.front_desk.language import SpokenLanguage
 from vivavoce.train.front_desk.mandarin import MANDARIN
 from vivavoce.train.front_desk.templates import FOLDER
 
@@ -21,13 +21,13 @@ EDITIONS = (1, 2)
 HAN = re.compile(r"[\u3400-\u9fff]")
 
 
-def language_of(text: str) -> Language:
+def language_of(text: str) -> SpokenLanguage:
     """Mandarin if a text has a Chinese character, else English."""
     return MANDARIN if HAN.search(text) else ENGLISH
 
 
 @cache
-def language(code: str, edition: int = 1) -> Language:
+def language(code: str, edition: int = 1) -> SpokenLanguage:
     """A language of the desk in an edition."""
     if code not in LANGUAGES or edition not in EDITIONS:
         raise InputError(
@@ -42,6 +42,6 @@ def language(code: str, edition: int = 1) -> Language:
     return replace(LANGUAGES[code], edition=edition, added=added)
 
 
-def languages(codes: Sequence[str], edition: int = 1) -> tuple[Language, ...]:
+def languages(codes: Sequence[str], edition: int = 1) -> tuple[SpokenLanguage, ...]:
     """Several languages of one edition."""
     return tuple(language(code, edition) for code in codes)

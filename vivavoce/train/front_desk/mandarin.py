@@ -1,6 +1,6 @@
-"""Mandarin at the front desk: its replies in Traditional script, and the parts that make it a `Language`."""
+"""Mandarin at the front desk: its replies in Traditional script, and the parts that make it a `SpokenLanguage`."""
 
-from vivavoce.train.front_desk.language import Language
+from vivavoce.train.front_desk.language import SpokenLanguage
 from vivavoce.train.front_desk.mandarin_text import is_value, plain_words, same_word, spoken_words
 from vivavoce.train.front_desk.mandarin_values import (
     DIRECTIONS,
@@ -68,7 +68,7 @@ def sentence(text: str) -> str:
     return text if text[-1] in "。？！" else text + "。"
 
 
-MANDARIN = Language(
+MANDARIN = SpokenLanguage(
     code="zh",
     written=by_name(TEMPLATES["written"]),
     training_only=by_name(TEMPLATES["training_only"]),

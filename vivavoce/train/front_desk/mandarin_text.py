@@ -73,12 +73,12 @@ def _known_values() -> dict[tuple[str, ...], str]:
 
 
 def _merged(words: list[str]) -> list[str]:
-    """Names, dishes and days of several syllables as one word; the longest at each place."""
+    """Names, dishes and days of several syllables as one word; those with more syllables first."""
     known = _known_values()
-    longest = max(len(syllables) for syllables in known)
+    max_syllables = max(len(syllables) for syllables in known)
     merged, position = [], 0
     while position < len(words):
-        sizes = range(min(longest, len(words) - position), 0, -1)
+        sizes = range(min(max_syllables, len(words) - position), 0, -1)
         size = next((size for size in sizes if tuple(words[position : position + size]) in known), 0)
         merged.append(known[tuple(words[position : position + size])] if size else words[position])
         position += size or 1

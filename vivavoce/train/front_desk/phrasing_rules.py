@@ -8,7 +8,7 @@ from functools import cache
 
 from vivavoce.train.front_desk.answers import fixed_replies
 from vivavoce.train.front_desk.english_text import normalise
-from vivavoce.train.front_desk.language import Language
+from vivavoce.train.front_desk.language import SpokenLanguage
 from vivavoce.train.front_desk.scripts import is_traditional, traditional
 from vivavoce.train.front_desk.templates import FOLDER, NearDuplicates
 
@@ -48,7 +48,7 @@ class Phrasing:
     text: str
 
 
-def cleaned(line: str, language: Language) -> str:
+def cleaned(line: str, language: SpokenLanguage) -> str:
     """A line of the model as a template: without bullets and quotation marks, and in the script that is shown."""
     text = BULLET.sub("", line).strip().strip("\"'“”「」『』").strip()
     if language.code == "zh":
@@ -58,7 +58,7 @@ def cleaned(line: str, language: Language) -> str:
     return re.sub(r"\bI\b", "i", text[:1].lower() + text[1:])
 
 
-def fault(phrasing: Phrasing, language: Language) -> str | None:
+def fault(phrasing: Phrasing, language: SpokenLanguage) -> str | None:
     """Why a phrasing is not kept; None if it is."""
     text, code = phrasing.text, language.code
     wanted = INTENTS[phrasing.intent]
@@ -78,7 +78,7 @@ def fault(phrasing: Phrasing, language: Language) -> str | None:
     return "answer" if _is_answer(phrasing, bare, language) else None
 
 
-def _is_answer(phrasing: Phrasing, bare: str, language: Language) -> bool:
+def _is_answer(phrasing: Phrasing, bare: str, language: SpokenLanguage) -> bool:
     """Whether it begins like an answer of the desk, or is nearly one of its replies."""
     if phrasing.intent in MAY_BEGIN_SO or phrasing.intent.startswith("correct_"):
         return False
@@ -89,7 +89,7 @@ def _is_answer(phrasing: Phrasing, bare: str, language: Language) -> bool:
 
 
 @cache
-def _reply_words(language: Language) -> tuple[frozenset[str], ...]:
+def _reply_words(language: SpokenLanguage) -> tuple[frozenset[str], ...]:
     return tuple(_words(reply, language.code) for reply in fixed_replies(language))
 
 
@@ -100,7 +100,7 @@ def _words(text: str, code: str) -> frozenset[str]:
 class Kept:
     """Phrasings without duplicates, and without what the hand-written templates have."""
 
-    def __init__(self, language: Language) -> None:
+    def __init__(self, language: SpokenLanguage) -> None:
         self.language = language
         every = [*language.written.values(), *language.training_only.values(), *language.corrections.values()]
         self._written = NearDuplicates(
@@ -119,7 +119,7 @@ class Kept:
         return found
 
 
-def split_of(phrasing: Phrasing, language: Language, seed: int) -> str:
+def split_of(phrasing: Phrasing, language: SpokenLanguage, seed: int) -> str:
     """The split of a phrasing, by its normalised form: the same for every spelling and order of phrasings."""
     words = " ".join(language.plain_words(phrasing.text))
     return "train" if zlib.crc32(f"{seed} {words}".encode()) % HELD_OUT_EVERY else "held_out"
