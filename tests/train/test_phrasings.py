@@ -2,16 +2,16 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
 from vivavoce.errors import InputError
-from vivavoce.train.front_desk import LANGUAGES, SPLITS, language, templates
+from vivavoce.train.front_desk import LANGUAGES, SPLITS, language, templates, user_sentences
 from vivavoce.train.front_desk.phrasing_rules import INTENTS, Kept, Phrasing, cleaned, fault, split_of
 from vivavoce.train.phrasings import Request, Run, main, prompt, requests, write_phrasings
 
 ENGLISH = LANGUAGES["en"]
-MIN_REVIEWED = {"en": 1, "zh": 1}
 CASES = [
     ("en", "price", "and the {dish}, what would that set me back?", None),
     ("en", "price", "what would that set me back?", "slots"),
@@ -132,20 +132,29 @@ def test_a_split_depends_on_the_normalised_form_and_the_seed():
     assert any(splits != [split_of(Phrasing("en", "taxi", text), ENGLISH, seed) for text in texts] for seed in (1, 2))
 
 
+def test_edition_2_has_added_phrasings_in_their_splits_without_near_duplicates():
+    held_out, learned = "what would the {dish} set me back tonight?", "is the {dish} a bargain?"
+    near = "what would the {dish} set us back tonight?"
+    added = {"train": {"price": [learned, near]}, "held_out": {"price": [held_out]}}
+    enlarged = replace(language("en", 2), added=added)
+    assert templates("price", "held_out", enlarged)[-1] == held_out
+    assert templates("price", "train", enlarged)[-1] == learned and near not in templates("price", "train", enlarged)
+    asked = " ".join(user_sentences("train", 3_000, 0, enlarged))
+    assert "a bargain" in asked and "set me back" not in asked and "set us back" not in asked
+    assert "a bargain" not in " ".join(user_sentences("train", 3_000, 0))
+
+
 @pytest.mark.parametrize("code", ["en", "zh"])
 def test_reviewed_phrasings_follow_the_rules_and_are_in_edition_2_alone(code):
     desk, kept = language(code, 2), Kept(LANGUAGES[code])
-    count = 0
     for split, by_intent in desk.added.items():
         for intent, texts in by_intent.items():
             for text in texts:
-                count += 1
                 phrasing = Phrasing(code, intent, text)
                 assert kept.fault(phrasing) is None, phrasing
                 assert split_of(phrasing, desk, 0) == split, phrasing
                 assert text in templates(intent, split, desk) or split == "train"
                 assert text not in LANGUAGES[code].written.get(intent, [])
-    assert count >= MIN_REVIEWED[code]
 
 
 def test_an_unknown_intent_is_named():
