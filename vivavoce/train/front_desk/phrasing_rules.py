@@ -97,22 +97,24 @@ def _words(text: str, code: str) -> frozenset[str]:
     return frozenset(re.sub(r"\W", "", text) if code == "zh" else normalise(text).split())
 
 
+@cache
+def _written(language: SpokenLanguage) -> NearDuplicates:
+    every = [*language.written.values(), *language.training_only.values(), *language.corrections.values()]
+    return NearDuplicates([template for templates in every for template in templates], language.plain_words)
+
+
 class Kept:
     """Phrasings without duplicates, and without what the hand-written templates have."""
 
     def __init__(self, language: SpokenLanguage) -> None:
         self.language = language
-        every = [*language.written.values(), *language.training_only.values(), *language.corrections.values()]
-        self._written = NearDuplicates(
-            [template for templates in every for template in templates], language.plain_words
-        )
         self._seen: set[tuple[str, ...]] = set()
 
     def fault(self, phrasing: Phrasing) -> str | None:
         """As `fault`, or that it is a duplicate; what has no fault is a duplicate the next time."""
         found = fault(phrasing, self.language)
         words = self.language.plain_words(phrasing.text)
-        if found is None and (words in self._seen or phrasing.text in self._written):
+        if found is None and (words in self._seen or phrasing.text in _written(self.language)):
             found = "duplicate"
         if found is None:
             self._seen.add(words)
