@@ -29,7 +29,7 @@ TRAINING_VOICES = {
 REPLY_VOICES = {"en": "af_heart", "zh": "zf_xiaoxiao"}
 PARTS = ("mixed", "held_out", "teacher")  # corpora: callers to learn from, callers to evaluate with, the desk's replies
 CODECS = ("g711", "opus")
-MIX_SIZES = ((1, 0.3), (2, 0.45), (3, 0.25))  # voices in a mixture and their probability
+MIX_SIZES = {1: 0.3, 2: 0.45, 3: 0.25}  # voices in a mixture and their probability
 SPEEDS = (0.8, 1.3)
 ROOM, NOISE, TELEPHONE, CODEC = 0.5, 0.7, 0.15, 0.25  # shares of utterances
 GENERAL = {"general": 0.3, "strings": 0.2}  # shares of English callers' sentences; the rest is said to the desk
@@ -125,8 +125,8 @@ def _replies(spoken: SpokenLanguage, count: int, seed: int) -> list[str]:
 
 def _mixture(code: str, source: random.Random) -> str:
     """One, two or three voices of training; the first of a mixture gives the accent."""
-    sizes, weights = zip(*MIX_SIZES, strict=True)
-    names = source.sample(TRAINING_VOICES[code], source.choices(sizes, weights)[0])
+    (size,) = source.choices(list(MIX_SIZES), list(MIX_SIZES.values()))
+    names = source.sample(TRAINING_VOICES[code], size)
     if len(names) == 1:
         return names[0]
     return "+".join(f"{name}:{source.uniform(0.25, 1.0):.2f}" for name in names)
