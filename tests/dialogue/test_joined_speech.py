@@ -14,8 +14,8 @@ from vivavoce.audio.io import Sound, read
 from vivavoce.audio.player import SimulatedClock
 from vivavoce.bench.turn_sounds import with_pause
 from vivavoce.cascade.backend import CascadeBackend
-from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.cascade.parts import LocalRecogniser
+from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.events import ReplyText, TurnCommitted
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.s2s.moss_speech import load_moss_speech

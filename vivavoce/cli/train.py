@@ -7,6 +7,7 @@ import typer
 app = typer.Typer(no_args_is_help=True, help="Train the bundled miniature models on one GPU.")
 
 STEPS = {  # name: module and function, help
+    "phrasings": ("vivavoce.train.phrasings:main", "Have a chat model write ways to ask for each intent."),
     "corpora": ("vivavoce.train.corpus:main", "Synthesize the corpora of all models except the language model."),
     "speech-encoder": ("vivavoce.train.speech_encoder.train:main", "Train the speech encoder with its codebook."),
     "lm-data": ("vivavoce.train.lm.corpus:main", "Synthesize dialogues and encode them with the speech encoder."),

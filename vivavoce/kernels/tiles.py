@@ -171,7 +171,9 @@ def has_large_shared_memory(device: torch.device) -> bool:
     """Whether a program may have as much shared memory as on data-centre GPUs."""
     if device.type != "cuda":
         return True
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= LARGE_SHARED_MEMORY
+    properties = torch.cuda.get_device_properties(device)
+    limit: int = getattr(properties, "shared_memory_per_block_optin", 0)  # absent from type stubs
+    return limit >= LARGE_SHARED_MEMORY
 
 
 def product_blocks(x: Tensor, rows: int) -> tuple[int, int, int, int]:

@@ -4,6 +4,10 @@
 encoder and ASR (training voices and the teacher), `held_out` to evaluate them, `teacher` for flow and vocoder, `tts`
 for mini-tts (teacher, a second voice, and a few utterances of every other). `viva train questions --out DIR` writes
 spoken questions with held-out phrasings and voices, for demonstrations and tests.
+
+`viva train corpora --kokoro --out DIR` speaks a plan with Kokoro-82M instead, in English and Mandarin: `mixed` by its
+training voices and mixtures of them, `held_out` by whole voices that nothing else has, `teacher` in one voice of the
+desk. It writes the plan (`plan.jsonl`) and shards, from which a stopped run resumes.
 """
 
 import argparse
@@ -25,7 +29,7 @@ from vivavoce.audio.io import Sound, write
 from vivavoce.errors import InputError, MissingDependencyError, VivaError
 from vivavoce.train.front_desk import dialogues, general_sentences, reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies, slotted_replies
-from vivavoce.train.front_desk.templates import word_strings
+from vivavoce.train.front_desk.general import word_strings
 from vivavoce.train.synthesizers import Programs
 from vivavoce.train.voices import (
     HELD_OUT,
@@ -320,12 +324,47 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of utterances")
     parser.add_argument("--seed", type=int, default=0)
+    add_kokoro_options(parser)
     options = parser.parse_args(arguments)
-    counts = Counts().scaled(options.scale)
-    if missing := sorted({voice.part for voice in OPTIONAL} - programs(options.synthesizers).parts):
-        print(f"optional voices that are not installed: {', '.join(missing)}")
-    for name, corpus in write_corpora(options.out, counts, options.workers, options.seed, options.synthesizers).items():
+    if options.kokoro:
+        corpora = kokoro_corpora(options)
+    else:
+        if missing := sorted({voice.part for voice in OPTIONAL} - programs(options.synthesizers).parts):
+            print(f"optional voices that are not installed: {', '.join(missing)}")
+        counts = Counts().scaled(options.scale)
+        corpora = write_corpora(options.out, counts, options.workers, options.seed, options.synthesizers)
+    for name, corpus in corpora.items():
         print(f"{name}: {len(corpus)} utterances, {corpus.seconds / 3600:.2f} h, {len(set(corpus.voices))} voices")
+
+
+def add_kokoro_options(parser: argparse.ArgumentParser) -> None:
+    """The options of corpora that Kokoro speaks."""
+    group = parser.add_argument_group("with Kokoro")
+    group.add_argument("--kokoro", nargs="?", const="kokoro-82m", metavar="MODEL", help="default: kokoro-82m")
+    group.add_argument("--languages", nargs="+", choices=["en", "zh"], default=["en", "zh"])
+    group.add_argument("--edition", type=int, default=2, help="of the front desk's phrasings: 1 or 2")
+    group.add_argument("--plan", type=Path, help="speak this plan rather than a new one")
+    group.add_argument("--clean", action="store_true", help="without the rooms, noise and lines of the plan")
+    group.add_argument("--shard", type=int, default=200, help="utterances of a shard")
+    group.add_argument("--device", default="auto")
+
+
+def kokoro_corpora(options: argparse.Namespace) -> dict[str, Corpus]:
+    """Speak a plan, or what is missing of it, and join its shards."""
+    from vivavoce.train.shards import join, print_json, speak_plan
+    from vivavoce.train.utterances import UtteranceCounts, plan, read_plan
+    from vivavoce.tts.kokoro import KokoroTTS
+
+    counts = UtteranceCounts().scaled(options.scale)
+    utterances = (
+        read_plan(options.plan) if options.plan else plan(options.languages, counts, options.seed, options.edition)
+    )
+    tts = KokoroTTS.load(options.kokoro, options.device)
+    try:
+        speak_plan(utterances, options.out, tts, options.shard, options.clean, print_json)
+    finally:
+        tts.close()
+    return join(options.out, utterances, options.shard)
 
 
 def questions_main(arguments: list[str] | None = None) -> None:

@@ -177,13 +177,17 @@ class KokoroTTS(FixedVoiceModel):
         self, texts: Sequence[str], voice: str | None = None, style: SpeakingStyle | None = None
     ) -> list[Sound]:
         """Speak several texts at once, each as a whole: what one pass computes for all is shared."""
-        style = style or SpeakingStyle()
-        parts = [list(self.parts(text, voice, style)) for text in texts]
-        flat = [self._phoneme_text(part, style) for each in parts for part in each]
+        return self.say_each([(text, voice, style or SpeakingStyle()) for text in texts])
+
+    def say_each(self, requests: Sequence[tuple[str, str | None, SpeakingStyle]]) -> list[Sound]:
+        """As `say_all`, every text in its own voice and style."""
+        parts = [list(self.parts(text, voice, style)) for text, voice, style in requests]
+        styles = [style for _, _, style in requests]
+        flat = [self._phoneme_text(part, style) for each, style in zip(parts, styles, strict=True) for part in each]
         sounds = (made.samples.float().cpu().numpy() for made in self.worker.whole(flat))
-        pause = np.zeros((1, round(PAUSE * style.pause * RATE)), np.float32)
         joined = []
-        for each in parts:
+        for each, style in zip(parts, styles, strict=True):
+            pause = np.zeros((1, round(PAUSE * style.pause * RATE)), np.float32)
             pieces = [piece for _ in each for piece in (next(sounds), pause)]
             joined.append(Sound(np.concatenate(pieces, axis=1), RATE))
         return joined

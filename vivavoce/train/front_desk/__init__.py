@@ -1,4 +1,7 @@
-"""Dialogues of a restaurant and hotel front desk in English: user sentences, replies, and dialogue state."""
+"""Dialogues of a restaurant and hotel front desk: user sentences, replies, and dialogue state.
+
+Every function takes languages of the desk (`language`, `languages`); the default is English as of edition 1.
+"""
 
 import random
 import re
@@ -12,32 +15,30 @@ from vivavoce.train.front_desk.answers import (
     DialogueState,
     Exchange,
     fixed_replies,
-    judge,
     normalise,
     slotted_replies,
 )
-from vivavoce.train.front_desk.templates import (
-    DAYS,
-    SLOT_WORDS,
-    TRAINING_ONLY,
-    VALUES,
-    WRITTEN,
-    NearDuplicates,
-    composed,
-    expanded,
-    general_sentences,
-    ways_to_say,
-)
+from vivavoce.train.front_desk.english import ENGLISH
+from vivavoce.train.front_desk.general import general_sentences
+from vivavoce.train.front_desk.judge import judge
+from vivavoce.train.front_desk.language import SpokenLanguage
+from vivavoce.train.front_desk.languages import LANGUAGES, language, language_of, languages
+from vivavoce.train.front_desk.templates import NearDuplicates, expanded
 
 __all__ = [
     "DECLINE",
     "INTENTS",
+    "LANGUAGES",
     "SPLITS",
-    "Desk",
+    "DialogueState",
     "Exchange",
+    "SpokenLanguage",
     "dialogues",
     "general_sentences",
     "judge",
+    "language",
+    "language_of",
+    "languages",
     "normalise",
     "reply_sentences",
     "single_questions",
@@ -47,7 +48,7 @@ __all__ = [
 
 SPLITS = ("train", "held_out")
 HELD_OUT_EVERY = 7  # one template in seven is held out
-INTENTS = tuple(WRITTEN)
+INTENTS = ENGLISH.intents
 NEEDS_MEMORY = ("repeat", "cancel", *REMEMBERED)
 ANSWERS = ("give_people", "give_time", "give_nights", "give_name")  # only as answers to a question in a reply
 OPENERS = tuple(intent for intent in INTENTS if intent not in (*NEEDS_MEMORY, *ANSWERS, "goodbye"))
@@ -55,61 +56,75 @@ WEIGHTS = {"table": 5.0, "room": 2.5, "decline": 9.0, "directions": 3.0, "price"
 TRAIN_WEIGHTS = WEIGHTS | {"decline": 6.0}  # training has other declined sentences besides
 COMPOSED = 0.45  # share of composed phrasings in training
 OPTIONAL = 0.4  # probability of an optional part
-FILLERS = ("um, ", "excuse me, ", "hello, ", "hi, ", "sorry, ", "well, ", "okay, ", "so, ", "oh, ", "and ", "uh, ")
-TRAINING_FILLERS = (  # in training only, like the endings
-    *FILLERS,
-    *("hey, ", "good morning, ", "good evening, ", "one question, ", "a quick question, ", "right, ", "yes, ", "ah, "),
-    *("now, ", "then ", "by the way, ", "one more thing, ", "tell me, ", "please, ", "thank you, and "),
-)
-ENDINGS = (", please", ", thank you", ", thanks", ", if I may ask", ", if possible", " right now", " then", ", sorry")
+CORRECTED = 0.12  # probability of a correction where one is possible
+SWITCHED = 0.15  # probability of another language from a turn to the next
+PHRASED = 0.3  # share of a chat model's phrasings in training, from edition 2 on
 WITHOUT_FILLERS = ("greeting", "thanks", "goodbye", "repeat", "how_are_you", *ANSWERS)  # without fillers
+ENGLISH_ALONE = (ENGLISH,)
 
 
 @cache
-def templates(intent: str, split: str) -> tuple[str, ...]:
+def templates(intent: str, split: str, language: SpokenLanguage = ENGLISH) -> tuple[str, ...]:
     """The templates of an intent in a split."""
-    if intent not in WRITTEN or split not in SPLITS:
-        raise InputError(f"no templates of {intent!r} in {split!r}; intents: {', '.join(INTENTS)}; splits: {SPLITS}")
+    if intent not in language.intents or split not in SPLITS:
+        listed = ", ".join(language.intents)
+        raise InputError(f"no templates of {intent!r} in {split!r}; intents: {listed}; splits: {SPLITS}")
     if split == "held_out":
-        return _divided(intent)[1]
-    return (*_written(intent), *_composed(intent))
+        return (*_divided(intent, language)[1], *language.added.get(split, {}).get(intent, ()))
+    return (*_written(intent, language), *_composed(intent, language), *_phrased(intent, language))
 
 
 @cache
-def _divided(intent: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _divided(intent: str, language: SpokenLanguage) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Training and held-out templates of an intent."""
-    every = WRITTEN[intent]
+    every = (language.corrections if intent in language.corrections else language.written)[intent]
     held_out = every[3::HELD_OUT_EVERY] + ([every[-1]] if len(every) % HELD_OUT_EVERY > 3 else [])
     learned = tuple(template for template in every if template not in held_out)
     return learned, tuple(template for template in every if template in held_out)
 
 
 @cache
-def _held_out() -> NearDuplicates:
-    return NearDuplicates([template for intent in INTENTS for template in _divided(intent)[1]])
+def _held_out(language: SpokenLanguage) -> NearDuplicates:
+    every = [template for intent in language.intents for template in templates(intent, "held_out", language)]
+    return NearDuplicates(every, language.plain_words)
 
 
 @cache
-def _written(intent: str) -> tuple[str, ...]:
+def _written(intent: str, language: SpokenLanguage) -> tuple[str, ...]:
     """Hand-written training templates of an intent, without near duplicates of held-out ones."""
-    near, written_later = _held_out(), TRAINING_ONLY.get(intent, [])
+    near, written_later = _held_out(language), language.training_only.get(intent, [])
     more = [template for template in written_later if not any(way in near for way in expanded(template))]
-    return (*_divided(intent)[0], *more)
+    return (*_divided(intent, language)[0], *more)
 
 
 @cache
-def _composed(intent: str) -> tuple[str, ...]:
+def _composed(intent: str, language: SpokenLanguage) -> tuple[str, ...]:
     """Composed training templates of an intent, without near duplicates of held-out ones."""
-    return tuple(phrasing for phrasing in composed(intent) if phrasing not in _held_out())
+    return tuple(phrasing for phrasing in language.composed(intent) if phrasing not in _held_out(language))
 
 
-def dialogues(split: str, count: int, seed: int, turns: tuple[int, int] = (1, 4)) -> list[list[Exchange]]:
-    """Random dialogues with the correct reply to every turn."""
+@cache
+def _phrased(intent: str, language: SpokenLanguage) -> tuple[str, ...]:
+    """A chat model's training phrasings of an intent, without near duplicates of held-out ones."""
+    added = language.added.get("train", {}).get(intent, [])
+    return tuple(phrasing for phrasing in added if phrasing not in _held_out(language))
+
+
+def dialogues(
+    split: str,
+    count: int,
+    seed: int,
+    turns: tuple[int, int] = (1, 4),
+    languages: Sequence[SpokenLanguage] = ENGLISH_ALONE,
+) -> list[list[Exchange]]:
+    """Random dialogues with the correct reply to every turn; with several languages, some change within a call."""
     random_source = random.Random(f"dialogues {split} {seed}")
-    return [_dialogue(split, random_source.randint(*turns), random_source) for _ in range(count)]
+    return [_dialogue(split, random_source.randint(*turns), languages, random_source) for _ in range(count)]
 
 
-def single_questions(intents: Sequence[str], count: int, seed: int, containing: str = "") -> list[Exchange]:
+def single_questions(
+    intents: Sequence[str], count: int, seed: int, containing: str = "", language: SpokenLanguage = ENGLISH
+) -> list[Exchange]:
     """Distinct first turns of these intents from the training split whose user text contains `containing`."""
     random_source = random.Random(f"questions {intents} {seed} {containing}")
     exchanges: dict[str, Exchange] = {}
@@ -117,56 +132,61 @@ def single_questions(intents: Sequence[str], count: int, seed: int, containing: 
     def draw() -> str:
         while True:
             intent = random_source.choice(intents)
-            user, slots = _phrase(intent, "train", random_source)
+            user, slots = _phrase(intent, "train", language, random_source)
             if containing in user:
-                exchanges[user] = Exchange(intent, user, DialogueState().answer(intent, dict(slots)), slots)
+                exchanges[user] = Exchange(intent, user, DialogueState().answer(intent, dict(slots), language), slots)
                 return user
 
     return [exchanges[user] for user in _distinct(draw, count, f"questions with {containing!r}")]
 
 
-def user_sentences(split: str, count: int, seed: int) -> list[str]:
+def user_sentences(split: str, count: int, seed: int, language: SpokenLanguage = ENGLISH) -> list[str]:
     """Distinct user sentences of all intents."""
     random_source = random.Random(f"sentences {split} {seed}")
-    weights = [max(_weight(intent, split), 1.0) for intent in INTENTS]
+    weights = [max(_weight(intent, split), 1.0) for intent in language.intents]
 
     def draw() -> str:
-        (intent,) = random_source.choices(INTENTS, weights)
-        return _phrase(intent, split, random_source)[0]
+        (intent,) = random_source.choices(language.intents, weights)
+        return _phrase(intent, split, language, random_source)[0]
 
     return _distinct(draw, count, "user sentences")
 
 
-def reply_sentences(count: int, seed: int) -> list[str]:
+def reply_sentences(count: int, seed: int, language: SpokenLanguage = ENGLISH) -> list[str]:
     """Distinct replies: all fixed ones, all single-slot ones, then bookings with several slots."""
     random_source = random.Random(f"replies {seed}")
-    replies = dict.fromkeys([*fixed_replies(), *slotted_replies()])
+    replies = dict.fromkeys([*fixed_replies(language), *slotted_replies(language)])
 
     def draw() -> str:
         state = DialogueState()
-        phrase = _phrase("table", "train", random_source)
-        return state.answer("table", dict(phrase[1]))
+        phrase = _phrase("table", "train", language, random_source)
+        return state.answer("table", dict(phrase[1]), language)
 
     while len(replies) < count:
         replies.update(dict.fromkeys(_distinct(draw, min(200, count - len(replies)), "replies")))
     ordered = list(replies)
-    return ordered if len(ordered) <= count else _spread(ordered, count, random_source)
+    return ordered if len(ordered) <= count else _spread(ordered, count, language, random_source)
 
 
-def _spread(replies: Sequence[str], count: int, random_source: random.Random) -> list[str]:
+def _spread(replies: Sequence[str], count: int, language: SpokenLanguage, random_source: random.Random) -> list[str]:
     """The fixed replies and a sample of the others."""
-    fixed = list(dict.fromkeys(fixed_replies()))
+    fixed = list(dict.fromkeys(fixed_replies(language)))
     others = [reply for reply in replies if reply not in fixed]
     return (fixed + random_source.sample(others, max(0, count - len(fixed))))[:count]
 
 
-def _dialogue(split: str, turns: int, random_source: random.Random) -> list[Exchange]:
+def _dialogue(
+    split: str, turns: int, languages: Sequence[SpokenLanguage], random_source: random.Random
+) -> list[Exchange]:
     state = DialogueState()
     exchanges: list[Exchange] = []
+    language = languages[0] if len(languages) == 1 else random_source.choice(languages)
     for turn in range(turns):
-        intent = _next_intent(state, split, turn, turns, random_source)
-        user, slots = _phrase(intent, split, random_source)
-        exchanges.append(Exchange(intent, user, state.answer(intent, dict(slots)), slots))
+        if len(languages) > 1 and turn and random_source.random() < SWITCHED:
+            language = random_source.choice([other for other in languages if other is not language])
+        intent = _next_intent(state, split, turn, turns, language, random_source)
+        user, slots = _phrase(intent, split, language, random_source)
+        exchanges.append(Exchange(intent, user, state.answer(intent, dict(slots), language), slots))
     return exchanges
 
 
@@ -174,7 +194,11 @@ def _weight(intent: str, split: str) -> float:
     return (TRAIN_WEIGHTS if split == "train" else WEIGHTS).get(intent, 1.0)
 
 
-def _next_intent(state: DialogueState, split: str, turn: int, turns: int, random_source: random.Random) -> str:
+def _next_intent(
+    state: DialogueState, split: str, turn: int, turns: int, language: SpokenLanguage, random_source: random.Random
+) -> str:
+    if language.edition > 1 and state.correctable() and random_source.random() < CORRECTED:
+        return f"correct_{random_source.choice(state.correctable())}"
     awaited = state.awaited()
     if awaited is not None and random_source.random() < 0.75:
         return f"give_{awaited}"
@@ -201,47 +225,53 @@ def _intent_needing_memory(state: DialogueState, random_source: random.Random) -
     return random_source.choice([*unknown, "cancel"])
 
 
-def _phrase(intent: str, split: str, random_source: random.Random) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _phrase(
+    intent: str, split: str, language: SpokenLanguage, random_source: random.Random
+) -> tuple[str, tuple[tuple[str, str], ...]]:
     """A random phrasing of an intent, and the slots in it."""
-    template = _template(intent, split, random_source)
+    template = _template(intent, split, language, random_source)
     slots: dict[str, str] = {}
 
     def fill(match: re.Match[str]) -> str:
-        return _fill(match.group(1), intent, slots, random_source)
+        return _fill(match.group(1), intent, slots, language, random_source)
 
     text = re.sub(r"\{(\w+)\}", fill, _choose(template, random_source))
-    if intent not in WITHOUT_FILLERS:
-        text = _with_fillers(text, split, random_source)
-    return _sentence(text), tuple(slots.items())
+    if intent not in WITHOUT_FILLERS and intent not in language.corrections:
+        text = _with_fillers(text, split, language, random_source)
+    return language.sentence(text), tuple(slots.items())
 
 
-def _template(intent: str, split: str, random_source: random.Random) -> str:
-    if split == "train" and random_source.random() < COMPOSED:
-        return random_source.choice(_composed(intent))
-    return random_source.choice(_written(intent) if split == "train" else templates(intent, split))
+def _template(intent: str, split: str, language: SpokenLanguage, random_source: random.Random) -> str:
+    if split != "train":
+        return random_source.choice(templates(intent, split, language))
+    if _phrased(intent, language) and random_source.random() < PHRASED:
+        return random_source.choice(_phrased(intent, language))
+    if _composed(intent, language) and random_source.random() < COMPOSED:
+        return random_source.choice(_composed(intent, language))
+    return random_source.choice(_written(intent, language))
 
 
-def _with_fillers(text: str, split: str, random_source: random.Random) -> str:
+def _with_fillers(text: str, split: str, language: SpokenLanguage, random_source: random.Random) -> str:
     """Add a random filler before and, in training, a random ending after the text."""
     if random_source.random() < 0.25:
-        text = random_source.choice(TRAINING_FILLERS if split == "train" else FILLERS) + text
-    if split == "train" and "please" not in text and random_source.random() < 0.1:
-        bare = text.rstrip(".?!")
-        text = bare + random_source.choice(ENDINGS) + text[len(bare) :]
+        text = random_source.choice(language.training_fillers if split == "train" else language.fillers) + text
+    if split == "train" and language.polite not in text and random_source.random() < 0.1:
+        bare = text.rstrip(".?!。？！")
+        text = bare + random_source.choice(language.endings) + text[len(bare) :]
     return text
 
 
-def _fill(slot_name: str, intent: str, slots: dict[str, str], random_source: random.Random) -> str:
-    if slot_name == "weekday":
-        return random_source.choice(DAYS)
-    if slot_name in SLOT_WORDS:
-        return random_source.choice(SLOT_WORDS[slot_name])
+def _fill(
+    slot_name: str, intent: str, slots: dict[str, str], language: SpokenLanguage, random_source: random.Random
+) -> str:
+    if slot_name in language.slot_words:
+        return random_source.choice(language.slot_words[slot_name])
     if slot_name == "number":
         slot = "nights" if intent == "give_nights" else "people"
-        slots[slot] = random_source.choice(VALUES[slot])
+        slots[slot] = random_source.choice(language.values[slot])
         return slots[slot]
-    slots[slot_name] = random_source.choice(VALUES[slot_name])
-    return random_source.choice(ways_to_say(slot_name, slots[slot_name]))
+    slots[slot_name] = random_source.choice(language.values[slot_name])
+    return random_source.choice(language.ways_to_say(slot_name, slots[slot_name]))
 
 
 def _choose(template: str, random_source: random.Random) -> str:
@@ -252,13 +282,6 @@ def _choose(template: str, random_source: random.Random) -> str:
 
     text = re.sub(r"(\s*)\[([^\]]*)\]", resolve_optional, template)
     return re.sub(r"\(([^)]*)\)", lambda match: random_source.choice(match[1].split("/")), text)
-
-
-def _sentence(text: str) -> str:
-    """Capitalise the sentence, "I" and days, and add a full stop unless punctuated."""
-    text = re.sub(r"\bi\b", "I", text)
-    text = re.sub(rf"\b({'|'.join(DAYS)})\b", lambda match: match.group(1).capitalize(), text)
-    return text[0].upper() + text[1:] + ("" if text[-1] in ".?!" else ".")
 
 
 def _distinct(draw: Callable[[], str], count: int, what: str) -> list[str]:
