@@ -13,7 +13,7 @@ import pytest
 
 from vivavoce.audio.io import read
 from vivavoce.bench.duplex import overlap
-from vivavoce.bench.duplex.interaction import Events, Sound, Timeline, events_of, runs
+from vivavoce.bench.duplex.interaction import Events, Timeline, UserSound, events_of, runs
 from vivavoce.bench.duplex.recording import barge_in, flags, voiced_segments
 from vivavoce.bench.turn_sounds import RATE, talk
 from vivavoce.errors import InputError
@@ -79,7 +79,7 @@ def test_an_interruption_is_measured_on_any_grid():
         user, agent = flags([(2.0, 4.0)], ticks, tick), flags([(0.4, 2.4)], ticks, tick)
         measures = events_of([Timeline(user, agent, np.zeros(ticks, np.int8), tick)]).measures()
         assert (measures["R_Y"], measures["L_Y"]) == (1.0, pytest.approx(0.4))
-        tic = np.where(user, Sound.vocal_tic, 0).astype(np.int8)
+        tic = np.where(user, UserSound.vocal_tic, 0).astype(np.int8)
         assert events_of([Timeline(user, agent, tic, tick)]).measures()["S_VT"] == 0.0
 
 

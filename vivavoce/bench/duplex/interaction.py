@@ -13,7 +13,6 @@ Definitions of the τ-voice leaderboard (sierra-research/tau2-bench, docs/intera
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,7 @@ IGNORE_SECONDS = 2.0
 Flags = NDArray[np.bool_]
 
 
-class Sound(IntEnum):
+class UserSound(IntEnum):
     """What a tick of the user is, besides a turn."""
 
     turn = 0
@@ -39,7 +38,7 @@ class Sound(IntEnum):
     non_directed = 3
 
 
-SELECTIVITY = {Sound.backchannel: "S_BC", Sound.vocal_tic: "S_VT", Sound.non_directed: "S_ND"}
+SELECTIVITY = {UserSound.backchannel: "S_BC", UserSound.vocal_tic: "S_VT", UserSound.non_directed: "S_ND"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Timeline:
     user: Flags
     agent: Flags
     sound: NDArray[np.int8]
-    """`Sound` of each tick."""
+    """`UserSound` of each tick."""
     tick_seconds: float = TICK_SECONDS
 
     def __post_init__(self) -> None:
@@ -74,7 +73,7 @@ class Events:
     yield_seconds: list[float] = field(default_factory=list)
     not_yielded: int = 0
     agent_interruptions: int = 0
-    kept: dict[Sound, list[bool]] = field(default_factory=lambda: {kind: [] for kind in SELECTIVITY})
+    kept: dict[UserSound, list[bool]] = field(default_factory=lambda: {kind: [] for kind in SELECTIVITY})
     """Whether the agent ignored each sound that it should ignore."""
 
     def add(self, other: "Events") -> None:
@@ -139,7 +138,7 @@ def _events(timeline: Timeline) -> Events:
     found.agent_interruptions = sum(bool(timeline.user[each.begin]) for each in agent)
     for each in user:
         _add_user_run(found, timeline, each, agent)
-    for kind in (Sound.vocal_tic, Sound.non_directed):
+    for kind in (UserSound.vocal_tic, UserSound.non_directed):
         for each in runs(~timeline.user & (timeline.sound == kind)):
             _add_sound_between_turns(found, timeline, kind, each, agent)
     return found
@@ -149,9 +148,9 @@ def _add_responses(found: Events, timeline: Timeline, user: Sequence[Run], agent
     turns = [
         each
         for each in user
-        if timeline.sound[each.begin] != Sound.backchannel and not _is_set(timeline.agent, each.end)
+        if timeline.sound[each.begin] != UserSound.backchannel and not _is_set(timeline.agent, each.end)
     ]
-    for turn, following in zip_longest(turns, turns[1:]):
+    for turn, following in zip(turns, [*turns[1:], None], strict=False):
         answer = next((each.begin for each in agent if each.begin >= turn.end), None)
         if answer is not None and (following is None or answer <= following.begin):
             found.response_seconds.append((answer - turn.end) * timeline.tick_seconds)
@@ -162,12 +161,12 @@ def _add_responses(found: Events, timeline: Timeline, user: Sequence[Run], agent
 def _add_user_run(found: Events, timeline: Timeline, spoken: Run, agent: Sequence[Run]) -> None:
     kind = _kind(timeline, spoken)
     if not timeline.agent[spoken.begin]:
-        if kind in (Sound.vocal_tic, Sound.non_directed):
+        if kind in (UserSound.vocal_tic, UserSound.non_directed):
             found.kept[kind].append(not _starts(agent, spoken, timeline))
         return
-    window = _ticks(YIELD_SECONDS if kind == Sound.turn else KEEP_SECONDS, timeline)
+    window = _ticks(YIELD_SECONDS if kind == UserSound.turn else KEEP_SECONDS, timeline)
     stopped = np.flatnonzero(~timeline.agent[spoken.begin : spoken.begin + window])
-    if kind != Sound.turn:
+    if kind != UserSound.turn:
         found.kept[kind].append(not stopped.size)
     elif stopped.size:
         found.yield_seconds.append(int(stopped[0]) * timeline.tick_seconds)
@@ -175,7 +174,9 @@ def _add_user_run(found: Events, timeline: Timeline, spoken: Run, agent: Sequenc
         found.not_yielded += 1
 
 
-def _add_sound_between_turns(found: Events, timeline: Timeline, kind: Sound, sound: Run, agent: Sequence[Run]) -> None:
+def _add_sound_between_turns(
+    found: Events, timeline: Timeline, kind: UserSound, sound: Run, agent: Sequence[Run]
+) -> None:
     """As published, such a sound over the agent's speech counts only where it stopped the agent."""
     over = next((each for each in agent if each.begin <= sound.begin < each.end), None)
     if over is None:
@@ -184,12 +185,14 @@ def _add_sound_between_turns(found: Events, timeline: Timeline, kind: Sound, sou
         found.kept[kind].append(False)
 
 
-def _kind(timeline: Timeline, spoken: Run) -> Sound:
+def _kind(timeline: Timeline, spoken: Run) -> UserSound:
     """The kind of a stretch of user speech: a backchannel by its first tick, others by any."""
     inside = timeline.sound[spoken.begin : spoken.end]
-    if inside[0] == Sound.backchannel:
-        return Sound.backchannel
-    return next((kind for kind in (Sound.vocal_tic, Sound.non_directed) if (inside == kind).any()), Sound.turn)
+    if inside[0] == UserSound.backchannel:
+        return UserSound.backchannel
+    return next(
+        (kind for kind in (UserSound.vocal_tic, UserSound.non_directed) if (inside == kind).any()), UserSound.turn
+    )
 
 
 def _starts(agent: Sequence[Run], sound: Run, timeline: Timeline) -> bool:

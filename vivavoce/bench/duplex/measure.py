@@ -14,8 +14,8 @@ from vivavoce.bench.duplex.interaction import (
     KEEP_SECONDS,
     YIELD_SECONDS,
     Events,
-    Sound,
     Timeline,
+    UserSound,
     events_of,
 )
 from vivavoce.bench.duplex.overlap import AGENT_GAP, Segment, backchannel_turn, takes_turn
@@ -44,7 +44,7 @@ class Spoken:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallOutcome:
     """One call. Times are seconds of its recording; None where nothing could be measured."""
 
     scene: str
@@ -81,12 +81,12 @@ class Outcome:
     server_events: list[tuple[float, str]] = field(default_factory=list)
 
 
-def outcome(duplex: DuplexScene, call: ScriptedCall) -> Outcome:
+def outcome(duplex: DuplexScene, call: ScriptedCall) -> CallOutcome:
     """The figures of one call."""
     began = call.caller.microphone.began
     samples = recording(call).shape[1]
     agent = _heard_segments(call, samples)
-    result = Outcome(
+    result = CallOutcome(
         scene=duplex.name,
         language=duplex.language,
         condition=duplex.condition,
@@ -184,7 +184,7 @@ def _starts_after(agent: Sequence[Segment], sound: Spoken) -> bool:
     return any(sound.start <= start <= sound.end + IGNORE_SECONDS for start, _ in agent)
 
 
-def timeline(found: Outcome, over: Sound | None) -> Timeline:
+def timeline(found: CallOutcome, over: UserSound | None) -> Timeline:
     """The call on the measures' grid; a sound that could not be measured is left out of it."""
     ticks = max(2, round(found.seconds / TICK))
     user, sound = np.zeros(ticks, np.bool_), np.zeros(ticks, np.int8)
@@ -204,12 +204,12 @@ def timeline(found: Outcome, over: Sound | None) -> Timeline:
     return Timeline(user, flags(found.agent, ticks, TICK), sound, TICK)
 
 
-def events(found: Iterable[tuple[Outcome, Sound | None]]) -> Events:
+def events(found: Iterable[tuple[CallOutcome, UserSound | None]]) -> Events:
     """The interaction events of these calls; those with a television, which is no user, have figures of their own."""
     return events_of(timeline(each, over) for each, over in found if each.caller and each.scene != "television")
 
 
-def scene_figures(found: Sequence[Outcome]) -> dict[str, float | None]:
+def scene_figures(found: Sequence[CallOutcome]) -> dict[str, float | None]:
     """Figures of one scene's calls; shares are 0 to 1, latencies medians in seconds."""
     over = [each for each in found if each.stopped is not None]
     strays = [each for each in found if each.stray_answered is not None]
@@ -245,7 +245,7 @@ def _server_events(call: ScriptedCall) -> list[tuple[float, str]]:
     ]
 
 
-def _share(found: Sequence[Outcome], is_so: Callable[[Outcome], bool]) -> float | None:
+def _share(found: Sequence[CallOutcome], is_so: Callable[[CallOutcome], bool]) -> float | None:
     return sum(map(is_so, found)) / len(found) if found else None
 
 
@@ -254,6 +254,6 @@ def _median(values: Iterable[float | None]) -> float | None:
     return float(np.median(known)) if known else None
 
 
-def _rate(found: Sequence[Outcome]) -> float | None:
+def _rate(found: Sequence[CallOutcome]) -> float | None:
     seconds = sum(each.caller[0].end - each.caller[0].start for each in found if each.caller)
     return sum(each.backchannels for each in found) / seconds if seconds else None

@@ -66,18 +66,18 @@ def _is_in(word: Segment, start: float, end: float) -> bool:
 def stop_intervals(user: Sequence[Segment], agent: Sequence[Segment]) -> list[Segment]:
     """Where both speak, from the later start to the earlier end: the stop latency of each overlap."""
     pairs = [(max(one[0], two[0]), min(one[1], two[1])) for one in user for two in agent]
-    shortest: dict[int, Segment] = {}
+    by_end: dict[int, Segment] = {}
     for start, end in pairs:
         if start >= end:
             continue
         key = round(end * 1000)
-        if key not in shortest or end - start < shortest[key][1] - shortest[key][0]:
-            shortest[key] = (start, end)
-    return [_rounded(each) for each in sorted(shortest.values(), key=lambda each: each[1])]
+        if key not in by_end or end - start < by_end[key][1] - by_end[key][0]:
+            by_end[key] = (start, end)
+    return [_rounded(each) for each in sorted(by_end.values(), key=lambda each: each[1])]
 
 
 def response_intervals(user: Sequence[Segment], agent: Sequence[Segment]) -> list[Segment]:
-    """From the end of a user segment to the agent's next start, the shortest for each start."""
+    """From the end of a user segment to the agent's next start, the least for each start."""
     latest: dict[float, float] = {}
     for _, end in user:
         start = next((each[0] for each in agent if each[0] > end), None)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.audio.io import Sound, write
-from vivavoce.bench.duplex.measure import Outcome
+from vivavoce.bench.duplex.measure import CallOutcome
 from vivavoce.bench.duplex.overlap import Segment
 from vivavoce.bench.duplex.published import NAMES, SYSTEMS, TAU_VOICE
 from vivavoce.bench.turn_sounds import RATE, Samples
@@ -23,7 +23,9 @@ svg { width: 100%; height: auto; background: #f7f7f7; } h3 { margin: 0; font-siz
 """
 
 
-def write_page(result: dict[str, Any], outcomes: Sequence[Outcome], recordings: Sequence[Samples], out: Path) -> Path:
+def write_page(
+    result: dict[str, Any], outcomes: Sequence[CallOutcome], recordings: Sequence[Samples], out: Path
+) -> Path:
     """Write `index.html` and a recording of each call beside it, caller left and replies right."""
     folder = out / "calls"
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +61,7 @@ def _table(result: dict[str, Any]) -> str:
     return f"<table><tr>{head}</tr>{body}</table><p>Others: {escape(TAU_VOICE)}</p>"
 
 
-def _article(found: Outcome, audio: str) -> str:
+def _article(found: CallOutcome, audio: str) -> str:
     title = f"{found.scene}, {found.language}, {found.condition}, {found.voice}"
     said = escape(found.text) + (f" – over the reply: {escape(found.over_name)}" if found.over_name else "")
     return (
@@ -68,7 +70,7 @@ def _article(found: Outcome, audio: str) -> str:
     )
 
 
-def _verdict(found: Outcome) -> str:
+def _verdict(found: CallOutcome) -> str:
     parts = ["answered" if found.answered else '<span class="bad">not answered</span>']
     if found.latency is not None:
         parts.append(f"after {found.latency:.2f} s")
@@ -90,7 +92,7 @@ def _verdict(found: Outcome) -> str:
     return ", ".join(parts)
 
 
-def timeline_svg(found: Outcome) -> str:
+def timeline_svg(found: CallOutcome) -> str:
     """Caller above, replies below, a tick every second."""
     scale = WIDTH / max(found.seconds, 1.0)
     bars = [

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from vivavoce.bench.duplex import published
-from vivavoce.bench.duplex.interaction import Sound
-from vivavoce.bench.duplex.measure import Outcome, events, scene_figures
+from vivavoce.bench.duplex.interaction import UserSound
+from vivavoce.bench.duplex.measure import CallOutcome, events, scene_figures
 from vivavoce.bench.duplex.requirements import Requirement
 from vivavoce.bench.duplex.runner import PlayedScenes
 from vivavoce.bench.duplex.scenes import SCENES
@@ -60,12 +60,12 @@ def figures(played: PlayedScenes) -> dict[str, float | None]:
     return found
 
 
-def _with_sounds(chosen: Sequence[Outcome]) -> list[tuple[Outcome, Sound | None]]:
+def _with_sounds(chosen: Sequence[CallOutcome]) -> list[tuple[CallOutcome, UserSound | None]]:
     """The calls, with what the sound over their reply is to the measures."""
     return [(each, SCENES[each.scene][1]) for each in chosen]
 
 
-def _parts(played: PlayedScenes) -> list[tuple[str, list[Outcome]]]:
+def _parts(played: PlayedScenes) -> list[tuple[str, list[CallOutcome]]]:
     """All calls, and those of each language."""
     languages = dict.fromkeys(each.language for each in played.outcomes)
     by_language = [

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vivavoce.bench.duplex.measure import Outcome, outcome
+from vivavoce.bench.duplex.measure import CallOutcome, outcome
 from vivavoce.bench.duplex.scenes import DuplexScene
 from vivavoce.bench.turn import Connect, play_call, server_errors
 from vivavoce.bench.turn_client import Event
@@ -21,7 +21,7 @@ class PlayedScenes:
     """The outcomes in the order of the scenes, with their recordings."""
 
     scenes: Sequence[DuplexScene]
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[CallOutcome] = field(default_factory=list)
     recordings: list[Samples] = field(default_factory=list, repr=False)
     """Caller left, replies right.  # [2, time]"""
     lateness: list[float] = field(default_factory=list, repr=False)

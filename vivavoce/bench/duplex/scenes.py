@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vivavoce.bench.duplex import rooms, sounds, texts
-from vivavoce.bench.duplex.interaction import Sound
+from vivavoce.bench.duplex.interaction import UserSound
 from vivavoce.bench.duplex.speech import Speak, Utterance
 from vivavoce.bench.turn_caller import CallEnvironment
 from vivavoce.bench.turn_client import Line
@@ -163,16 +163,16 @@ def _side_talk(script: _Script) -> _Played:
 def _background(script: _Script) -> _Played:
     """Another person speaks in the room while the reply is heard."""
     spoken = script.sounds.speak(script.of(texts.BROADCAST), script.other_voice)
-    far = rooms.in_room(spoken.sound, rooms.ROOMS[4], 3.0, script.number)
-    return _over(script, "background", _louder(far, BACKGROUND_DB), spoken.text)
+    distant = rooms.in_room(spoken.sound, rooms.ROOMS[4], 3.0, script.number)
+    return _over(script, "background", _louder(distant, BACKGROUND_DB), spoken.text)
 
 
 def _television(script: _Script) -> _Played:
     """A television runs during the whole call."""
     spoken = script.sounds.speak(script.of(texts.BROADCAST), script.other_voice)
-    far = _louder(rooms.in_room(spoken.sound, rooms.ROOMS[4], 3.0, script.number), TELEVISION_DB)
+    distant = _louder(rooms.in_room(spoken.sound, rooms.ROOMS[4], 3.0, script.number), TELEVISION_DB)
     condition = f"television {TELEVISION_DB:.0f} dB"
-    return _Played(script.said(texts.QUESTIONS), environment=CallEnvironment(background=far), condition=condition)
+    return _Played(script.said(texts.QUESTIONS), environment=CallEnvironment(background=distant), condition=condition)
 
 
 def _echo(script: _Script) -> _Played:
@@ -188,19 +188,19 @@ def _echo_interruption(script: _Script) -> _Played:
     return _Played(question, sound, spoken.text, environment=environment, condition=condition)
 
 
-SCENES: dict[str, tuple[Callable[[_Script], _Played], Sound | None]] = {  # and what its sound over the reply is
+SCENES: dict[str, tuple[Callable[[_Script], _Played], UserSound | None]] = {  # and what its sound over the reply is
     "pause": (_pause, None),
     "monologue": (_monologue, None),
     "smooth": (_smooth, None),
-    "interruption": (_interruption, Sound.turn),
-    "user backchannel": (_user_backchannel, Sound.backchannel),
-    "vocal tic": (_vocal_tic, Sound.vocal_tic),
+    "interruption": (_interruption, UserSound.turn),
+    "user backchannel": (_user_backchannel, UserSound.backchannel),
+    "vocal tic": (_vocal_tic, UserSound.vocal_tic),
     "noise": (_noise, None),
-    "side talk": (_side_talk, Sound.non_directed),
+    "side talk": (_side_talk, UserSound.non_directed),
     "background": (_background, None),
     "television": (_television, None),
     "echo": (_echo, None),
-    "echo interruption": (_echo_interruption, Sound.turn),
+    "echo interruption": (_echo_interruption, UserSound.turn),
 }
 CONDITIONS = ("headset", "room", "telephone", "loss", "noise")
 
