@@ -9,7 +9,7 @@ import pytest
 from vivavoce.errors import InputError
 from vivavoce.train.front_desk import LANGUAGES, SPLITS, language, single_questions, templates
 from vivavoce.train.front_desk.phrasing_rules import INTENTS, Kept, Phrasing, cleaned, fault, split_of
-from vivavoce.train.phrasings import Request, Run, main, prompt, requests, write_phrasings
+from vivavoce.train.phrasings import PhrasingRun, Request, main, prompt, requests, write_phrasings
 
 ENGLISH = LANGUAGES["en"]
 CASES = [
@@ -92,7 +92,7 @@ class ScriptedChat:
 
 
 def run(chat, out):
-    return asyncio.run(Run(chat, out, 0, lambda _: None)(requests(["en"], ["taxi", "bill"], 1)))
+    return asyncio.run(PhrasingRun(chat, out, 0, lambda _: None)(requests(["en"], ["taxi", "bill"], 1)))
 
 
 def test_only_phrasings_that_the_model_names_rightly_are_kept(tmp_path):

@@ -126,7 +126,7 @@ class JsonLines:
 
 
 @dataclass
-class Run:
+class PhrasingRun:
     """A run in a folder: what was written and judged there is not asked for again."""
 
     chat: Chat
@@ -219,7 +219,7 @@ async def _run(options: argparse.Namespace) -> None:
         print(json.dumps(content, ensure_ascii=False), flush=True)
 
     async with local:
-        run = Run(chat, options.out, options.seed, report, options.seconds)
+        run = PhrasingRun(chat, options.out, options.seed, report, options.seconds)
         kept = await run(requests(options.languages, options.intents, options.rounds))
     counts = write_phrasings(options.out, kept, options.seed)
     report({"step": "kept", **{f"{code} {split}": count for (code, split), count in sorted(counts.items())}})

@@ -12,19 +12,19 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from vivavoce.errors import InputError
+from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
 from vivavoce.train.augment import NOISES
 from vivavoce.train.front_desk import SpokenLanguage, general_sentences, language, reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies, slotted_replies
 from vivavoce.train.front_desk.general import word_strings
 
-HELD_OUT_VOICES = {"en": ("af_kore", "am_fenrir", "bf_emma", "bm_george"), "zh": ("zf_xiaoni", "zm_yunjian")}
 TRAINING_VOICES = {
     "en": (
-        *("af_alloy", "af_aoede", "af_bella", "af_heart", "af_jessica", "af_nicole", "af_nova", "af_river", "af_sarah"),
-        *("af_sky", "am_adam", "am_echo", "am_eric", "am_liam", "am_michael", "am_onyx", "am_puck", "am_santa"),
-        *("bf_alice", "bf_isabella", "bf_lily", "bm_daniel", "bm_fable", "bm_lewis"),
+        *("af_alloy", "af_aoede", "af_bella", "af_heart", "af_jessica", "af_kore", "af_nicole", "af_river", "af_sarah"),
+        *("af_sky", "am_adam", "am_echo", "am_eric", "am_fenrir", "am_liam", "am_michael", "am_puck", "am_santa"),
+        *("bf_alice", "bf_emma", "bf_lily", "bm_daniel", "bm_fable", "bm_george"),
     ),
-    "zh": ("zf_xiaobei", "zf_xiaoxiao", "zf_xiaoyi", "zm_yunxi", "zm_yunxia", "zm_yunyang"),
+    "zh": ("zf_xiaobei", "zf_xiaoxiao", "zf_xiaoyi", "zm_yunjian", "zm_yunxi", "zm_yunxia"),
 }
 REPLY_VOICES = {"en": "af_heart", "zh": "zf_xiaoxiao"}
 PARTS = ("mixed", "held_out", "teacher")  # corpora: callers to learn from, callers to evaluate with, the desk's replies

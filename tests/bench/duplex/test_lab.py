@@ -14,6 +14,7 @@ from vivavoce.bench.duplex.scenes import gather, script
 from vivavoce.bench.turn import session_of
 from vivavoce.cli import app
 from vivavoce.errors import InputError
+from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
 
 LONG = 4.0
 
@@ -148,7 +149,7 @@ def test_the_command_calls_a_real_server_and_fails_on_a_bound(tmp_path, monkeypa
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "cache" / "vivavoce" / "duplex" / "kokoro-82m"
     for bank in (texts.QUESTIONS, texts.INTERRUPTIONS):
-        keep(folder, bank["en"][0], texts.VOICES["en"][0])
+        keep(folder, bank["en"][0], HELD_OUT_VOICES["en"][0])
     host = Host()
     host.kind = Patient
     chosen = ["--scene", "smooth", "--scene", "interruption", "--language", "en", "--count", "1", "--json"]

@@ -6,16 +6,16 @@ from functools import cache
 from pathlib import Path
 
 from vivavoce.audio.io import Sound, write
-from vivavoce.bench.duplex.speech import SpokenTexts, Utterance
+from vivavoce.bench.duplex.speech import SpokenText, SpokenTexts
 from vivavoce.bench.turn_sounds import RATE, talk
 
 
 @cache
-def speak(text: str, voice: str) -> Utterance:
+def speak(text: str, voice: str) -> SpokenText:
     """Syllables as long as the text, different for each text and voice."""
     sound = talk(0.4 + min(0.8, len(text) / 60), seed=zlib.crc32(f"{text}{voice}".encode()))
     cuts = tuple(len(sound) * text[:place].count(" ") // (text.count(" ") + 1) for place in _marks(text))
-    return Utterance(text, voice, sound, cuts)
+    return SpokenText(text, voice, sound, cuts)
 
 
 def keep(folder: Path, text: str, voice: str) -> None:

@@ -16,7 +16,7 @@ from vivavoce.bench.duplex.measure import CallOutcome, events, scene_figures
 from vivavoce.bench.duplex.requirements import Requirement
 from vivavoce.bench.duplex.runner import PlayedScenes
 from vivavoce.bench.duplex.scenes import SCENES
-from vivavoce.bench.duplex.texts import VOICES
+from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
 
 LATE_MS = 20.0
 PANEL = ("R_R", "L_R", "L_R_p50", "R_Y", "L_Y", "L_Y_p50", "I_A", "S_BC", "S_VT", "S_ND")
@@ -43,7 +43,7 @@ LEGEND = (
 def figure_names() -> dict[str, None]:
     """All names that a requirement may use."""
     scene = scene_figures([])
-    parts = ["", *(f"{language}." for language in VOICES)]
+    parts = ["", *(f"{language}." for language in HELD_OUT_VOICES)]
     names = [f"{part}{name}" for part in parts for name in PANEL]
     names += [f"{part}{scene_name}.{name}" for part in parts for scene_name in SCENES for name in scene]
     return dict.fromkeys(names)
@@ -131,7 +131,7 @@ def _scene_table(result: dict[str, Any]) -> Any:
     for title in COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
     found = result["figures"]
-    languages = [part for part in VOICES if f"{part}.R_R" in found]
+    languages = [part for part in HELD_OUT_VOICES if f"{part}.R_R" in found]
     for scene in SCENES:
         for language in languages:
             prefix = f"{language}.{scene}."
@@ -150,7 +150,7 @@ def _panel_table(result: dict[str, Any]) -> Any:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     found = result["figures"]
-    for part in ("", *(f"{language}." for language in VOICES)):
+    for part in ("", *(f"{language}." for language in HELD_OUT_VOICES)):
         if f"{part}R_R" in found:
             label = "this server" + (f", {part[:-1]}" if part else "")
             table.add_row(label, *(_number(found[f"{part}{name}"]) for name in names))

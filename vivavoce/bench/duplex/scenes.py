@@ -11,12 +11,13 @@ import numpy as np
 
 from vivavoce.bench.duplex import rooms, sounds, texts
 from vivavoce.bench.duplex.interaction import UserSound
-from vivavoce.bench.duplex.speech import Speak, Utterance
+from vivavoce.bench.duplex.speech import Speak, SpokenText
 from vivavoce.bench.turn_caller import CallEnvironment
 from vivavoce.bench.turn_client import Line
 from vivavoce.bench.turn_scenes import Disturbance, Scene, ScriptedExchange
 from vivavoce.bench.turn_sounds import SPEECH_DBFS, Samples, SpokenQuestion, at_level, voiced_bounds
 from vivavoce.errors import InputError
+from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
 
 PAUSES = (0.4, 0.8, 1.2, 0.6, 1.0)
 """Seconds of the pauses inside sentences."""
@@ -80,14 +81,14 @@ class _Script:
 
     @property
     def voice(self) -> str:
-        return texts.VOICES[self.language][self.number % len(texts.VOICES[self.language])]
+        return HELD_OUT_VOICES[self.language][self.number % len(HELD_OUT_VOICES[self.language])]
 
     @property
     def other_voice(self) -> str:
-        voices = texts.VOICES[self.language]
+        voices = HELD_OUT_VOICES[self.language]
         return voices[(self.number + 1) % len(voices)]
 
-    def said(self, bank: dict[str, tuple[str, ...]]) -> Utterance:
+    def said(self, bank: dict[str, tuple[str, ...]]) -> SpokenText:
         return self.sounds.speak(self.of(bank), self.voice)
 
     @property
@@ -102,7 +103,7 @@ class _Script:
 class _Played:
     """What a scene plays, before its condition is applied."""
 
-    question: Utterance
+    question: SpokenText
     over: Disturbance | None = None
     over_name: str = ""
     stray: Disturbance | None = None
@@ -215,7 +216,7 @@ def script(
     """`count` calls of each scene in each language; the conditions take turns."""
     for kind, given, known in (
         ("scene", names or (), SCENES),
-        ("language", languages, texts.VOICES),
+        ("language", languages, HELD_OUT_VOICES),
         ("condition", conditions, CONDITIONS),
     ):
         unknown = [each for each in given if each not in known]

@@ -23,12 +23,12 @@ NEAR = RATE // 16
 WHOLE_SENTENCES = WindowLengths(60.0, 60.0, 60.0)
 """Nobody waits for the first sound: windows would only cost time."""
 
-Speak = Callable[[str, str], "Utterance"]
+Speak = Callable[[str, str], "SpokenText"]
 """The utterance of a text in a voice."""
 
 
 @dataclass(frozen=True)
-class Utterance:
+class SpokenText:
     """A spoken sentence at the wire's rate and speech level, with the samples where a `|` of its text is."""
 
     text: str
@@ -67,12 +67,12 @@ class SpokenTexts:
         key = hashlib.sha256(f"{self.name}\n{voice}\n{text}".encode()).hexdigest()[:24]
         return self.folder / f"{key}.wav"
 
-    def __call__(self, text: str, voice: str) -> Utterance:
+    def __call__(self, text: str, voice: str) -> SpokenText:
         path = self.path(text, voice)
         if not path.is_file():
             self._make(path, text, voice)
         cuts = tuple(json.loads(path.with_suffix(".json").read_text(encoding="utf8"))["cuts"])
-        return Utterance(text, voice, read(path, rate=RATE).samples[0], cuts)
+        return SpokenText(text, voice, read(path, rate=RATE).samples[0], cuts)
 
     def _make(self, path: Path, text: str, voice: str) -> None:
         if self._model is None:

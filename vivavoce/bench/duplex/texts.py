@@ -1,14 +1,7 @@
-"""What the callers of the duplex lab say, in English and Mandarin, and the voices they say it in.
+"""What the callers of the duplex lab say, in English and Mandarin.
 
-`|` marks a place inside a sentence where a speaker may pause. The voices are for measuring only: nothing may be
-trained on them.
+`|` marks a place inside a sentence where a speaker may pause.
 """
-
-VOICES = {
-    "en": ("af_nova", "am_onyx", "bf_isabella", "bm_lewis"),
-    "zh": ("zf_xiaoni", "zm_yunyang"),
-}
-"""Voices of Kokoro-82M that no training set of this project contains."""
 
 QUESTIONS = {
     "en": (
