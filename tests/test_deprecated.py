@@ -125,6 +125,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("source", RUN.values(), ids=RUN)
+@pytest.mark.full
 def test_an_example_of_before_runs(source, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("VIVA_OFFLINE", "1")
@@ -165,6 +166,7 @@ def test_a_module_that_became_a_package_has_its_names_still():
     assert not hasattr(package, "nothing_of_that_name")
 
 
+@pytest.mark.full
 def test_an_old_module_runs_as_a_program():
     done = subprocess.run(
         [sys.executable, "-m", "vivavoce.bench.handover", "--help"], capture_output=True, text=True, check=False

@@ -65,6 +65,7 @@ def by_command(data: bytes, *flags: str) -> str:
     return result.stdout.strip()
 
 
+@pytest.mark.full
 async def test_the_three_interfaces_write_the_same_text(recordings):
     by_api = {name: vivavoce.transcribe(data, model="mini-asr", device="cpu").text for name, data in recordings.items()}
     assert by_api["speech"] and not (by_api["hum"] or by_api["silence"] or by_api["noise"])

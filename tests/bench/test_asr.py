@@ -26,6 +26,7 @@ def speech(tmp_path_factory):
     return root
 
 
+@pytest.mark.full
 def test_every_contender_hears_every_recording(folder, speech, tmp_path, capsys):
     model = Whisper.load(folder)
     WhisperHeads.for_decoder(model.decoder, 3).save(tmp_path / "heads", model.config)

@@ -124,6 +124,7 @@ def options(**changes):
     return DoorOptions(**({"sessions": [2]} | values | changes))
 
 
+@pytest.mark.full
 def test_callers_of_two_processes_converse_and_the_third_is_refused(tmp_path, capsys):
     scripted = LoudnessServer(room=2)
     with scripted as url:

@@ -25,6 +25,7 @@ def question(intent: str) -> tuple[np.ndarray, dict]:
     return read(folder / about["file"], rate=MICROPHONE_RATE).mono().samples[0], about
 
 
+@pytest.mark.full
 async def test_a_question_to_mini_speech_is_heard_answered_and_played(tmp_path):
     asked, about = question("wifi")
     host = load_host("mini-speech", device="cpu")

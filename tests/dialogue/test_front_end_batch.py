@@ -130,6 +130,7 @@ def compare(each: Alone) -> None:
 
 
 @pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.full
 def test_conversations_of_any_rate_that_come_and_go_are_heard_as_alone(guarded):
     detectors = voice_activity(), EchoGuard() if guarded else None
     cases = [(24_000, 0.05, 0), (24_000, 0.0, 3), (48_000, 0.03, 0), (8_000, 0.05, 20), (16_000, 0.02, 7)]

@@ -94,6 +94,7 @@ def texts(engine: Engine, writer: WhisperWriter, memory, timestamps: bool, event
 @given(
     st.lists(st.integers(0, 19), min_size=5, max_size=5), st.booleans(), st.sampled_from([(1, 512), (4, 96), (4, 512)])
 )
+@pytest.mark.full
 def test_texts_are_those_of_planned_steps(model, events, timestamps, sizes):  # noqa: F811
     memory = windows_of(model, 5)
     planned = texts(*engine_of(model, *sizes), memory, timestamps, events)

@@ -13,6 +13,7 @@ from vivavoce.server.hosting.config import read_serving_options
 
 
 @pytest.mark.parametrize("format", ["json", "text"])
+@pytest.mark.full
 def test_every_line_on_stderr_is_in_the_format_that_was_asked_for(tmp_path, format):
     (tmp_path / "asr").mkdir()
     config = f'asr = "{small_asr(tmp_path / "asr")}"\naudio_only = true\n[server]\nlog_level = "debug"\n'

@@ -73,6 +73,7 @@ def pair(tmp_path_factory):
     return peer, WhisperTranscriber.load(folder)
 
 
+@pytest.mark.full
 def test_segments_are_those_of_faster_whisper(pair):
     peer, mine = pair
     sound = (0.1 * np.random.default_rng(0).standard_normal(16_000 * 61)).astype(np.float32)

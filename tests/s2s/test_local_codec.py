@@ -59,6 +59,7 @@ def spoken(codec, pieces):
     return torch.cat(sounds)
 
 
+@pytest.mark.full
 async def test_replies_that_change_batchers_sound_the_same(graphed, plain):
     local_codec = LocalCodec(graphed, LEFT)
     voice = graphed.flow.voice(prompt())

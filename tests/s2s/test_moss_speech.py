@@ -45,7 +45,10 @@ from vivavoce.errors import CapacityError, InputError
 from vivavoce.models.moss_speech.codec import DECODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 
-AT_ONCE = DialogueOptions(speaking=SpeakingOptions(max_ahead=None, guards=GuardLimits(stuck_seconds=None)))
+# Turns follow each other here before the replies are played: they would be joined.
+AT_ONCE = DialogueOptions(
+    speaking=SpeakingOptions(max_ahead=None, guards=GuardLimits(stuck_seconds=None)), join_within_ms=0
+)
 SHORT = ConversationSettings(max_output_tokens=12)
 WINDOW = 512
 
@@ -325,6 +328,7 @@ async def test_eight_concurrent_replies_equal_single_ones(parts):
     assert len({sound.tobytes() for sound in together}) == 8
 
 
+@pytest.mark.full
 async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
     async def said(pipeline, expected: float) -> list[np.ndarray]:
         pipeline.second_chunk_gap = ChunkGapEstimate(expected, share=0.0, margin=0.0)
@@ -344,6 +348,7 @@ async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
     assert np.allclose(np.concatenate(late), np.concatenate(soon), atol=1e-4)
 
 
+@pytest.mark.full
 async def test_under_load_chunks_are_long_and_the_first_waits_for_the_second(parts):
     settings = ConversationSettings(max_output_tokens=30)
 

@@ -204,6 +204,7 @@ def test_hibari_without_its_package_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.full
 def test_concurrent_texts_share_passes_and_sound_as_they_do_alone(folder, letters, device):
     alone, together = (open_speech_model(str(folder), each, "float32") for each in ("cpu", device))
     if device == "cpu":
