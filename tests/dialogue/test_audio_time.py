@@ -142,3 +142,13 @@ def test_capture_times_bridge_a_stall_and_start_anew_after_a_pause():
     for number in range(160, 300):  # the client sent nothing for 5 s
         clock.note(18.2 + 0.02 * (number - 160), 0.02 * number)
     assert clock.moment(4.0) == pytest.approx(19.0)
+
+
+def test_a_client_that_paused_for_a_second_and_a_half_was_not_delayed():
+    """As one that sends nothing while its user is silent: audio after the pause does not catch up."""
+    clock = CaptureClock()
+    for number in range(100):
+        clock.note(10.0 + 0.02 * number, 0.02 * number)
+    for number in range(100, 110):
+        clock.note(11.5 + 0.02 * number, 0.02 * number)
+    assert clock.moment(2.1) == pytest.approx(13.6)

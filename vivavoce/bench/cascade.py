@@ -47,6 +47,7 @@ from vivavoce.models.moss_tts_nano.prompt import has_cjk
 from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.tts.interface import open_speech_model
+from vivavoce.tts.kokoro import KokoroTTS
 
 QUESTIONS = Path(__file__).with_name("general_questions.json")
 RATE = 16_000
@@ -245,7 +246,8 @@ def load_questions(language: str, count: int | None = None, sounds: Path | None 
             sound = read(file)
         else:
             speaker = speaker or open_speech_model("kokoro-82m", "cpu")
-            sound = speaker.say(entry["text"], voice)
+            assert isinstance(speaker, KokoroTTS)
+            (sound,) = speaker.say_all([entry["text"]], voice)  # whole sentences, not the windows of a stream
             if file is not None:
                 write(file, sound)
         questions.append(GeneralQuestion(entry["text"], tuple(entry["expected"]), sound))

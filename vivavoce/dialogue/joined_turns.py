@@ -9,7 +9,7 @@ from vivavoce.dialogue.history import History
 from vivavoce.dialogue.reply import ActiveReply
 
 JOIN_WITHIN_MS = 2000
-MAX_HEARD_SECONDS = 1.2  # who has heard more of the reply may be answering it
+MAX_HEARD_SECONDS = 0.8  # of the reply; after more of it the user may be answering it
 MAX_JOINED_SECONDS = 30.0
 
 

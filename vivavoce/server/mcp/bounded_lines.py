@@ -32,7 +32,7 @@ def main() -> int:
     program = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert program.stdout is not None
     is_whole = False
-    with contextlib.suppress(BrokenPipeError):  # nobody reads any more
+    with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe
         is_whole = copy_lines(program.stdout, sys.stdout.buffer, int(limit))
     if not is_whole:
         program.kill()
