@@ -58,7 +58,7 @@ def _raises_or_logs(handler: ast.ExceptHandler) -> bool:
     for node in ast.walk(handler):
         if isinstance(node, ast.Raise):
             return True
-        if isinstance(node, ast.Call) and (_name(node.func) == "log_failure" or _is_logger(node.func)):
+        if isinstance(node, ast.Call) and (_name(node.func) in ("log_failure", "log") or _is_logger(node.func)):
             return True
     return False
 

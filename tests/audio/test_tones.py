@@ -78,7 +78,7 @@ def test_speech_and_noise_are_no_keys():
 
 @pytest.mark.parametrize("name", ["ringback", "busy", "congestion"])
 @pytest.mark.parametrize("region", CALL_PROGRESS)
-def test_call_progress_tones_are_told_apart(region, name):
+def test_call_progress_tones_are_distinguished(region, name):
     samples = cadence(CALL_PROGRESS[region][name], 9.0, 8_000, level_db=-20)
     found = feed(CallProgressDetector(8_000), over_g711(samples + noise(len(samples), -50)))
     assert found and set(found) == {name}

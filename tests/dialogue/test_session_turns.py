@@ -127,6 +127,19 @@ async def test_turns_committed_by_the_client():
     stage.check()
 
 
+async def test_what_a_client_commits_while_a_reply_plays_is_not_taken_for_its_echo():
+    stage = Stage.set(spoken(4.0), settings=with_turn(detector="none"))
+    stage.conversation.reply()
+    await stage.hear(silence(0.256))
+    assert stage.all(ReplyAudio)
+    stage.conversation.clear_input()
+    said = 0.1 * talk(1.024)
+    await stage.hear(said)
+    np.testing.assert_allclose(stage.conversation.commit().content.parts[0].samples, said, atol=1e-6)
+    await stage.close()
+    stage.check()
+
+
 async def test_settings_reach_the_backend_and_the_next_turn():
     stage = Stage.set()
     stage.conversation.update(lambda settings: replace(settings, instructions="Be brief."))

@@ -276,6 +276,8 @@ class Replies:
         return max((each.playback.ends for each in self.active if each.reply != reply), default=-math.inf)
 
     def _on_sent(self, speaking: ActiveReply, samples: Samples) -> None:
+        if self._context.settings.turn.detector == "none":
+            return  # the client says when the user speaks: nothing of that is taken for echo
         starts = speaking.playback.ends - len(samples) / self._context.output_rate
         self._context.timeline.play(starts, samples, self._context.clock.now())
 

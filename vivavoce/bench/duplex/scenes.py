@@ -155,7 +155,7 @@ def _noise(script: _Script) -> _Played:
 
 
 def _side_talk(script: _Script) -> _Played:
-    """The caller turns away and speaks to somebody in the room."""
+    """The caller turns away and speaks to another person in the room."""
     spoken = script.said(texts.SIDE_TALK)
     away = rooms.in_room(spoken.sound, rooms.ROOMS[2], 2.0, script.number)
     return _over(script, "side talk", _louder(away, SIDE_TALK_DB), spoken.text, with_stray=True)

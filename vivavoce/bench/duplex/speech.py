@@ -21,7 +21,7 @@ NEAR = RATE // 16
 """A cut is made at the quietest place this many samples around the end of a word."""
 
 WHOLE_SENTENCES = WindowLengths(60.0, 60.0, 60.0)
-"""Nobody waits for the first sound: windows would only cost time."""
+"""The sound is not played while it is computed: windows would only cost time."""
 
 Speak = Callable[[str, str], "SpokenText"]
 """The utterance of a text in a voice."""

@@ -14,6 +14,7 @@ from vivavoce.audio.tone_detection import DigitToneDetector
 from vivavoce.audio.tones import digit_tones
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import shown
+from vivavoce.log import FailureLog
 from vivavoce.server.rtp.codecs import CODECS, FRAME_SECONDS, TELEPHONE_EVENT, Codec, RtpCodec
 from vivavoce.server.rtp.dtmf_events import check_digits
 from vivavoce.server.rtp.output import ReplyQueue
@@ -117,6 +118,7 @@ class RtpStream:
         self._report_at: float | None = None
         self._next_tick = self._next_report = self._settled_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._failures = FailureLog(logger)
         self._is_closed = False
 
     @classmethod
@@ -236,8 +238,8 @@ class RtpStream:
                 due = self._next_tick  # after a stall, the frames in between have the times they were due at
                 self._next_tick += FRAME_SECONDS
                 self._run_frame(due)
-        except Exception:
-            logger.exception("20 ms of a call failed")
+        except Exception as error:  # the next frame may work; one that fails each time is not logged each time
+            self._failures.log(error, "20 ms of a call failed")
         if not self._is_closed:
             self._timer = self._loop.call_at(self._next_tick, self._tick)
 

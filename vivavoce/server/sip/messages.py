@@ -5,6 +5,7 @@ Header values are kept as they were written, since a peer compares tags and bran
 
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -44,15 +45,17 @@ _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*(?:;.*)?")
 Headers = list[tuple[str, str]]
 
 
-class SipMessage:
+class SipMessage(ABC):
     """What requests and responses have in common."""
 
     def __init__(self, headers: Headers, body: bytes = b"") -> None:
         self.headers, self.body = headers, body
 
     @property
+    @abstractmethod
     def start_line(self) -> str:
-        raise NotImplementedError
+        """The first line, without its end."""
+        ...
 
     def get(self, name: str) -> str | None:
         """The first header of this name."""
