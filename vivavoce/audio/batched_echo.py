@@ -13,14 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vivavoce.audio.echo import (
+    ALIKE,
+    AUDIBLE,
     BLOCK,
     CALM,
     FAINT_ECHO,
     LOUDEST_ECHO,
     LOUDEST_FAINT_ECHO,
     PRACTICE,
+    RECENT,
+    UNLIKE,
     EchoGuard,
     Samples,
+    correlation,
 )
 from vivavoce.audio.rows import Rows
 from vivavoce.nn.modules import scripted
@@ -71,6 +76,10 @@ class BatchedEchoGuard:
         self._skipped = self._rows.array((self.partitions, BLOCK), np.float32, 0.0)  # a ring
         self._skips = self._rows.array((), np.int64, 0)  # since the last block that was computed
         self._head = self._rows.array((), np.int64, 0)  # of the newest spectrum in its ring
+        self._blocks = self._rows.array((), np.int64, 0)
+        self._heard = self._rows.array((RECENT, BLOCK), np.float32, 0.0)  # rings of the last blocks
+        self._output = self._rows.array((self.partitions + RECENT, BLOCK), np.float32, 0.0)
+        self._likeness = self._rows.array((), np.float64, initial.likeness)
         self._filters: dict[int, StreamFilter] = {}  # made when there is output
 
     def join(self) -> int:
@@ -89,13 +98,21 @@ class BatchedEchoGuard:
         quiet = np.where(loud > 1e-9, 0, before + 1)
         is_silent = quiet > self.partitions
         self._quiet[rows] = quiet
+        self._store(rows, microphone, reference)
         if is_silent.all():
             self._rest(rows, reference)
             return microphone, np.zeros(len(rows))
         self._rest(rows[is_silent], reference[is_silent])
         self._resume(rows[~is_silent & (before > self.partitions)])
-        calm, loudest = self._calm[rows], np.maximum(loud, self._loudest[rows])
-        is_skipped = ~is_silent & (calm >= CALM) & (heard < FAINT_ECHO * loudest)
+        loudest = np.maximum(loud, self._loudest[rows])
+        self._compare(rows[~is_silent], loudest[~is_silent])
+        likeness = self._likeness[rows]
+        has_echo = rows[~is_silent & (likeness > ALIKE) & (self._calm[rows] >= CALM)]
+        self._calm[has_echo] = self._practice[has_echo] = 0
+        calm = self._calm[rows]
+        may_be_faint_echo = (heard >= FAINT_ECHO * loudest) & (heard < LOUDEST_FAINT_ECHO * loudest)
+        may_be_faint_echo &= self._practice[rows] < PRACTICE
+        is_skipped = ~is_silent & ((likeness < UNLIKE) | ((calm >= CALM) & ~may_be_faint_echo))
         is_active = ~is_silent & ~is_skipped
         self._skip(rows[is_skipped], reference[is_skipped])
         sounding = rows[~is_silent]
@@ -112,6 +129,28 @@ class BatchedEchoGuard:
             microphone[is_active], shares[is_active] = self._filter(active, microphone[is_active], reference[is_active])
         return microphone, shares
 
+    def _store(self, rows: Indices, microphone: Samples, reference: Samples) -> None:
+        """Add a block to what was heard and played."""
+        blocks = self._blocks[rows]
+        self._heard.values[rows, blocks % RECENT] = microphone
+        self._output.values[rows, blocks % (self.partitions + RECENT)] = reference
+        self._blocks[rows] = blocks + 1
+
+    def _compare(self, rows: Indices, loudest: Values) -> None:
+        """Correlate microphone and output where that decides."""
+        practice, is_calm = self._practice[rows], self._calm[rows] >= CALM
+        is_open = practice < PRACTICE
+        self._likeness[rows[~is_open & ~is_calm]] = ALIKE
+        for number in np.flatnonzero(is_open | (is_calm & (practice % RECENT == 0))).tolist():
+            row, likeness = rows[number], ALIKE
+            blocks = int(self._blocks[row])
+            heard = _in_order(self._heard[row], blocks)
+            relative = float(np.square(heard).mean()) / loudest[number]
+            if relative >= FAINT_ECHO:
+                likeness = correlation(heard, _in_order(self._output[row], blocks))
+                likeness = likeness if relative >= AUDIBLE else max(likeness, UNLIKE)
+            self._likeness[row] = likeness
+
     def _rest(self, rows: Indices, reference: Samples) -> None:
         """Nothing was played for longer than the filter reaches."""
         self._reference[rows] = reference
@@ -123,11 +162,13 @@ class BatchedEchoGuard:
             stream = self._filter_of(row)
             stream.spectra.zero_()
             torch.maximum(stream.variance, 0.1 * self._initial_uncertainty, out=stream.variance)
-        self._practice[rows] = self._calm[rows] = self._skips[rows] = 0
+        self._practice[rows] = self._skips[rows] = 0
+        self._calm[rows] = np.where(self._calm[rows] >= CALM, self._calm[rows], 0)  # a headset stays on
         self._loudest[rows] = 0.0
+        self._likeness[rows] = ALIKE
 
     def _skip(self, rows: Indices, reference: Samples) -> None:
-        """Without echo (headphones, a silent room) only store what was played."""
+        """Without echo (headphones, a silent room, another sound) only store what was played."""
         self._skipped.values[rows, self._skips[rows] % self.partitions] = reference
         self._skips[rows] += 1
         self._gain[rows] = 1.0
@@ -189,8 +230,8 @@ class BatchedEchoGuard:
         # Fast attack, slow release: echo has syllables too.
         gain = np.where(wanted < previous, wanted, previous + 0.5 * (wanted - previous))
         self._gain[rows] = gain
-        output = left * np.linspace(previous, gain, BLOCK, dtype=np.float32, axis=1)
         heard = np.square(microphone).sum(axis=1, dtype=np.float32).astype(np.float64) + 1e-9
+        output = left * np.linspace(previous, gain, BLOCK, dtype=np.float32, axis=1)
         echo = 1.0 - np.square(output).sum(axis=1, dtype=np.float32).astype(np.float64) / heard
         return output, np.clip(echo, 0.0, 1.0)
 
@@ -300,6 +341,11 @@ class EchoKernel(nn.Module):
         response = torch.fft.irfft(torch.complex(real, imaginary))
         response[:, self.block :] = 0
         return self.planes(response)
+
+
+def _in_order(ring: Samples, blocks: int) -> Samples:
+    """The samples of a ring of blocks, oldest first."""
+    return np.roll(ring, -(blocks % len(ring)), axis=0).ravel()
 
 
 def _mean_power(samples: Samples) -> Values:

@@ -3,6 +3,9 @@
 A partitioned frequency-domain filter learns the path from loudspeaker to microphone, delay and room included. Its step
 size is that of a Kalman filter, so that it adapts fast while only the output sounds and hardly during double talk. The
 residual echo is estimated from the filter's uncertainty; where it explains the sound, the sound is attenuated to zero.
+
+In the first second of output the path is hardly known, and soft sound may be echo. There the cross-correlation of the
+last 128 ms with the output decides: echo resembles what was played at some delay, the user's speech does not.
 """
 
 from dataclasses import dataclass, replace
@@ -22,6 +25,10 @@ LOUDEST_ECHO = 0.25  # of the output's power: while the path is being learned, s
 FAINT_ECHO = 0.001  # of the output's power: a microphone signal under this has hardly any echo, as with headphones
 CALM = 14  # blocks until that counts as known: most clients play within half a second
 LOUDEST_FAINT_ECHO = 0.0025
+RECENT = 4  # blocks of the microphone that are compared with the output
+AUDIBLE = 0.01  # of the output's power: in softer sound noise may hide an echo
+UNLIKE = 0.25  # a correlation under this is that of another sound
+ALIKE = 0.6  # a correlation over this is that of an echo
 
 
 @dataclass(frozen=True)
@@ -35,10 +42,13 @@ class EchoState:
     residue: Power  # [bin]: power that the path does not explain
     quiet: int  # blocks since the last output
     practice: int  # blocks of output since the last long silence
-    calm: int  # blocks of them with hardly any echo; constant once it is CALM
+    calm: int  # blocks of them with hardly any echo; once it is CALM, constant until there is an echo
     loudest: float  # mean power of the loudest recent block of output
     turn: int  # the partition whose path is trimmed next
     gain: float
+    heard: tuple[Samples, ...]  # [block] each: RECENT blocks of the microphone
+    output: tuple[Samples, ...]  # [block] each: as many blocks of output, and those that may sound in them
+    likeness: float = ALIKE  # correlation of the two when it was last computed
     skipped: tuple[Samples, ...] = ()  # [block] each: recent output that is not in `played` yet
 
 
@@ -71,6 +81,8 @@ class EchoGuard:
             loudest=0.0,
             turn=0,
             gain=1.0,
+            heard=(np.zeros(BLOCK, np.float32),) * RECENT,
+            output=(np.zeros(BLOCK, np.float32),) * (self.partitions + RECENT),
         )
 
     def step(self, state: EchoState, microphone: Samples, reference: Samples) -> tuple[Samples, float, EchoState]:
@@ -80,11 +92,15 @@ class EchoGuard:
             raise InputError(f"the echo guard takes windows of {BLOCK} samples, not {sizes[0]} and {sizes[1]}")
         loud = float(np.square(reference).mean())
         quiet = 0 if loud > 1e-9 else state.quiet + 1
+        state = replace(state, heard=(*state.heard[1:], microphone), output=(*state.output[1:], reference))
         if quiet > self.partitions:
             return microphone, 0.0, replace(state, reference=reference, quiet=quiet, gain=1.0)
         state = self._resumed(state) if state.quiet > self.partitions else state
         heard = float(np.square(microphone).mean())
-        if state.calm >= CALM and heard < FAINT_ECHO * max(loud, state.loudest):
+        state = replace(state, likeness=self._likeness(state, loud))
+        if state.likeness > ALIKE and state.calm >= CALM:
+            state = replace(state, calm=0, practice=0)
+        if state.likeness < UNLIKE or (state.calm >= CALM and not _may_be_faint_echo(state, loud, heard)):
             return microphone, 0.0, self._skip(state, reference, loud, quiet)
         played = self._played(state, reference)
         left = microphone - np.fft.irfft((played * state.path).sum(axis=0))[BLOCK:].astype(np.float32)
@@ -104,8 +120,21 @@ class EchoGuard:
         learned = self._learn(state, error, power, loudness, expected)
         return self._gated(microphone, left, power, expected, state, learned)
 
+    def _likeness(self, state: EchoState, loud: float) -> float:
+        """The correlation of the microphone with the output where it decides; elsewhere ALIKE, which is undecided."""
+        if state.practice >= PRACTICE and state.calm < CALM:
+            return ALIKE
+        if state.practice >= PRACTICE and state.practice % RECENT:
+            return state.likeness
+        heard = np.concatenate(state.heard)
+        relative = float(np.square(heard).mean()) / max(loud, state.loudest)
+        if relative < FAINT_ECHO:
+            return ALIKE
+        found = correlation(heard, np.concatenate(state.output))
+        return found if relative >= AUDIBLE else max(found, UNLIKE)
+
     def _skip(self, state: EchoState, reference: Samples, loud: float, quiet: int) -> EchoState:
-        """Without echo (headphones, a silent room) only store what was played."""
+        """Without echo (headphones, a silent room, another sound) only store what was played."""
         return replace(
             state,
             skipped=(*state.skipped, reference)[-self.partitions :],
@@ -126,7 +155,17 @@ class EchoGuard:
         """Raise the uncertainty after a silence: the delay may have changed a little."""
         uncertainty = np.maximum(state.uncertainty, 0.1 * self.initial_state().uncertainty)
         silence = np.zeros_like(state.played)
-        return replace(state, played=silence, uncertainty=uncertainty, practice=0, calm=0, loudest=0.0, skipped=())
+        calm = state.calm if state.calm >= CALM else 0  # a headset stays on
+        return replace(
+            state,
+            played=silence,
+            uncertainty=uncertainty,
+            practice=0,
+            calm=calm,
+            loudest=0.0,
+            likeness=ALIKE,
+            skipped=(),
+        )
 
     def _learn(self, state: EchoState, error: Spectrum, power: Power, loud: Power, explained: Power) -> EchoState:
         """Update the path and its uncertainty by the residual `error` and its power."""
@@ -165,6 +204,29 @@ class EchoGuard:
         heard = float(np.square(microphone).sum()) + 1e-9
         echo = 1.0 - float(np.square(left * ramp).sum()) / heard
         return left * ramp, float(np.clip(echo, 0.0, 1.0)), replace(learned, gain=gain)
+
+
+def correlation(microphone: Samples, output: Samples) -> float:
+    """The largest normalised cross-correlation of a sound with a longer output, 0 to 1."""
+    heard, played = _emphasised(microphone), _emphasised(output)
+    size = len(played)  # what wraps around lies beyond the delays that are read
+    crossed = np.fft.irfft(np.fft.rfft(played) * np.fft.rfft(heard, size).conj(), size)[: size - len(heard) + 1]
+    energy = np.concatenate([[0.0], np.cumsum(np.square(played, dtype=np.float64))])
+    energy = energy[len(heard) :] - energy[: -len(heard)]
+    energy = np.maximum(energy, 0.02 * energy.max() + 1e-9)  # hardly any output correlates with everything
+    return float(np.max(np.abs(crossed) / np.sqrt(energy * np.square(heard, dtype=np.float64).sum() + 1e-12)))
+
+
+def _emphasised(samples: Samples) -> Samples:
+    """High frequencies raised, so that low voices of two people do not correlate."""
+    before = np.concatenate([samples[:1], samples[:-1]])
+    return (samples - 0.95 * before).astype(np.float32)
+
+
+def _may_be_faint_echo(state: EchoState, played: float, heard: float) -> bool:
+    """Whether sound in the first second of output is as soft as the echo of a headset."""
+    share = heard / max(played, state.loudest)
+    return state.practice < PRACTICE and FAINT_ECHO <= share < LOUDEST_FAINT_ECHO
 
 
 def _calm(state: EchoState, played: float, heard: float) -> int:
