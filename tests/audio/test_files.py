@@ -1,13 +1,13 @@
 import builtins
 import io
 import struct
-import tracemalloc
 
 import av
 import numpy as np
 import pytest
 import soundfile
 
+from tests.memory import peak_bytes, seconds_of
 from vivavoce.audio.io import FORMATS, Sound, blocks, float_to_pcm16, pcm16_to_float, read, write
 from vivavoce.errors import InputError, MissingDependencyError
 
@@ -126,10 +126,7 @@ def test_an_hour_is_read_in_the_memory_of_a_block(tmp_path, make_voice):
     with soundfile.SoundFile(path, "w", 8_000, 1, "PCM_16") as file:
         for _ in range(60):
             file.write(minute)
-    tracemalloc.start()
-    seconds = sum(block.seconds for block in blocks(path, seconds=10.0, rate=16_000))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    seconds, peak = peak_bytes(seconds_of, path, 16_000, 10.0)
     assert seconds == pytest.approx(3_600)
     assert peak < 8_000_000  # a block is 640 kB, the hour 230 MB
 

@@ -5,7 +5,6 @@ import contextlib
 import io
 import json
 import struct
-import tracemalloc
 import zlib
 from dataclasses import dataclass, field
 
@@ -15,10 +14,11 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.memory import is_too_long, peak_bytes, seconds_of
 from tests.server.harness import RunningServer, eventually
 from tests.server.scripted import ScriptedHost, tone
 from tests.server.test_lost_clients import request_of
-from vivavoce.audio.io import TooLongError, read
+from vivavoce.audio.io import read
 from vivavoce.errors import InputError
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
@@ -191,12 +191,8 @@ BOMBS = {
 
 @pytest.mark.parametrize("format", BOMBS)
 def test_a_decoder_stops_at_the_limit(format):
-    data = BOMBS[format]()
-    tracemalloc.start()
-    with pytest.raises(TooLongError, match="longer than 60 s"):
-        read(data, RATE, max_seconds=60.0)
-    assert tracemalloc.get_traced_memory()[1] < 40 * MEBIBYTE
-    tracemalloc.stop()
+    refused, peak = peak_bytes(is_too_long, BOMBS[format](), RATE, 60.0)
+    assert refused and peak < 40 * MEBIBYTE
 
 
 async def test_a_recording_that_is_too_long_is_refused(uploads):
@@ -213,10 +209,8 @@ async def test_a_recording_that_is_too_long_is_refused(uploads):
 def test_a_block_of_many_channels_is_small():
     file = io.BytesIO()
     soundfile.write(file, np.zeros((2000, 500), np.int16), RATE, format="WAV")
-    tracemalloc.start()
-    assert read(file.getvalue()).seconds == pytest.approx(2000 / RATE)
-    assert tracemalloc.get_traced_memory()[1] < 20 * MEBIBYTE
-    tracemalloc.stop()
+    seconds, peak = peak_bytes(seconds_of, file.getvalue())
+    assert seconds == pytest.approx(2000 / RATE) and peak < 20 * MEBIBYTE
 
 
 def test_a_wav_of_tiny_chunks_is_not_walked_through():
