@@ -242,9 +242,10 @@ async def test_a_truncation_by_the_client_is_confirmed_once(live):
 async def test_a_hum_stops_nothing(live):
     async with connected(live) as client, speaking(client) as microphone:
         await ask(client, "a long story")
-        await client.until("response.output_audio.delta")
+        for _ in range(round(1.2 / 0.04)):  # pieces: a reply that has hardly begun yields to any speech
+            await client.until("response.output_audio.delta")
         microphone.say(hum(0.4))
-        for _ in range(round(1.4 / 0.04)):  # pieces: until long after any verdict
+        for _ in range(round(1.4 / 0.04)):  # until long after any verdict
             await client.until("response.output_audio.delta")
         types = {event["type"] for event in client.events}
         assert not types & {"input_audio_buffer.speech_started", "output_audio_buffer.cleared", "response.done"}
