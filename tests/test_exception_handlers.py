@@ -58,14 +58,17 @@ def _raises_or_logs(handler: ast.ExceptHandler) -> bool:
     for node in ast.walk(handler):
         if isinstance(node, ast.Raise):
             return True
-        if isinstance(node, ast.Call) and (_name(node.func) in ("log_failure", "log") or _is_logger(node.func)):
+        if isinstance(node, ast.Call) and (_name(node.func) == "log_failure" or _is_logger(node.func)):
             return True
     return False
 
 
 def _is_logger(function: ast.expr) -> bool:
-    is_method = isinstance(function, ast.Attribute) and function.attr in METHODS
-    return is_method and _name(function.value) == "logger"
+    """Whether it is a method of a logger, or of a `FailureLog`, which are named after the failures they log."""
+    if not isinstance(function, ast.Attribute):
+        return False
+    owner = _name(function.value)
+    return (owner == "logger" and function.attr in METHODS) or (owner.endswith("failures") and function.attr == "log")
 
 
 def _name(node: ast.AST) -> str:
@@ -88,6 +91,8 @@ def test_no_exception_is_dropped():
         ("try:\n    a()\nexcept:\n    b()", True),
         ("try:\n    a()\nexcept (ValueError, BaseException) as error:\n    keep(error)", True),
         ("with contextlib.suppress(Exception):\n    a()", True),
+        ("try:\n    a()\nexcept Exception as error:\n    math.log(2)", True),
+        ("try:\n    a()\nexcept Exception as error:\n    self._failures.log(error, 'a')", False),
         ("try:\n    a()\nexcept Exception:\n    logger.exception('a failed')", False),
         ("try:\n    a()\nexcept Exception as error:\n    log_failure(logger, error, 'a failed')", False),
         ("try:\n    a()\nexcept Exception as error:\n    raise Other from error", False),

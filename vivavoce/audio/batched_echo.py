@@ -13,21 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vivavoce.audio.echo import (
-    ALIKE,
-    AUDIBLE,
     BLOCK,
     CALM,
     FAINT_ECHO,
+    IS_ECHO,
     LOUDEST_ECHO,
     LOUDEST_FAINT_ECHO,
+    NO_ECHO,
     PRACTICE,
     RECENT,
-    UNLIKE,
     EchoGuard,
     Samples,
-    correlation,
+    echo_correlation,
 )
-from vivavoce.audio.rows import Rows
+from vivavoce.audio.rows import RowArray, Rows
 from vivavoce.nn.modules import scripted
 
 Indices = NDArray[np.intp]
@@ -71,15 +70,13 @@ class BatchedEchoGuard:
         self._turn = self._rows.array((), np.int64, 0)
         self._loudest = self._rows.array((), np.float64, 0.0)
         self._gain = self._rows.array((), np.float64, 1.0)
-        self._reference = self._rows.array((BLOCK,), np.float32, 0.0)
         self._residue = self._rows.array(initial.residue.shape, np.float32, float(initial.residue[0]))
-        self._skipped = self._rows.array((self.partitions, BLOCK), np.float32, 0.0)  # a ring
         self._skips = self._rows.array((), np.int64, 0)  # since the last block that was computed
         self._head = self._rows.array((), np.int64, 0)  # of the newest spectrum in its ring
-        self._blocks = self._rows.array((), np.int64, 0)
-        self._heard = self._rows.array((RECENT, BLOCK), np.float32, 0.0)  # rings of the last blocks
+        self._blocks = self._rows.array((), np.int64, 0)  # in all
+        self._heard = self._rows.array((RECENT, BLOCK), np.float32, 0.0)  # rings of the last ones
         self._output = self._rows.array((self.partitions + RECENT, BLOCK), np.float32, 0.0)
-        self._likeness = self._rows.array((), np.float64, initial.likeness)
+        self._correlation = self._rows.array((), np.float64, initial.correlation)
         self._filters: dict[int, StreamFilter] = {}  # made when there is output
 
     def join(self) -> int:
@@ -100,21 +97,21 @@ class BatchedEchoGuard:
         self._quiet[rows] = quiet
         self._store(rows, microphone, reference)
         if is_silent.all():
-            self._rest(rows, reference)
+            self._gain[rows] = 1.0
             return microphone, np.zeros(len(rows))
-        self._rest(rows[is_silent], reference[is_silent])
+        self._gain[rows[is_silent]] = 1.0
         self._resume(rows[~is_silent & (before > self.partitions)])
         loudest = np.maximum(loud, self._loudest[rows])
-        self._compare(rows[~is_silent], loudest[~is_silent])
-        likeness = self._likeness[rows]
-        has_echo = rows[~is_silent & (likeness > ALIKE) & (self._calm[rows] >= CALM)]
+        self._correlate(rows[~is_silent], loudest[~is_silent])
+        correlation = self._correlation[rows]
+        has_echo = rows[~is_silent & (correlation > IS_ECHO) & (self._calm[rows] >= CALM)]
         self._calm[has_echo] = self._practice[has_echo] = 0
         calm = self._calm[rows]
         may_be_faint_echo = (heard >= FAINT_ECHO * loudest) & (heard < LOUDEST_FAINT_ECHO * loudest)
         may_be_faint_echo &= self._practice[rows] < PRACTICE
-        is_skipped = ~is_silent & ((likeness < UNLIKE) | ((calm >= CALM) & ~may_be_faint_echo))
+        is_skipped = ~is_silent & ((correlation < NO_ECHO) | ((calm >= CALM) & ~may_be_faint_echo))
         is_active = ~is_silent & ~is_skipped
-        self._skip(rows[is_skipped], reference[is_skipped])
+        self._skip(rows[is_skipped])
         sounding = rows[~is_silent]
         self._practice[sounding] += loud[~is_silent] > 1e-7
         shares = np.zeros(len(rows))
@@ -126,7 +123,7 @@ class BatchedEchoGuard:
         self._loudest[sounding] = np.maximum(loud, 0.97 * self._loudest[rows])[~is_silent]
         if is_active.any():
             microphone = microphone.copy()
-            microphone[is_active], shares[is_active] = self._filter(active, microphone[is_active], reference[is_active])
+            microphone[is_active], shares[is_active] = self._filter(active, microphone[is_active])
         return microphone, shares
 
     def _store(self, rows: Indices, microphone: Samples, reference: Samples) -> None:
@@ -136,25 +133,25 @@ class BatchedEchoGuard:
         self._output.values[rows, blocks % (self.partitions + RECENT)] = reference
         self._blocks[rows] = blocks + 1
 
-    def _compare(self, rows: Indices, loudest: Values) -> None:
-        """Correlate microphone and output where that decides."""
+    def _correlate(self, rows: Indices, loudest: Values) -> None:
+        """Correlate microphone and output where that may decide something."""
         practice, is_calm = self._practice[rows], self._calm[rows] >= CALM
         is_open = practice < PRACTICE
-        self._likeness[rows[~is_open & ~is_calm]] = ALIKE
+        self._correlation[rows[~is_open & ~is_calm]] = IS_ECHO
         for number in np.flatnonzero(is_open | (is_calm & (practice % RECENT == 0))).tolist():
-            row, likeness = rows[number], ALIKE
-            blocks = int(self._blocks[row])
-            heard = _in_order(self._heard[row], blocks)
-            relative = float(np.square(heard).mean()) / loudest[number]
-            if relative >= FAINT_ECHO:
-                likeness = correlation(heard, _in_order(self._output[row], blocks))
-                likeness = likeness if relative >= AUDIBLE else max(likeness, UNLIKE)
-            self._likeness[row] = likeness
+            row = rows[number]
+            heard, output = (
+                self._last(self._heard, row, RECENT),
+                self._last(self._output, row, self.partitions + RECENT),
+            )
+            self._correlation[row] = echo_correlation(heard.ravel(), output.ravel(), loudest[number])
 
-    def _rest(self, rows: Indices, reference: Samples) -> None:
-        """Nothing was played for longer than the filter reaches."""
-        self._reference[rows] = reference
-        self._gain[rows] = 1.0
+    def _last(self, ring: RowArray, row: int, count: int) -> Samples:
+        """The last blocks of a ring, oldest first.  # [count, 512]"""
+        blocks = ring[row]
+        end = int(self._blocks[row])
+        found: Samples = blocks[np.arange(end - count, end) % len(blocks)]
+        return found
 
     def _resume(self, rows: Indices) -> None:
         """Raise the uncertainty after a silence: the delay may have changed a little."""
@@ -165,11 +162,10 @@ class BatchedEchoGuard:
         self._practice[rows] = self._skips[rows] = 0
         self._calm[rows] = np.where(self._calm[rows] >= CALM, self._calm[rows], 0)  # a headset stays on
         self._loudest[rows] = 0.0
-        self._likeness[rows] = ALIKE
+        self._correlation[rows] = IS_ECHO
 
-    def _skip(self, rows: Indices, reference: Samples) -> None:
-        """Without echo (headphones, a silent room, another sound) only store what was played."""
-        self._skipped.values[rows, self._skips[rows] % self.partitions] = reference
+    def _skip(self, rows: Indices) -> None:
+        """Without echo (headphones, a silent room, another sound) compute nothing."""
         self._skips[rows] += 1
         self._gain[rows] = 1.0
 
@@ -178,9 +174,9 @@ class BatchedEchoGuard:
             self._filters[row] = StreamFilter(self._initial_uncertainty)
         return self._filters[row]
 
-    def _filter(self, rows: Indices, microphone: Samples, reference: Samples) -> tuple[Samples, Values]:
+    def _filter(self, rows: Indices, microphone: Samples) -> tuple[Samples, Values]:
         filters = [self._filter_of(row) for row in rows.tolist()]
-        pairs, counts = self._played_pairs(rows, reference)
+        pairs, counts = self._played_pairs(rows)
         head = (self._head[rows] - np.array(counts)) % self.partitions
         heads = head.tolist()
         residue = torch.from_numpy(self._residue[rows])
@@ -198,24 +194,19 @@ class BatchedEchoGuard:
         self._residue[rows] = residue.numpy()
         self._head[rows] = head
         self._turn[rows] = (self._turn[rows] + 1) % self.partitions
-        self._reference[rows] = reference
         self._skips[rows] = 0
         return self._gated(rows, microphone, left.numpy(), figures.numpy().astype(np.float64))
 
-    def _played_pairs(self, rows: Indices, reference: Samples) -> tuple[Samples, list[int]]:
+    def _played_pairs(self, rows: Indices) -> tuple[Samples, list[int]]:
         """Each new block of output after the one before it, oldest first, and the number of them in each row."""
         skips = self._skips[rows]
         if not skips.any():
-            return np.concatenate([self._reference[rows], reference], axis=1), [1] * len(rows)
-        pairs, counts = [], []
-        for row, newest, skipped in zip(rows.tolist(), reference, skips.tolist(), strict=True):
-            kept = min(skipped, self.partitions)
-            order = np.arange(skipped - kept, skipped) % self.partitions
-            blocks = np.concatenate([self._reference[row][None], self._skipped.values[row, order], newest[None]])
-            blocks = blocks[-self.partitions - 1 :]
-            pairs.append(np.concatenate([blocks[:-1], blocks[1:]], axis=1))
-            counts.append(len(blocks) - 1)
-        return np.concatenate(pairs), counts
+            ends, ring = self._blocks[rows], self._output.values
+            places = (ends - 2) % ring.shape[1], (ends - 1) % ring.shape[1]
+            return np.concatenate([ring[rows, place] for place in places], axis=1), [1] * len(rows)
+        counts = np.minimum(skips + 1, self.partitions).tolist()
+        blocks = [self._last(self._output, row, count + 1) for row, count in zip(rows.tolist(), counts, strict=True)]
+        return np.concatenate([np.concatenate([each[:-1], each[1:]], axis=1) for each in blocks]), counts
 
     def _gated(self, rows: Indices, microphone: Samples, left: Samples, figures: Values) -> tuple[Samples, Values]:
         """Attenuate the residual as far as the filter's uncertainty explains its power."""
@@ -230,8 +221,8 @@ class BatchedEchoGuard:
         # Fast attack, slow release: echo has syllables too.
         gain = np.where(wanted < previous, wanted, previous + 0.5 * (wanted - previous))
         self._gain[rows] = gain
-        heard = np.square(microphone).sum(axis=1, dtype=np.float32).astype(np.float64) + 1e-9
         output = left * np.linspace(previous, gain, BLOCK, dtype=np.float32, axis=1)
+        heard = np.square(microphone).sum(axis=1, dtype=np.float32).astype(np.float64) + 1e-9
         echo = 1.0 - np.square(output).sum(axis=1, dtype=np.float32).astype(np.float64) / heard
         return output, np.clip(echo, 0.0, 1.0)
 
@@ -341,11 +332,6 @@ class EchoKernel(nn.Module):
         response = torch.fft.irfft(torch.complex(real, imaginary))
         response[:, self.block :] = 0
         return self.planes(response)
-
-
-def _in_order(ring: Samples, blocks: int) -> Samples:
-    """The samples of a ring of blocks, oldest first."""
-    return np.roll(ring, -(blocks % len(ring)), axis=0).ravel()
 
 
 def _mean_power(samples: Samples) -> Values:

@@ -25,17 +25,16 @@ LOUDEST_ECHO = 0.25  # of the output's power: while the path is being learned, s
 FAINT_ECHO = 0.001  # of the output's power: a microphone signal under this has hardly any echo, as with headphones
 CALM = 14  # blocks until that counts as known: most clients play within half a second
 LOUDEST_FAINT_ECHO = 0.0025
-RECENT = 4  # blocks of the microphone that are compared with the output
+RECENT = 4  # blocks of the microphone that are correlated with the output
 AUDIBLE = 0.01  # of the output's power: in softer sound noise may hide an echo
-UNLIKE = 0.25  # a correlation under this is that of another sound
-ALIKE = 0.6  # a correlation over this is that of an echo
+NO_ECHO = 0.25  # a correlation under this is that of another sound
+IS_ECHO = 0.6  # a correlation over this is that of an echo; what lies between decides nothing
 
 
 @dataclass(frozen=True)
 class EchoState:
     """The filter's state. Arrays are never changed in place."""
 
-    reference: Samples  # [block]: the last one
     played: Spectrum  # [partition, bin]: newest first
     path: Spectrum  # [partition, bin]
     uncertainty: Power  # [partition, bin]: variance of the path
@@ -47,9 +46,9 @@ class EchoState:
     turn: int  # the partition whose path is trimmed next
     gain: float
     heard: tuple[Samples, ...]  # [block] each: RECENT blocks of the microphone
-    output: tuple[Samples, ...]  # [block] each: as many blocks of output, and those that may sound in them
-    likeness: float = ALIKE  # correlation of the two when it was last computed
-    skipped: tuple[Samples, ...] = ()  # [block] each: recent output that is not in `played` yet
+    output: tuple[Samples, ...]  # [block] each: as many blocks of output, and those whose echo may be in them
+    correlation: float = IS_ECHO  # of the two, when it was last computed
+    skipped: int = 0  # blocks of output that are not in `played` yet
 
 
 class EchoGuard:
@@ -70,7 +69,6 @@ class EchoGuard:
         # Echo is more likely at short delays.
         fading = np.exp(-np.arange(self.partitions) / 8, dtype=np.float32)[:, None]
         return EchoState(
-            np.zeros(BLOCK, np.float32),
             np.zeros(shape, np.complex64),
             np.zeros(shape, np.complex64),
             np.broadcast_to(self.prior * fading, shape).astype(np.float32),
@@ -94,59 +92,45 @@ class EchoGuard:
         quiet = 0 if loud > 1e-9 else state.quiet + 1
         state = replace(state, heard=(*state.heard[1:], microphone), output=(*state.output[1:], reference))
         if quiet > self.partitions:
-            return microphone, 0.0, replace(state, reference=reference, quiet=quiet, gain=1.0)
+            return microphone, 0.0, replace(state, quiet=quiet, gain=1.0)
         state = self._resumed(state) if state.quiet > self.partitions else state
         heard = float(np.square(microphone).mean())
-        state = replace(state, likeness=self._likeness(state, loud))
-        if state.likeness > ALIKE and state.calm >= CALM:
+        state = replace(state, correlation=_correlation(state, loud))
+        if state.correlation > IS_ECHO and state.calm >= CALM:
             state = replace(state, calm=0, practice=0)
-        if state.likeness < UNLIKE or (state.calm >= CALM and not _may_be_faint_echo(state, loud, heard)):
-            return microphone, 0.0, self._skip(state, reference, loud, quiet)
-        played = self._played(state, reference)
+        if state.correlation < NO_ECHO or (state.calm >= CALM and not _may_be_faint_echo(state, loud, heard)):
+            return microphone, 0.0, self._skip(state, loud, quiet)
+        played = self._played(state)
         left = microphone - np.fft.irfft((played * state.path).sum(axis=0))[BLOCK:].astype(np.float32)
         error = np.fft.rfft(np.concatenate([np.zeros(BLOCK, np.float32), left])).astype(np.complex64)
         state = replace(
             state,
-            reference=reference,
             played=played,
             quiet=quiet,
             practice=state.practice + (loud > 1e-7),
             calm=_calm(state, loud, heard),
             loudest=max(loud, 0.97 * state.loudest),
-            skipped=(),
+            skipped=0,
         )
         loudness, power = _power(played), _power(error)
         expected = 0.5 * (loudness * state.uncertainty).sum(axis=0)  # half, because half of each transform is padding
         learned = self._learn(state, error, power, loudness, expected)
         return self._gated(microphone, left, power, expected, state, learned)
 
-    def _likeness(self, state: EchoState, loud: float) -> float:
-        """The correlation of the microphone with the output where it decides; elsewhere ALIKE, which is undecided."""
-        if state.practice >= PRACTICE and state.calm < CALM:
-            return ALIKE
-        if state.practice >= PRACTICE and state.practice % RECENT:
-            return state.likeness
-        heard = np.concatenate(state.heard)
-        relative = float(np.square(heard).mean()) / max(loud, state.loudest)
-        if relative < FAINT_ECHO:
-            return ALIKE
-        found = correlation(heard, np.concatenate(state.output))
-        return found if relative >= AUDIBLE else max(found, UNLIKE)
-
-    def _skip(self, state: EchoState, reference: Samples, loud: float, quiet: int) -> EchoState:
-        """Without echo (headphones, a silent room, another sound) only store what was played."""
+    def _skip(self, state: EchoState, loud: float, quiet: int) -> EchoState:
+        """Without echo (headphones, a silent room, another sound) compute nothing."""
         return replace(
             state,
-            skipped=(*state.skipped, reference)[-self.partitions :],
+            skipped=min(state.skipped + 1, self.partitions),
             quiet=quiet,
             practice=state.practice + (loud > 1e-7),
             loudest=max(loud, 0.97 * state.loudest),
             gain=1.0,
         )
 
-    def _played(self, state: EchoState, reference: Samples) -> Spectrum:
+    def _played(self, state: EchoState) -> Spectrum:
         """The spectra of the output, newest first."""
-        blocks = np.concatenate([state.reference, *state.skipped, reference])
+        blocks = np.concatenate(state.output[-state.skipped - 2 :])
         pairs = np.lib.stride_tricks.sliding_window_view(blocks, 2 * BLOCK)[::BLOCK]
         newest = np.fft.rfft(pairs).astype(np.complex64)[::-1]
         return np.concatenate([newest, state.played])[: self.partitions]
@@ -163,8 +147,8 @@ class EchoGuard:
             practice=0,
             calm=calm,
             loudest=0.0,
-            likeness=ALIKE,
-            skipped=(),
+            correlation=IS_ECHO,
+            skipped=0,
         )
 
     def _learn(self, state: EchoState, error: Spectrum, power: Power, loud: Power, explained: Power) -> EchoState:
@@ -206,7 +190,25 @@ class EchoGuard:
         return left * ramp, float(np.clip(echo, 0.0, 1.0)), replace(learned, gain=gain)
 
 
-def correlation(microphone: Samples, output: Samples) -> float:
+def _correlation(state: EchoState, loud: float) -> float:
+    """The correlation of the microphone with the output, computed where it may decide something."""
+    if state.practice >= PRACTICE and state.calm < CALM:
+        return IS_ECHO
+    if state.practice >= PRACTICE and state.practice % RECENT:
+        return state.correlation
+    return echo_correlation(np.concatenate(state.heard), np.concatenate(state.output), max(loud, state.loudest))
+
+
+def echo_correlation(microphone: Samples, output: Samples, loudest: float) -> float:
+    """The correlation of the last blocks of microphone and output, as far as the level lets it decide."""
+    level = float(np.square(microphone).mean()) / loudest
+    if level < FAINT_ECHO:
+        return IS_ECHO
+    found = _largest_correlation(microphone, output)
+    return found if level >= AUDIBLE else max(found, NO_ECHO)
+
+
+def _largest_correlation(microphone: Samples, output: Samples) -> float:
     """The largest normalised cross-correlation of a sound with a longer output, 0 to 1."""
     heard, played = _emphasised(microphone), _emphasised(output)
     size = len(played)  # what wraps around lies beyond the delays that are read

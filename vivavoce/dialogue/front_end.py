@@ -130,8 +130,9 @@ class AudioFrontEnd:
 
     def _window(self, samples: Samples) -> AudioWindow:
         share = 0.0
+        began_at = self._capture.moment(self._heard / RATE)
         if self._echo is not None:
-            reference = self._reference(self._capture.moment(self._heard / RATE), WINDOW)
+            reference = self._reference(began_at, WINDOW)
             samples, share, self._echo_state = self._echo.step(self._echo_state, samples, reference)
         self._heard += WINDOW
         level_db = rms_dbfs(samples)
@@ -139,7 +140,7 @@ class AudioFrontEnd:
         self._silent_windows = self._silent_windows + 1 if is_silent else 0
         probability = self._speech_probability(samples)
         quiet_ms = self._silence_detector.quiet_ms(samples)
-        ended_at = self._capture.moment(self._heard / RATE)
+        ended_at = began_at + WINDOW / RATE
         return AudioWindow(samples, 0.0 if is_silent else probability, level_db, share, quiet_ms, ended_at)
 
     def _speech_probability(self, samples: Samples) -> float:

@@ -171,30 +171,29 @@ class FrontEndBatch:
             stream.held = stream.held[WINDOW_BYTES:]
         samples = _joined(pieces)
         shares = [0.0] * len(streams)
+        began = [stream.capture.moment(stream.heard / RATE) for stream in streams]
         if self._echo is not None:
             rows = np.array([stream.echo_row for stream in streams], np.intp)
-            samples, echo = self._echo.step(rows, samples, self._references(streams))
+            samples, echo = self._echo.step(rows, samples, self._references(streams, began))
             shares, pieces = echo.tolist(), [row.tobytes() for row in samples]
         for stream in streams:
             stream.heard += WINDOW
         levels, is_silent, quiet = self._silence.step([stream.row for stream in streams], samples)
         probabilities = self._speech_probabilities(streams, pieces, is_silent)
-        ended = [stream.capture.moment(stream.heard / RATE) for stream in streams]
         return [
-            AudioWindow(np.frombuffer(piece, np.float32), probability, level, share, quiet_ms, ended_at)
-            for piece, probability, level, share, quiet_ms, ended_at in zip(
-                pieces, probabilities, levels, shares, quiet, ended, strict=True
+            AudioWindow(np.frombuffer(piece, np.float32), probability, level, share, quiet_ms, began_at + WINDOW / RATE)
+            for piece, probability, level, share, quiet_ms, began_at in zip(
+                pieces, probabilities, levels, shares, quiet, began, strict=True
             )
         ]
 
-    def _references(self, streams: list[BatchedStream]) -> Samples:
+    def _references(self, streams: list[BatchedStream], moments: list[float]) -> Samples:
         """What was played while the next windows were captured."""
         alike: dict[BatchedResampler, list[OutputTimeline]] = defaultdict(list)
         for stream in streams:
             alike[stream.timeline_resampler].append(stream.timeline)
         for resampler, timelines in alike.items():
             OutputTimeline.catch_up_many(timelines, resampler)
-        moments = [stream.capture.moment(stream.heard / RATE) for stream in streams]
         return _joined(
             [
                 stream.timeline.read_stored(moment, WINDOW).tobytes()
