@@ -30,7 +30,15 @@ def test_chinese_is_compared_in_one_script():
     pytest.importorskip("opencc")
     assert spoken_characters("一个国家。") == spoken_characters("一個國家") != spoken_characters("一个过家")
     assert GeneralQuestion("天空是什么颜色的？", ("蓝",), None).is_right("天空是藍色的。")
-    assert spoken_characters("一周有七天。") == spoken_characters("一周有7天")
+    for written, spoken in (
+        ("一周有7天。", "一周有七天"),
+        ("1分钟等于60秒", "一分钟等于六十秒"),
+        ("有24小时，200人，2个", "有二十四小时，两百人，两个"),
+        ("2024年增长3.5%", "二零二四年增长百分之三点五"),
+        ("3个", "３個"),
+    ):
+        assert spoken_characters(written) == spoken_characters(spoken)
+    assert spoken_characters("60秒") != spoken_characters("16秒")
 
 
 def test_a_language_without_questions_is_refused():

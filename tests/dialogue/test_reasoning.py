@@ -2,15 +2,20 @@
 
 import itertools
 import re
+from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dialogue.test_cascade import converse, serve, words
+from tests.dialogue.test_cascade import Listener, converse, serve, words
+from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatText
 from vivavoce.cascade.remote import ChatEndpoint
 from vivavoce.cascade.sentences import CLOSE_TAG, OPEN_TAG, ReasoningFilter
+from vivavoce.cascade.whole_turns import WholeTurns
+from vivavoce.dialogue.backend import ReplyPlan, Wrote
 from vivavoce.dialogue.events import ConversationSettings, Message, ReplyDone, ReplyText, TextPart
 
 __all__ = ["serve"]  # a fixture
@@ -95,3 +100,55 @@ async def test_fields_of_reasoning_are_ignored_and_calls_keep_their_place(serve)
     pieces = [piece async for piece in ChatEndpoint(endpoint.url, "m").reply([], ConversationSettings())]
     said = [ChatText("Wait "), ChatText("<")]
     assert pieces == [*said, ChatCall(0, "c", "book", "{}"), ChatEnd("tool_calls", 0, 0)]
+
+
+class QuietVoice:
+    """Keeps what it is given to say."""
+
+    rate = 16_000
+
+    def __init__(self):
+        self.said = []
+
+    async def speak(self, text, voice, speed):
+        self.said.append(text)
+        yield np.full(160, 0.1, np.float32)
+
+
+THOUGHTS = ("Zounds, zinc? ", "zero < zwei. ", "\n\nzebra\n", "zig</thi", "zag <think zip ", "z. " * 40)
+ANSWERS = ("Yes. ", "It is one < two. ", "We open at 7, for 3 <b>. ", "\n\nOf course! ", "A table: done. ")
+
+
+def scripted_reply(random: Random) -> tuple[list[dict], str]:
+    """Deltas of a reply that thinks in tags and in fields, cut anywhere; and its answer."""
+    text, answer = "", ""
+    for _ in range(random.randint(1, 3)):
+        if random.random() < 0.8:
+            text += f"{OPEN_TAG}{''.join(random.choices(THOUGHTS, k=random.randint(0, 3)))}{CLOSE_TAG}"
+        spoken = random.choice(ANSWERS)
+        text, answer = text + spoken, answer + spoken
+    if random.random() < 0.2:
+        text += f"{OPEN_TAG}{random.choice(THOUGHTS)}"  # ends while it thinks
+    cuts = sorted({0, len(text), *(random.randrange(len(text)) for _ in range(8))})
+    deltas = [{"content": text[begin:end]} for begin, end in itertools.pairwise(cuts)]
+    for field in random.sample(["reasoning", "reasoning_content"], random.randint(0, 2)):
+        deltas.insert(random.randrange(len(deltas) + 1), {field: random.choice(THOUGHTS)})
+    return deltas, answer
+
+
+async def test_no_thought_is_spoken_in_a_thousand_replies(serve):
+    random, endpoint = Random(26), serve([])
+    voice = QuietVoice()
+    backend = CascadeBackend(WholeTurns(Listener()), ChatEndpoint(endpoint.url, "m"), voice)
+    state = backend.open(lambda *_: None)
+    settings = ConversationSettings(instructions="Be brief.")
+    for _ in range(1000):
+        deltas, answer = scripted_reply(random)
+        endpoint.chunks = [*({"choices": [{"delta": delta}]} for delta in deltas), *words()]
+        voice.said.clear()
+        reply = state.reply(ReplyPlan("item_reply", settings, played=lambda: 0.0, includes_turn=False))
+        written = "".join([piece.text async for piece in reply.pieces() if isinstance(piece, Wrote)])
+        reply.drop()
+        assert written.split() == answer.split() and " ".join(voice.said).split() == answer.split()
+        assert "z" not in " ".join(voice.said).lower()
+    await state.close()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from vivavoce.audio.player import SimulatedClock
-from vivavoce.cascade import summary
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.chat_messages import text_of
 from vivavoce.cascade.interfaces import ChatEnd, ChatText
-from vivavoce.cascade.summary import SUMMARISE, RunningSummary, estimated_tokens
+from vivavoce.cascade.summary import ChatSummary
 from vivavoce.cascade.whole_turns import WholeTurns
+from vivavoce.dialogue import summary
 from vivavoce.dialogue.events import (
     ConversationSettings,
     Message,
@@ -24,6 +24,7 @@ from vivavoce.dialogue.events import (
     Truncation,
 )
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.summary import SUMMARISE, estimated_tokens
 from vivavoce.errors import VivaError
 
 CONTEXT = 2000
@@ -46,7 +47,8 @@ class HonestChat:
             if len(self.summaries) <= self.failures:
                 raise VivaError("no summary today")
             await asyncio.sleep(0)
-            yield ChatText(" ".join(f"The code of {name} is {code}." for name, code in FACT.findall(text)))
+            facts = " ".join(f"The code of {name} is {code}." for name, code in FACT.findall(text))
+            yield ChatText(facts or "They talked.")
         else:
             self.prompts.append(text)
             yield ChatText("I see, thank you for telling me about it.")
@@ -75,7 +77,7 @@ class Call:
         self._events = aiter(self.conversation.events())
 
     @property
-    def summary(self) -> RunningSummary:
+    def summary(self) -> ChatSummary:
         return self.conversation._state.summary
 
     async def say(self, text, seconds=15.0):
@@ -86,7 +88,7 @@ class Call:
             while not isinstance(event := await anext(self._events), ReplyDone):
                 pass
             assert event.reason == "completed"
-            while self.summary._is_running:  # it is written while the user is silent
+            while self.summary.is_running:  # it is written while the user is silent
                 await asyncio.sleep(0)
         return item
 
@@ -146,7 +148,7 @@ async def test_a_model_that_hangs_or_writes_nothing_or_too_much_is_bounded(monke
         for _ in range(16):
             await call.say("A sentence that is said again and again, until the history is too long for the model. " * 4)
         assert bool([each for each in caplog.records if "could not be summed up" in each.message]) is is_failure
-        assert len(call.summary._text) == (0 if is_failure else summary.MAX_CHARACTERS)
+        assert len(call.summary.text) == (0 if is_failure else summary.MAX_CHARACTERS)
         await call.conversation.close()
 
 

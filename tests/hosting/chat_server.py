@@ -1,11 +1,12 @@
 """A chat server with OpenAI's `/chat/completions`, streamed, as a process of its own: `python chat_server.py`.
 
-It prints its port. Where a tool is offered that the question names, it calls it; a tool's answer it tells; anything
-else it repeats, the addresses of images too. As OpenAI's, it refuses calls whose outputs do not follow them, in words
-that quote the request.
+It prints its port. Where a tool is offered that the question names, it calls it, with the arguments that the question
+has in braces, if any; a tool's answer it tells; anything else it repeats, the addresses of images too. As OpenAI's, it
+refuses calls whose outputs do not follow them, in words that quote the request.
 """
 
 import json
+import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -21,7 +22,9 @@ def pieces(body: dict[str, Any]) -> list[dict[str, Any]]:
     )
     if tool is not None:
         first = {"index": 0, "id": "call_7", "type": "function", "function": {"name": tool, "arguments": ""}}
-        rest = [{"index": 0, "function": {"arguments": part}} for part in ('{"seats"', ": 3}")]
+        given = re.search(r"\{.*\}", question)
+        arguments = ('{"seats"', ": 3}") if given is None else (given[0][:4], given[0][4:])
+        rest = [{"index": 0, "function": {"arguments": part}} for part in arguments]
         return [{"tool_calls": [part]} for part in (first, *rest)]
     return [{"content": word} for word in ("You said: ", question, ". ", "That is all.")]
 

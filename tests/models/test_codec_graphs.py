@@ -108,7 +108,7 @@ def test_warming_up_disturbs_no_reply_and_captures_what_it_names(graphed):
     once, _ = spoken(graphed, state, codes[8:], [5, 5])
     again, _ = spoken(graphed, kept, codes[8:], [5, 5])
     assert_same_sound(once, again)
-    with pytest.raises(InputError, match="up to 32"):
+    with pytest.raises(InputError, match="at most 32"):
         graphed.warm_up(voice, batches=(64,))
 
 

@@ -5,11 +5,15 @@ import onnx
 import pytest
 import torch
 
-from vivavoce.models.kokoro.config import read_vocabulary
+from vivavoce.device import pick
+from vivavoce.models.kokoro.config import RATE, read_vocabulary
 from vivavoce.models.kokoro.cpu import CpuGenerator
 from vivavoce.models.kokoro.model import Kokoro, PhonemeText
 from vivavoce.models.kokoro.voices import VoiceTables
 from vivavoce.models.kokoro.weights import onnx_tensors
+from vivavoce.models.kokoro.windows import WHOLE_SENTENCES
+from vivavoce.tts.kokoro import CPU_WINDOWS, KokoroTTS
+from vivavoce.tts.phonemes import Phonemes
 
 pytestmark = [pytest.mark.published, pytest.mark.full]
 ENGLISH = "hˈWdO ˌIm kˌOkəɹˈO, ænd ðɪs ɪz ɐ tˈɛst."
@@ -79,3 +83,16 @@ def test_every_tensor_of_the_model_is_in_the_file(folder, model):
     found = onnx_tensors(folder / "model.onnx")
     for name, tensor in model.state_dict().items():
         assert torch.equal(found[name], tensor), name
+
+
+def test_windows_of_a_short_sentence_sound_as_the_whole(folder, model):
+    """The statistics of a voice for longer texts, whose style is another one, would halve the loudness."""
+    text = Phonemes("fa↓kwo↗ tɤ ʂou↓tu→ ʂɨ↘ pa→li↗.", ())
+    whole, joined = (
+        KokoroTTS(model, folder, pick("cpu"), "float32", windows, lambda *_: text).say("法国", "zf_xiaoxiao").samples[0]
+        for windows in (WHOLE_SENTENCES, CPU_WINDOWS)
+    )
+    whole = whole[len(whole) - len(joined) :]  # windows begin with the first word
+    assert len(joined) < 3 * RATE
+    assert np.corrcoef(whole, joined)[0, 1] > 0.95
+    assert abs(20 * np.log10(np.std(joined) / np.std(whole))) < 1

@@ -57,11 +57,12 @@ def test_packed_products_are_those_of_the_dequantised_weights(kind, rows):
 @needs_kernels
 @pytest.mark.full
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="options of x86")
-def test_products_for_cpus_without_vnni_are_the_same(monkeypatch, tmp_path):
+@pytest.mark.parametrize("target", ["-mavx2 -mfma -mf16c", "-march=x86-64"])
+def test_products_for_cpus_without_vnni_are_the_same(monkeypatch, tmp_path, target):
     layers = [BlockLinear([random_matrix(kind, 45, 768)]) for kind in FORMATS.values()]
     x = torch.randn(3, 768)
     expected = [layer(x) for layer in layers]
-    monkeypatch.setenv(cpu.TARGET, "-mavx2 -mfma -mf16c")
+    monkeypatch.setenv(cpu.TARGET, target)
     monkeypatch.setenv("VIVA_CACHE", str(tmp_path))
     older = cpu.library.__wrapped__()
     assert older is not None

@@ -38,9 +38,10 @@ def matrix(scheme: Scheme, outputs: int, inputs: int) -> torch.Tensor | Quantise
         return on_gpu(outputs, inputs, dtype=BF16)
     if scheme == "int4":
         scale = on_gpu(inputs // 64, outputs, 2, dtype=HALF).transpose(0, 1)
-        return QuantisedWeight(scheme, on_gpu(outputs, inputs // 2, dtype=torch.uint8), scale[..., 0], scale[..., 1])
+        data = on_gpu(outputs, inputs // 2, dtype=torch.uint8)
+        return QuantisedWeight(scheme, data, scale[..., 0], scale[..., 1], is_interleaved=True)
     dtype = torch.int8 if scheme == "int8" else torch.float8_e4m3fn
-    return QuantisedWeight(scheme, on_gpu(outputs, inputs, dtype=dtype), on_gpu(outputs))
+    return QuantisedWeight(scheme, on_gpu(outputs, inputs, dtype=dtype), on_gpu(outputs), is_interleaved=True)
 
 
 def row_batch(rows: int, dtype: torch.dtype, heads: int = KV_HEADS, dim: int = DIM) -> RowBatch:
@@ -50,7 +51,7 @@ def row_batch(rows: int, dtype: torch.dtype, heads: int = KV_HEADS, dim: int = D
 
 
 def linears(scheme: Scheme) -> None:
-    for rows in ROWS:
+    for rows in (*ROWS, 256):
         for inputs, outputs, gated in ((HIDDEN, 2 * INNER, True), (INNER, HIDDEN, False)):
             weight, x = matrix(scheme, outputs, inputs), on_gpu(rows, inputs, dtype=BF16)
             tile = tile_for(weight, x, gated)

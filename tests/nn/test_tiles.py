@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from vivavoce.kernels import tiles
-from vivavoce.kernels.tiles import FILE, FITTING_MORE, FITTING_ONE, Tile, store_tiles, tile_for, tile_name
+from vivavoce.kernels.tiles import (
+    FILE,
+    FITTING_BATCH,
+    FITTING_MORE,
+    FITTING_ONE,
+    Tile,
+    store_tiles,
+    tile_for,
+    tile_name,
+)
 from vivavoce.nn.quantised import CudaLinear
 from vivavoce.nn.quantised_weight import quantise
 
@@ -29,9 +38,14 @@ def test_a_kept_tile_is_taken_and_one_the_library_beat_is_not():
     assert tile_for(weight, x.expand(8, -1), gated=False) == Tile(32, 64, 3, 2)
     assert tile_for(weight, x, gated=True) is None
     assert tile_for(weight, x.expand(65, -1), gated=False) is None
-    narrow = quantise(torch.randn(64, 128), "int8")
+    quantised = quantise(torch.randn(64, 128), "int8")
+    assert tile_for(quantised, x.expand(3, -1), gated=False) is None
+    narrow = quantised.for_tensor_cores()
     assert tile_for(narrow, x, gated=False) is None
-    assert tile_for(narrow, x.expand(3, -1), gated=False) == FITTING_MORE["int8"]
+    assert tile_for(narrow, x.expand(3, -1), gated=False) == FITTING_BATCH
+    uneven = quantise(torch.randn(64, 80), "int8").for_tensor_cores()
+    assert tile_for(uneven, x[:, :80].expand(3, -1), gated=False) == FITTING_MORE["int8"]
+    assert tile_for(uneven, x[:, :80].expand(65, -1), gated=False) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"cpu": {"bfloat16 128x64 rows 1": {"width": 3}}}'])

@@ -52,6 +52,22 @@ def test_a_product_is_that_of_the_widened_matrix(scheme, rows, inputs, outputs):
         assert_near(kernels.small_batch_linear(x, weight, bias, kernels.Tile(2, 512, 0, 4)), exact)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES[1:])
+@pytest.mark.parametrize(("rows", "outputs", "split"), [(9, 97, 1), (33, 64, 2), (130, 66, 4)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_batch_is_multiplied_by_the_widened_matrix(scheme, rows, outputs, split, gated):
+    torch.manual_seed(rows)
+    weight, wide = matrix(outputs * (2 if gated else 1), 512, scheme, DTYPE)
+    x = torch.randn(rows, 512).to(DTYPE).to(DEVICE)
+    bias = torch.randn(weight.outputs).to(DTYPE).to(DEVICE)
+    exact = x.double() @ wide.T + bias.double()
+    if gated:
+        gate, up = exact.chunk(2, dim=-1)
+        exact = functional.silu(gate) * up
+    torch.full((8, rows, outputs), float("nan"), device=DEVICE)
+    assert_near(kernels.small_batch_linear(x, weight, bias, kernels.Tile(32, 64, 3, 4, split=split), gated), exact)
+
+
 @pytest.mark.parametrize(
     ("scheme", "rows", "stages"),
     [

@@ -7,6 +7,7 @@ import threading
 import time
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 
 from vivavoce.errors import InputError
@@ -16,7 +17,7 @@ from vivavoce.server.tools.clock import clock
 from vivavoce.server.tools.documents import NOTHING, documents
 from vivavoce.server.tools.http_request import CheckedConnection, http_request
 from vivavoce.server.tools.markup import without_markup
-from vivavoce.server.tools.passages import read_passages, split_passages
+from vivavoce.server.tools.passages import Passage, PassageIndex, read_passages, split_passages
 from vivavoce.server.tools.selection import selected_tools
 
 
@@ -207,6 +208,24 @@ async def test_a_server_that_is_not_there_is_an_error_for_the_model():
             await output(http_request([url]), url=f"{url}/")
 
 
+class TopicEmbedder:
+    """Vectors by topic: cars and garages are alike, whatever they are called."""
+
+    def embed(self, texts):
+        topics = (("car", "garage", "vehicle"), ("breakfast", "coffee"))
+        counts = [[sum(word in text.lower() for word in topic) for topic in topics] for text in texts]
+        return np.array([np.array(each, np.float32) / max(1.0, float(np.hypot(*each))) for each in counts])
+
+
+def test_passages_are_found_by_their_words_and_by_what_they_say():
+    texts = ["The garage is behind the house.", "Coffee is served at seven.", "Ask for the keys at the desk."]
+    passages = [Passage("a.md", text) for text in texts]
+    words, both = PassageIndex(passages), PassageIndex(passages, TopicEmbedder())
+    assert words.search("vehicle") == [] and both.search("vehicle") == passages[:1]
+    assert both.search("breakfast keys") in (passages[1:], passages[:0:-1])
+    assert both.search("swimming") == []
+
+
 def test_tools_are_selected_by_name(folder):
     chosen = selected_tools(("clock=Asia/Shanghai", "calculator", f"folder={folder}", "hang-up", "http=a.org,b.org"))
     names = ["current_time", "calculate", "search_documents", "hang_up", "http_request"]
@@ -215,3 +234,14 @@ def test_tools_are_selected_by_name(folder):
     for bad in ("weather", "folder", "folder=", "http", "calculator=1", "http=a b", "http=http://:80", "clock=Mars"):
         with pytest.raises(InputError):
             selected_tools((bad,))
+    with pytest.raises(InputError, match="folder=DIR"):
+        selected_tools(("calculator",), "all-minilm-l6-v2")
+
+
+@pytest.mark.published
+@pytest.mark.full
+async def test_a_published_model_finds_a_passage_without_a_common_word(published_model, tmp_path):
+    (tmp_path / "house.md").write_text("The garage is behind the building.\n\n" + "Rooms are quiet. " * 50)
+    (tmp_path / "food.md").write_text("Breakfast is served from seven to ten.")
+    (search,) = selected_tools((f"folder={tmp_path}",), str(published_model("all-minilm-l6-v2")))
+    assert "garage" in (await output(search, query="Where can I leave my car?")).split("[")[1]

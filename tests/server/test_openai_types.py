@@ -51,6 +51,9 @@ CODES = re.compile(
 )
 EXTENSIONS = {
     *("viva.played", "transcription_session.update", "viva.session.resumed", "viva.warning", "viva.call.started"),
+    "viva.call.progress",
+    "viva.call.answered_by",
+    "viva.call.ended",
 }
 
 

@@ -32,7 +32,7 @@ from vivavoce.tts.hibari import HibariTTS
 
 QUESTIONS = hub.BUNDLED / "questions"
 BREAKFAST, WIFI = QUESTIONS / "15-breakfast.opus", QUESTIONS / "16-wifi.opus"
-SECONDS = 180  # until a process that hangs is killed
+SECONDS = 400  # until a process that hangs is killed
 
 
 def viva_talk(*arguments: str | Path, config: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -253,6 +253,28 @@ def test_the_command_trains_evaluates_and_writes_everything(tmp_path):
     assert all((out / name).is_file() for name in (*names, "course/log.jsonl", "course/curves.png"))
 
 
+def test_a_trained_model_is_fine_tuned_on_several_corpora_without_ctc(trained, tmp_path):
+    _, folder = trained
+    for name, seed in (("one", 0), ("two", 1)):
+        sounds = beeps(12, seed)
+        pieces = [(sounds.samples[s : s + n].numpy(), t, "beep") for s, n, t in zip(*_parts(sounds), strict=True)]
+        Corpus.of(pieces).save(tmp_path / name)
+    out, corpora = tmp_path / "out", [str(tmp_path / name) for name in ("one", "two")]
+    options = ["--out", str(out), "--tiny", "--device", "cpu", "--fine-tune", "--rate", "1e-6", "--bits", "7"]
+    train_main(["--corpus", *corpora, "--init", str(folder), *options])
+    assert json.loads((out / "metrics.json").read_text())["recordings"] > 12
+    assert "ctc" not in json.loads((out / "course" / "log.jsonl").read_text().splitlines()[-1])
+    assert not (out / "pieces").exists()
+    earlier, later = Whisper.load(folder).state_dict(), Whisper.load(out).state_dict()
+    assert all((later[name] - earlier[name]).abs().max() < 1e-3 for name in earlier)
+    with pytest.raises(InputError, match="--init"):
+        train_main(["--corpus", *corpora, *options])
+
+
+def _parts(recordings):
+    return recordings.starts.tolist(), recordings.lengths.tolist(), recordings.texts
+
+
 def test_the_encoder_is_initialised_from_a_speech_encoder():
     torch.manual_seed(0)
     sizes = {"d_model": 48, "encoder_attention_heads": 2, "encoder_ffn_dim": 96, "num_mel_bins": 80}

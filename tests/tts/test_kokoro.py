@@ -1,19 +1,21 @@
 """Kokoro as a speech model: streaming, word times, voices, languages; a tiny model with random weights."""
 
+import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
 from tests.models.tiny_kokoro import tiny_kokoro, write_folder
 from vivavoce.audio.io import Sound
 from vivavoce.cascade.parts import TTSSynthesiser
 from vivavoce.errors import InputError, MissingDependencyError, NothingToSayError
-from vivavoce.models.kokoro.windows import WindowLengths
+from vivavoce.models.kokoro.windows import WHOLE_SENTENCES, WindowLengths
 from vivavoce.tts import phonemes as phonemes_module
 from vivavoce.tts.interface import SpeakingStyle, open_speech_model
-from vivavoce.tts.kokoro import PAUSE, WARM_UP_TEXTS, breaks, word_times
+from vivavoce.tts.kokoro import PAUSE, SAMPLED_LENGTHS, WARM_UP_TEXTS, breaks, word_times
 from vivavoce.tts.kokoro_batch import BatchedWorker
 from vivavoce.tts.phonemes import Phonemes, Word, phonemes, sentences, split_long
 
@@ -47,7 +49,8 @@ def test_a_stream_is_what_is_said_at_once(tts):
 def test_the_first_window_comes_before_the_others_are_computed(tts):
     computed = []
     generate = tts.worker.generate
-    tts.voice_statistics("af_heart")
+    for length in SAMPLED_LENGTHS:
+        tts.voice_statistics("af_heart", length)
     tts.worker.generate = lambda prepared, lead: computed.append(1) or generate(prepared, lead)
     stream = tts.stream(TEXT)
     next(stream)
@@ -56,13 +59,23 @@ def test_the_first_window_comes_before_the_others_are_computed(tts):
     assert first == 1 < len(computed)
 
 
+def test_the_statistics_of_a_voice_are_those_of_the_style_for_the_length_of_the_text(tts):
+    short, long = (tts.voice_statistics("af_heart", length) for length in SAMPLED_LENGTHS)
+    assert not torch.allclose(short.means, long.means)
+    between = tts.voice_statistics("af_heart", 32)
+    torch.testing.assert_close(between.means, torch.lerp(short.means, long.means, math.log(32 / 16, 64 / 16)))
+    assert len(tts._voice_statistics) == 2, "those between are interpolated"
+    assert tts.voice_statistics("af_heart", 1) is tts.voice_statistics("af_heart", SAMPLED_LENGTHS[0])
+    assert tts.voice_statistics("af_heart", 400) is tts.voice_statistics("af_heart", SAMPLED_LENGTHS[-1])
+
+
 async def test_a_warm_voice_computes_nothing_but_its_text(tts):
     """Dictionaries and statistics of a voice are there before the first text."""
     phonemise, asked, texts = tts._phonemise, [], []
     tts._phonemise = lambda text, *given: asked.append(text) or phonemise("library", *given)
     await TTSSynthesiser(tts).warm_up("af_bella")
     assert set(asked) >= set(WARM_UP_TEXTS), "in both languages"
-    assert list(tts._voice_statistics) == ["af_bella"]
+    assert list(tts._voice_statistics) == [("af_bella", length) for length in SAMPLED_LENGTHS]
     tts._phonemise = phonemise
     prepare = tts.worker.prepare
     tts.worker.prepare = lambda text: texts.append(text) or prepare(text)
@@ -71,7 +84,7 @@ async def test_a_warm_voice_computes_nothing_but_its_text(tts):
 
 
 def test_several_texts_at_once_sound_as_they_do_alone(tts):
-    tts.windows = WindowLengths(60, 60, 60)
+    tts.windows = WHOLE_SENTENCES
     texts = ["Good evening.", "The library is open. Come in."]
     for together, text in zip(tts.say_all(texts), texts, strict=True):
         alone = tts.say(text).samples
@@ -206,7 +219,7 @@ def test_hibari_without_its_package_is_named(monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.full
 def test_concurrent_texts_share_passes_and_sound_as_they_do_alone(folder, letters, device):
-    alone, together = (open_speech_model(str(folder), each, "float32") for each in ("cpu", device))
+    alone, together = (open_speech_model(str(folder), device, "float32") for _ in range(2))
     if device == "cpu":
         together.worker = BatchedWorker(together.model, together.model.generate, together.device)
     texts = [f"{TEXT} This is text {word}, read by one of many." for word in ("one", "fifteen", "a hundred and two")]

@@ -46,6 +46,11 @@ class AnsweringMachineDetector:
         self._speech = self._greeting = self._silence = 0.0
         self._is_decided = False
 
+    @property
+    def has_heard_speech(self) -> bool:
+        """Whether something that may be speech has begun."""
+        return self._speech >= self._limits.min_speech
+
     def step(self, samples: Samples) -> list[Answer]:
         """What these samples show."""
         self._held = np.concatenate([self._held, samples])

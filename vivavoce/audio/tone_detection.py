@@ -146,6 +146,7 @@ CADENCES = (
     Cadence("busy", BUSY_TONES, (0.33, 0.7), (0.33, 0.7), 2),
     Cadence("congestion", BUSY_TONES, (0.15, 0.32), (0.15, 0.32), 3),
 )
+CADENCE_TONES = frozenset().union(*(cadence.tones for cadence in CADENCES))
 SPECIAL_SEQUENCE = ("950", "1400", "1800")
 SPECIAL_SECONDS = (0.2, 0.5)  # of each
 
@@ -177,6 +178,11 @@ class CallProgressDetector:
         self._special: list[str] = []
         self._periods: dict[str, int] = {}
         self._was_paused = False  # longer than any short cadence
+
+    @property
+    def is_sounding(self) -> bool:
+        """Whether a tone of ringing or of a busy line sounds now, after 75 ms of it."""
+        return self._label in CADENCE_TONES
 
     def step(self, samples: Samples) -> list[str]:
         """The tones that these samples make certain."""

@@ -80,7 +80,7 @@ def run(
     independent recogniser, the model's own transcript of its reply is scored and no word error rate is given.
     """
     recogniser = None if moonshine is None else Moonshine(moonshine)
-    questions = _bundled_questions() if count is None else _synthesised_questions(count, seed)
+    questions = bundled_questions() if count is None else _synthesised_questions(count, seed)
     if snr is not None:
         questions = [_with_noise(asked, snr, number) for number, asked in enumerate(questions)]
     pipeline = load_moss_speech(hub.resolve(model), device=device)
@@ -100,7 +100,7 @@ def run(
     return result
 
 
-def _bundled_questions() -> list[AskedQuestion]:
+def bundled_questions() -> list[AskedQuestion]:
     entries = json.loads((QUESTIONS / "questions.json").read_text(encoding="utf8"))
     return [
         AskedQuestion(

@@ -43,10 +43,10 @@ from vivavoce.dialogue.session import LiveConversation
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import stage
 from vivavoce.evaluation.scoring import error_rate
+from vivavoce.models.kokoro.windows import WHOLE_SENTENCES
 from vivavoce.models.moss_tts_nano.prompt import has_cjk
 from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.nn.process_settings import frozen_heap
-from vivavoce.tts.interface import open_speech_model
 from vivavoce.tts.kokoro import KokoroTTS
 
 QUESTIONS = Path(__file__).with_name("general_questions.json")
@@ -56,6 +56,7 @@ TURN_SILENCE_MS = 500  # the default of sessions
 MAX_WAIT_SECONDS = 180.0  # after the question
 QUIET = 10 ** (-40 / 20)  # of the peak; lower samples are not voiced
 VOICED = 0.01  # of a reply's samples
+ASKER = "kokoro-82m"
 CHAT = "qwen2.5-coder-0.5b-instruct"
 JUDGE = "whisper-base"
 Transcript = TypeVar("Transcript")
@@ -245,9 +246,8 @@ def load_questions(language: str, count: int | None = None, sounds: Path | None 
         if file is not None and file.is_file():
             sound = read(file)
         else:
-            speaker = speaker or open_speech_model("kokoro-82m", "cpu")
-            assert isinstance(speaker, KokoroTTS)
-            (sound,) = speaker.say_all([entry["text"]], voice)  # whole sentences, not the windows of a stream
+            speaker = speaker or KokoroTTS.load(ASKER, "cpu", windows=WHOLE_SENTENCES)
+            sound = speaker.say(entry["text"], voice)
             if file is not None:
                 write(file, sound)
         questions.append(GeneralQuestion(entry["text"], tuple(entry["expected"]), sound))

@@ -44,7 +44,7 @@ class RandomKokoro:
                 dtype,
                 phonemise=lambda text, accent, known: Phonemes(SPOKEN, ()),
             )
-            self._model.voice_statistics("af_heart")
+            self._model.voice_statistics("af_heart", len(SPOKEN))
         self._model.capture()
         self.rate = self._model.rate
 

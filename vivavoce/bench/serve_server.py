@@ -11,7 +11,7 @@ import time
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
@@ -53,10 +53,19 @@ class ServerFailedError(VivaError):
     """The server of the benchmark did not start, or died."""
 
 
+class PortPlan(Protocol):
+    """A plan of a server process, which is sent to it as JSON."""
+
+    @property
+    def port(self) -> int: ...
+
+
 class ServerProcess:
     """Starts the server and ends it; use as `with`."""
 
-    def __init__(self, plan: ServerPlan) -> None:
+    MODULE = "vivavoce.bench.serve_server"
+
+    def __init__(self, plan: PortPlan) -> None:
         self.plan = plan
         descriptor, name = tempfile.mkstemp(prefix="viva-bench-serve-", suffix=".log")
         os.close(descriptor)
@@ -75,7 +84,7 @@ class ServerProcess:
         return self._process.pid
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "vivavoce.bench.serve_server"]
+        command = [sys.executable, "-m", self.MODULE]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
         assert self._process.stdin is not None

@@ -1,14 +1,18 @@
 """Texts as they are spoken, so that what was said and what was heard can be compared."""
 
 import re
+import unicodedata
 from functools import cache
 from typing import Any
 
 from vivavoce.bench.recognisers import characters
 from vivavoce.errors import MissingDependencyError
 from vivavoce.train.front_desk.answers import normalise
+from vivavoce.train.front_desk.mandarin_values import DIGITS, number_words
 
-NUMERALS = str.maketrans("零一二三四五六七八九两", "01234567892")
+NUMBER = re.compile(r"(\d+)(?:\.(\d+))?(%?)(年?)")
+YEAR_DIGITS = 4
+MAX_NUMBER = 99_999  # longer ones, years and numbers that begin with zero are compared digit by digit
 
 
 def spoken_words(text: str) -> list[str]:
@@ -17,8 +21,20 @@ def spoken_words(text: str) -> list[str]:
 
 
 def spoken_characters(text: str) -> str:
-    """The characters of a Mandarin text in simplified script without punctuation, with numerals as digits."""
-    return re.sub(r"(?<!\d)10(?!\d)", "十", characters(simplified(text)).translate(NUMERALS))
+    """The characters of a Mandarin text in simplified script without punctuation, with its numbers in words."""
+    return characters(simplified(NUMBER.sub(_number_words, unicodedata.normalize("NFKC", text)))).replace("两", "二")
+
+
+def _number_words(match: re.Match[str]) -> str:
+    whole, decimals, percent, year = match.groups()
+    is_year = bool(year) and len(whole) == YEAR_DIGITS
+    has_words = not is_year and int(whole) <= MAX_NUMBER and (whole == "0" or not whole.startswith("0"))
+    words = number_words(int(whole)) if has_words else _digit_words(whole)
+    return ("百分之" if percent else "") + words + (f"点{_digit_words(decimals)}" if decimals else "") + year
+
+
+def _digit_words(digits: str) -> str:
+    return "".join(DIGITS[int(digit)] for digit in digits)
 
 
 def simplified(text: str) -> str:

@@ -24,7 +24,7 @@ from vivavoce.cascade.interfaces import (
 )
 from vivavoce.cascade.pauses import SilenceTrimmer
 from vivavoce.cascade.sentences import SentenceSplitter
-from vivavoce.cascade.summary import RunningSummary
+from vivavoce.cascade.summary import ChatSummary
 from vivavoce.dialogue.backend import (
     CallArguments,
     CallBegan,
@@ -87,7 +87,7 @@ class CascadeConversation:
         self._replies: set[CascadeReply] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._prompt = PromptReader(backend) if isinstance(backend.chat, ReadingChatModel) else None
-        self.summary = RunningSummary(backend.chat, self.spoken_words)
+        self.summary = ChatSummary(backend.chat, self.spoken_words)
 
     def set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """Replace the history and the settings."""

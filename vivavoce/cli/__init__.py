@@ -13,6 +13,9 @@ from vivavoce import __version__, log
 from vivavoce.cli import (
     bench,
     bench_duplex,
+    bench_telephone,
+    bench_tools,
+    call,
     codecs,
     export,
     models,
@@ -24,6 +27,7 @@ from vivavoce.cli import (
     talk,
     train,
     transcribe,
+    tune,
 )
 from vivavoce.cli.options import (
     DeviceSpec,
@@ -53,14 +57,18 @@ app.add_typer(say.app)
 app.add_typer(models.app, name="models")
 app.command()(models.verify)
 bench.app.add_typer(bench_duplex.app)
+bench.app.add_typer(bench_tools.app)
+bench.app.add_typer(bench_telephone.app)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 app.command()(serve.serve)
 app.command()(setup.setup)
 app.command()(talk.talk)
+app.command()(call.call)
 app.command()(transcribe.transcribe)
 app.command()(plan.plan)
 app.command()(quantize.quantize)
+app.command()(tune.tune)
 app.add_typer(export.app, name="export")
 
 

@@ -1,4 +1,4 @@
-"""`viva bench duplex` and `viva bench vad`."""
+"""`viva bench duplex`, `viva bench vad` and `viva bench turn-end`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -81,5 +81,27 @@ def bench_vad(
         from vivavoce.bench.vad import run
 
         result = run(folder, out)
+    if as_json:
+        print_json(result)
+
+
+@app.command("turn-end")
+def bench_turn_end(
+    folder: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="Spoken turns, made by `viva train turn-end-data`.")
+    ],
+    weights: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A turn-end model, written by `viva train turn-end`."),
+    ] = None,
+    source: Annotated[str, typer.Option(help="Only turns spoken by `kokoro` or by `programs`.")] = "",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Latency after true ends of turns, and pauses within sentences that are taken for ends, on held-out voices."""
+    with progress_to(as_json):
+        from vivavoce.bench.turn_end import run
+
+        result = run(folder, weights, source, out)
     if as_json:
         print_json(result)

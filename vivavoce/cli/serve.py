@@ -16,12 +16,18 @@ from vivavoce.cli.sip_flags import (
     SipAllow,
     SipAnswers,
     SipCallsPerSource,
+    SipDials,
+    SipDialsPerMinute,
+    SipMaxOutgoingCalls,
+    SipMaxOutgoingSeconds,
     SipNeedsSrtp,
     SipPublicHost,
     SipRegistrar,
     SipRegistrarPassword,
     SipRtpPorts,
     SipTargets,
+    SipTrunk,
+    SipTrunkAccount,
     sip_table,
 )
 from vivavoce.log import configure
@@ -40,7 +46,7 @@ SERVING_FLAGS = (  # flags with the names of `ServingOptions`
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
     *("host", "port", "doors", "tls_cert", "tls_key", "max_sessions", "idle_seconds", "resume_seconds"),
     *("drain_seconds", "greeting", "greeting_instructions", "webhook_url", "webhook_secret", "record"),
-    *("prompts", "media_streams", "audiosocket", "call_records", "log_level", "log_format", "log_content"),
+    *("prompts", "embedding", "media_streams", "audiosocket", "call_records", "log_level", "log_format", "log_content"),
 )
 
 ConfigFile = Annotated[
@@ -155,7 +161,8 @@ Eagerness = Annotated[
 SmartTurn = Annotated[
     str | None,
     typer.Option(
-        rich_help_panel=TURNS, help="End-of-turn model: a smart-turn-v3 ONNX file, or `installed` for pipecat's."
+        rich_help_panel=TURNS,
+        help="End-of-turn model: a smart-turn-v3 ONNX file, `installed` for pipecat's, or `viva train turn-end`'s.",
     ),
 ]
 WordFile = Annotated[
@@ -251,6 +258,13 @@ BuiltInTools = Annotated[
         "--tool",
         rich_help_panel=SERVER,
         help="A built-in tool: clock, clock=TIME_ZONE, calculator, folder=DIR, hang-up or http=HOST,HOST.",
+    ),
+]
+Embedding = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=SERVER,
+        help="An embedding model, such as all-minilm-l6-v2, with which the files of --tool folder=DIR are searched.",
     ),
 ]
 FillerSeconds = Annotated[
@@ -373,6 +387,7 @@ def serve(
     drain_seconds: DrainSeconds = None,
     allow_mcp: AllowMcp = None,
     tool: BuiltInTools = None,
+    embedding: Embedding = None,
     greeting: Greeting = None,
     greeting_instructions: GreetingInstructions = None,
     greeting_interruptible: GreetingInterruptible = None,
@@ -393,6 +408,12 @@ def serve(
     sip_rtp_ports: SipRtpPorts = None,
     sip_calls_per_source: SipCallsPerSource = None,
     sip_target: SipTargets = None,
+    sip_dial: SipDials = None,
+    sip_trunk: SipTrunk = None,
+    sip_trunk_account: SipTrunkAccount = None,
+    sip_max_outgoing_calls: SipMaxOutgoingCalls = None,
+    sip_dials_per_minute: SipDialsPerMinute = None,
+    sip_max_outgoing_seconds: SipMaxOutgoingSeconds = None,
     sip_answers: SipAnswers = None,
     sip_needs_srtp: SipNeedsSrtp = None,
     call_records: CallRecords = None,
@@ -486,6 +507,7 @@ def _without_secrets(options: dict[str, Any]) -> dict[str, Any]:
     options["server"]["audiosocket_tokens"] = [HIDDEN for _ in options["server"]["audiosocket_tokens"]]
     sip = options["server"]["sip"]
     sip["accounts"] = [HIDDEN for _ in sip["accounts"]]
-    sip["registrar_password"] = sip["registrar_password"] and HIDDEN
+    for name in ("registrar_password", "trunk_account"):
+        sip[name] = sip[name] and HIDDEN
     options["server"]["api_keys"] = [HIDDEN for _ in options["server"]["api_keys"]]
     return options

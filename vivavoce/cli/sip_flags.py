@@ -5,7 +5,10 @@ from typing import Annotated, Any
 import typer
 
 PANEL = "SIP"
-FLAGS = ("public_host", "rtp_ports", "calls_per_source", "answers", "needs_srtp", "registrar", "registrar_password")
+FLAGS = (
+    *("public_host", "rtp_ports", "calls_per_source", "answers", "needs_srtp", "registrar", "registrar_password"),
+    *("trunk", "trunk_account", "max_outgoing_calls", "dials_per_minute", "max_outgoing_seconds"),
+)
 
 Sip = Annotated[
     list[str] | None,
@@ -55,6 +58,38 @@ SipTargets = Annotated[
         help="To whom calls may be transferred: sip:*@example.com, tel:+4930*. Default: nobody.",
     ),
 ]
+SipDials = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sip-dial",
+        rich_help_panel=PANEL,
+        help="What may be dialled: sip:*@example.com, tel:+4930*. Default: nothing.",
+    ),
+]
+SipTrunk = Annotated[
+    str | None,
+    typer.Option(
+        "--sip-trunk", rich_help_panel=PANEL, help="sip:host that calls telephone numbers. Default: the registrar."
+    ),
+]
+SipTrunkAccount = Annotated[
+    str | None,
+    typer.Option(
+        "--sip-trunk-account", rich_help_panel=PANEL, envvar="VIVA_SIP_TRUNK_ACCOUNT", help="name:password there."
+    ),
+]
+SipMaxOutgoingCalls = Annotated[
+    int | None,
+    typer.Option("--sip-max-outgoing-calls", rich_help_panel=PANEL, min=1, help="At a time. Default: 4."),
+]
+SipDialsPerMinute = Annotated[
+    float | None,
+    typer.Option("--sip-dials-per-minute", rich_help_panel=PANEL, help="Outgoing calls a minute. Default: 10."),
+]
+SipMaxOutgoingSeconds = Annotated[
+    float | None,
+    typer.Option("--sip-max-outgoing-seconds", rich_help_panel=PANEL, help="Of one outgoing call. Default: 3600."),
+]
 SipAnswers = Annotated[
     str | None,
     typer.Option(
@@ -80,4 +115,5 @@ def sip_table(flags: dict[str, Any]) -> dict[str, Any]:
         "accounts": flags["sip_account"] or None,
         "allow": flags["sip_allow"] or None,
         "targets": flags["sip_target"] or None,
+        "dials": flags["sip_dial"] or None,
     }

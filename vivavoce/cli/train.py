@@ -8,6 +8,7 @@ app = typer.Typer(no_args_is_help=True, help="Train the bundled miniature models
 
 STEPS = {  # name: module and function, help
     "phrasings": ("vivavoce.train.phrasings:main", "Have a chat model write ways to ask for each intent."),
+    "plan": ("vivavoce.train.batch_synthesis:plan_main", "Plan utterances of sentences, with voices and phonemes."),
     "corpora": ("vivavoce.train.corpus:main", "Synthesize the corpora of all models except the language model."),
     "speech-encoder": ("vivavoce.train.speech_encoder.train:main", "Train the speech encoder with its codebook."),
     "lm-data": ("vivavoce.train.lm.corpus:main", "Synthesize dialogues and encode them with the speech encoder."),
@@ -15,6 +16,10 @@ STEPS = {  # name: module and function, help
     "flow": ("vivavoce.train.flow_vocoder.flow:main", "Train the flow decoder of the reply voice."),
     "vocoder": ("vivavoce.train.flow_vocoder.vocoder:main", "Train the vocoder of the reply voice."),
     "assemble": ("vivavoce.train.package:assemble_main", "Assemble speech encoder, flow and vocoder into one codec."),
+    "prune-asr": (
+        "vivavoce.train.asr.prune:main",
+        "Cut a published Whisper to shorter windows and fewer pieces.",
+    ),
     "asr": ("vivavoce.train.asr.train:main", "Train mini-asr."),
     "evaluate-asr": (
         "vivavoce.train.asr.evaluate:main",
@@ -28,6 +33,8 @@ STEPS = {  # name: module and function, help
         "vivavoce.train.tts.train:evaluate_main",
         "Measure intelligibility and opinion score of a TTS model.",
     ),
+    "turn-end-data": ("vivavoce.train.turn_end.corpus:main", "Synthesize finished and unfinished turns, on the CPU."),
+    "turn-end": ("vivavoce.train.turn_end.train:main", "Train the turn-end model, on the CPU."),
     "questions": ("vivavoce.train.corpus:questions_main", "Synthesize spoken questions that no training uses."),
     "package": ("vivavoce.train.package:main", "Pack a trained miniature for distribution."),
 }

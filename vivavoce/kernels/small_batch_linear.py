@@ -17,10 +17,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vivavoce.kernels.byte_linear import as_float32, byte_row_linear, takes_byte_row, widened, widened_nibbles
+from vivavoce.kernels.batch_linear import batch_linear
+from vivavoce.kernels.byte_linear import byte_row_linear, takes_byte_row
 from vivavoce.kernels.dependent_launch import begin, dependent
 from vivavoce.kernels.tiles import Tile
-from vivavoce.nn.quantised_weight import QuantisedWeight
+from vivavoce.kernels.widening import (
+    as_float32,
+    byte_product,
+    has_warpgroups,
+    matched_halves,
+    scale_and_offset,
+    swiglu,
+    widened,
+    widened_nibbles,
+)
+from vivavoce.nn.quantised_weight import QuantisedWeight, interleaved
 
 
 @triton.jit
@@ -66,7 +77,7 @@ def _one_row_linear(
             factor *= tl.load(scale_ptr + OUTPUTS + safe)
         if BIAS:
             factor += tl.load(bias_ptr + OUTPUTS + safe).to(tl.float32)
-        result = result / (1.0 + tl.exp(-result)) * factor
+        result = swiglu(result, factor)
     tl.store(out_ptr + output, result.to(out_ptr.dtype.element_ty), mask=real)
 
 
@@ -98,6 +109,17 @@ def _read(weight_ptr, place, inside, EVEN: tl.constexpr):
         return tl.load(weight_ptr + place)
     else:
         return tl.load(weight_ptr + place, mask=inside, other=0.0)
+
+
+@triton.jit
+def _add_product(
+    total, weight, x,
+    FAST: tl.constexpr, PRECISION: tl.constexpr, INTERLEAVED: tl.constexpr, WARPGROUP: tl.constexpr,
+):  # fmt: skip
+    if INTERLEAVED:
+        return byte_product(weight, x, total, FAST, PRECISION, WARPGROUP)
+    else:
+        return tl.dot(widened(weight, x.dtype, FAST), x, total, input_precision=PRECISION)
 
 
 @triton.jit
@@ -146,7 +168,7 @@ def _finish(
         if GATED:
             second += tl.load(bias_ptr + OUTPUTS + safe)[:, None].to(tl.float32)
     if GATED:
-        total = total / (1.0 + tl.exp(-total)) * second
+        total = swiglu(total, second)
     place = row[None, :] * OUTPUTS + output[:, None]
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=real[:, None] & (row[None, :] < rows))
 
@@ -157,7 +179,7 @@ def _small_batch_linear(
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, SCALED: tl.constexpr, FAST: tl.constexpr, GATED: tl.constexpr,
     BIAS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, EACH: tl.constexpr,
     BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr, BLOCK_IN: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    INTERLEAVED: tl.constexpr, WARPGROUP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     PART: tl.constexpr = INPUTS // PARTS
     output, part = _outputs(OUTPUTS, BLOCK_OUT, PARTS)
@@ -176,18 +198,18 @@ def _small_batch_linear(
     begin(DEPENDENT)
     if EARLY:
         x = tl.trans(tl.load(x_place, mask=real_row & (within < PART), other=0.0))
-        total = tl.dot(widened(weight, x.dtype, FAST), x, total, input_precision=PRECISION)
+        total = _add_product(total, weight, x, FAST, PRECISION, INTERLEAVED, WARPGROUP)
         if GATED:
-            second = tl.dot(widened(gated, x.dtype, FAST), x, second, input_precision=PRECISION)
+            second = _add_product(second, gated, x, FAST, PRECISION, INTERLEAVED, WARPGROUP)
     for first in tl.range(BLOCK_IN if EARLY else 0, PART, BLOCK_IN, num_stages=STAGES):
         column = first + within
         inside = column < PART
         x = tl.trans(tl.load(x_place + first, mask=real_row & inside, other=0.0))
         weight = _read(weight_ptr, start + column, inside, EVEN)
-        total = tl.dot(widened(weight, x.dtype, FAST), x, total, input_precision=PRECISION)
+        total = _add_product(total, weight, x, FAST, PRECISION, INTERLEAVED, WARPGROUP)
         if GATED:
             gated = _read(weight_ptr, other + column, inside, EVEN)
-            second = tl.dot(widened(gated, x.dtype, FAST), x, second, input_precision=PRECISION)
+            second = _add_product(second, gated, x, FAST, PRECISION, INTERLEAVED, WARPGROUP)
     _finish(
         total,
         second,
@@ -210,14 +232,15 @@ def _small_batch_linear(
 @triton.jit
 def _group_product(
     total, even, odd, sums, weight_ptr, pairs_ptr, output, group, HALF_INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
+    OUTPUTS: tl.constexpr, HALF: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr, WARPGROUP: tl.constexpr,
 ):  # fmt: skip
     """Add the product of one group of columns; codes are 128 too high, which the offset corrects."""
     first = output.to(tl.int64) * HALF_INPUTS + group * HALF
     both = tl.load(weight_ptr + first[:, None] + tl.arange(0, HALF)[None, :])
     pair = tl.load(pairs_ptr + group * OUTPUTS + output)
-    scale = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    offset = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) - 128.0 * scale
+    scale, offset = scale_and_offset(pair)
+    offset -= 128.0 * scale
+    both, even, odd = matched_halves(both, even, odd, WARPGROUP)
     low, high = widened_nibbles(both, even.dtype, FAST)
     product = tl.dot(low, even, input_precision=PRECISION)
     product = tl.dot(high, odd, product, input_precision=PRECISION)
@@ -229,7 +252,7 @@ def _small_batch_linear_of_groups(
     x_ptr, weight_ptr, pairs_ptr, bias_ptr, out_ptr, rows,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr, FAST: tl.constexpr, GATED: tl.constexpr,
     BIAS: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr,
-    GROUPS: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
+    GROUPS: tl.constexpr, STAGES: tl.constexpr, WARPGROUP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     begin(DEPENDENT)
     ALL: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
@@ -248,12 +271,25 @@ def _small_batch_linear_of_groups(
             even, odd = tl.split(tl.reshape(x, [ROWS, HALF, 2]))
             even, odd = tl.trans(even), tl.trans(odd)
             total = _group_product(
-                total, even, odd, sums, weight_ptr, pairs_ptr, output, group, INPUTS // 2, ALL, HALF, FAST, PRECISION
+                total,
+                even,
+                odd,
+                sums,
+                weight_ptr,
+                pairs_ptr,
+                output,
+                group,
+                INPUTS // 2,
+                ALL,
+                HALF,
+                FAST,
+                PRECISION,
+                WARPGROUP,
             )
             if GATED:
                 second = _group_product(
                     second, even, odd, sums, weight_ptr, pairs_ptr, output + OUTPUTS, group,
-                    INPUTS // 2, ALL, HALF, FAST, PRECISION,
+                    INPUTS // 2, ALL, HALF, FAST, PRECISION, WARPGROUP,
                 )  # fmt: skip
     _finish(
         total,
@@ -282,10 +318,13 @@ def small_batch_linear(
     # [row, input] → [row, output]
     """
     x = x.contiguous()
+    if tile.split and isinstance(weight, QuantisedWeight):
+        return batch_linear(x, weight, pairs_of(weight) if weight.scheme == "int4" else None, bias, tile, gated)
     if tile.stages == 0 and isinstance(weight, QuantisedWeight) and takes_byte_row(x, weight):
         return byte_row_linear(x, weight, bias, tile, gated)
     if tile.stages == 0:
-        return one_row_linear(x, weight, bias, tile, gated)
+        is_interleaved = isinstance(weight, QuantisedWeight) and weight.is_interleaved
+        return one_row_linear(interleaved(x) if is_interleaved else x, weight, bias, tile, gated)
     rows, inputs = x.shape
     quantised = weight if isinstance(weight, QuantisedWeight) else None
     data = weight.data if isinstance(weight, QuantisedWeight) else weight
@@ -299,7 +338,7 @@ def small_batch_linear(
         "INPUTS": inputs, "OUTPUTS": outputs, "FAST": x.is_cuda, "GATED": gated, "BIAS": bias is not None,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
         "ROWS": max(MIN_ROWS, each * (1 if is_grouped else parts)), "BLOCK_OUT": tile.outputs, "PARTS": parts,
-        "STAGES": tile.stages, "num_warps": tile.warps,
+        "STAGES": tile.stages, "WARPGROUP": has_warpgroups(x.device), "num_warps": tile.warps,
     } | dependent(x.device)  # fmt: skip
     grid = (triton.cdiv(outputs, tile.outputs),)
     biased = x if bias is None else bias
@@ -314,7 +353,7 @@ def small_batch_linear(
     _small_batch_linear[grid](
         x, data, x if quantised is None else quantised.scale, biased, out, rows,
         SCALED=quantised is not None, EVEN=inputs % (parts * tile.inputs) == 0, BLOCK_IN=tile.inputs, EARLY=tile.early,
-        EACH=each, **common,
+        EACH=each, INTERLEAVED=quantised is not None and quantised.is_interleaved, **common,
     )  # fmt: skip
     return out
 

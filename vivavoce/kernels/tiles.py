@@ -1,8 +1,8 @@
-"""Tile sizes of the small-batch linear kernels, measured per device and shape.
+"""Tile sizes of the linear kernels, measured per device and shape.
 
-`python -m vivavoce.quant.linear_bench --sweep` measures them against cuBLAS and stores the best in the user's cache
-folder (`VIVA_CACHE`). Those of an H200 are bundled. A float matrix without an entry is left to cuBLAS; a quantised one,
-for which cuBLAS has no product, gets a tile that fits any shape.
+`viva tune` measures them beside cuBLAS and stores the best in the user's cache folder (`VIVA_CACHE`). Those of an H200
+are bundled. A float matrix without an entry is left to cuBLAS; a quantised one, for which cuBLAS has no product, gets a
+tile that fits any shape.
 """
 
 import functools
@@ -17,6 +17,7 @@ from torch import Tensor
 from vivavoce.nn.quantised_weight import QuantisedWeight
 
 MAX_ROWS = 64
+MAX_QUANTISED_ROWS = 512  # beyond, dequantising the matrix for the library's product costs little
 SMALL_BATCH_ROWS = 160  # up to which products of the flow and the vocoder have small tiles
 FUSED_NORM_ROWS = 320  # up to which repeating the norm in every program of the product is cheaper than a launch
 CHAINED_ROWS = 640  # up to which launches of the flow and the vocoder overlap
@@ -34,7 +35,8 @@ class Tile:
 
     `stages` is the depth of the software pipeline; 0 selects the kernel for one row, without tensor cores. The inputs
     of small batches are split into `parts` (up to 8), multiplied in one product. `early` prefetches the first weights
-    before the preceding kernel has ended.
+    before the preceding kernel has ended. With `split` the tile is one of `batch_linear`, whose inputs are split among
+    this many programs.
     """
 
     outputs: int
@@ -43,6 +45,7 @@ class Tile:
     warps: int
     parts: int = 1
     early: bool = False
+    split: int = 0
 
 
 FITTING_ONE = {"int8": Tile(16, 256, 4, 4, 4), "float8": Tile(16, 256, 4, 4, 4), "int4": Tile(16, 128, 4, 8, 8)}
@@ -50,67 +53,10 @@ FITTING_MORE = {"int8": Tile(32, 256, 4, 2), "float8": Tile(32, 256, 4, 2), "int
 # The same where a program has less shared memory.
 SMALL_ONE = FITTING_ONE | {"int8": Tile(16, 128, 4, 4, 4), "float8": Tile(16, 128, 4, 4, 4)}
 SMALL_MORE = {"int8": Tile(32, 128, 3, 2), "float8": Tile(32, 128, 3, 2), "int4": Tile(16, 128, 3, 1)}
+FITTING_BATCH = Tile(64, 64, 3, 4, split=1)
 LARGE_SHARED_MEMORY = 160 << 10  # bytes a program may have; data-centre GPUs have 163 KiB and more, others 99
 Entries = dict[str, Tile | None]  # None: cuBLAS is faster
-BUNDLED: dict[str, Entries] = {
-    "NVIDIA H200": {
-        CHAINED: Tile(0, 0, 0, 0),
-        "bfloat16 4096x24576 gated rows 1": Tile(1, 4096, 0, 4),
-        "bfloat16 12288x4096 rows 1": Tile(2, 2048, 0, 4),
-        "bfloat16 4096x6144 rows 1": Tile(2, 2048, 0, 4),
-        "bfloat16 4096x4096 rows 1": Tile(2, 2048, 0, 4),
-        "int8 4096x24576 gated rows 1": Tile(4, 2048, 0, 2),
-        "int8 12288x4096 rows 1": Tile(8, 2048, 0, 4),
-        "int8 4096x6144 rows 1": Tile(8, 2048, 0, 4),
-        "int8 4096x4096 rows 1": Tile(4, 2048, 0, 4),
-        "int4 4096x24576 gated rows 1": Tile(16, 128, 4, 8, 8),
-        "int4 12288x4096 rows 1": Tile(16, 128, 4, 8, 8),
-        "int4 4096x6144 rows 1": Tile(16, 128, 4, 8, 8),
-        "int4 4096x4096 rows 1": Tile(16, 128, 4, 8, 8),
-        "float8 4096x24576 gated rows 1": Tile(4, 2048, 0, 2),
-        "float8 12288x4096 rows 1": Tile(4, 4096, 0, 8),
-        "float8 4096x6144 rows 1": Tile(4, 2048, 0, 4),
-        "float8 4096x4096 rows 1": Tile(4, 2048, 0, 4),
-        "bfloat16 4096x24576 gated rows 8": Tile(32, 256, 4, 2),
-        "bfloat16 4096x24576 gated rows 32": Tile(64, 128, 4, 4),
-        "bfloat16 12288x4096 rows 8": Tile(32, 256, 4, 2),
-        "bfloat16 12288x4096 rows 32": None,
-        "bfloat16 4096x6144 rows 8": Tile(32, 256, 4, 2),
-        "bfloat16 4096x6144 rows 32": None,
-        "bfloat16 4096x4096 rows 8": Tile(32, 256, 4, 2),
-        "bfloat16 4096x4096 rows 32": Tile(64, 256, 4, 4),
-        "int8 4096x24576 gated rows 8": Tile(64, 128, 4, 4),
-        "int8 4096x24576 gated rows 32": Tile(64, 128, 4, 4),
-        "int8 12288x4096 rows 8": Tile(32, 256, 4, 2),
-        "int8 12288x4096 rows 32": Tile(16, 512, 3, 1),
-        "int8 4096x6144 rows 8": Tile(32, 256, 4, 2),
-        "int8 4096x6144 rows 32": Tile(64, 256, 4, 4),
-        "int8 4096x4096 rows 8": Tile(32, 256, 4, 2),
-        "int8 4096x4096 rows 32": Tile(16, 512, 3, 1),
-        "int4 4096x24576 gated rows 8": Tile(16, 256, 4, 1),
-        "int4 4096x24576 gated rows 32": Tile(32, 256, 4, 2),
-        "int4 12288x4096 rows 8": Tile(16, 256, 4, 1),
-        "int4 12288x4096 rows 32": Tile(16, 256, 4, 4, 4),
-        "int4 4096x6144 rows 8": Tile(16, 256, 4, 1),
-        "int4 4096x6144 rows 32": Tile(16, 512, 3, 4, 4),
-        "int4 4096x4096 rows 8": Tile(16, 256, 4, 1),
-        "int4 4096x4096 rows 32": Tile(16, 256, 4, 4, 4),
-        "float8 4096x24576 gated rows 8": Tile(64, 128, 4, 4),
-        "float8 4096x24576 gated rows 32": Tile(64, 128, 4, 4),
-        "float8 12288x4096 rows 8": Tile(32, 256, 4, 2),
-        "float8 12288x4096 rows 32": Tile(16, 512, 3, 1),
-        "float8 4096x6144 rows 8": Tile(32, 256, 4, 2),
-        "float8 4096x6144 rows 32": Tile(64, 256, 4, 4),
-        "float8 4096x4096 rows 8": Tile(32, 256, 4, 2),
-        "float8 4096x4096 rows 32": Tile(16, 512, 3, 1),
-        "around bfloat16 1280x3840 rows 8": Tile(16, 1280, 0, 4, early=True),
-        "around bfloat16 1280x1280 rows 8": Tile(16, 1280, 0, 4, early=True),
-        "around bfloat16 1280x5120 rows 8": Tile(16, 1280, 0, 4),
-        "around bfloat16 5120x1280 rows 8": Tile(16, 2560, 0, 8, early=True),
-        "around bfloat16 1280x51865 rows 8": Tile(16, 1280, 0, 4, early=True),
-        "window attention 20x64 rows 8": Tile(0, 256, 0, 8),
-    }
-}
+BUNDLED = Path(__file__).with_name("bundled_tiles.json")
 
 
 def scheme_of(weight: Tensor | QuantisedWeight) -> str:
@@ -122,13 +68,29 @@ def tile_for(weight: Tensor | QuantisedWeight, x: Tensor, gated: bool) -> Tile |
     """The tile for these rows; None: cuBLAS is faster, or the kernels do not support the matrix."""
     rows = x.shape[0]
     data = weight.data if isinstance(weight, QuantisedWeight) else weight
-    if rows > MAX_ROWS or not _is_supported(weight, data):
+    limit = MAX_QUANTISED_ROWS if isinstance(weight, QuantisedWeight) else MAX_ROWS
+    if rows > limit or not _is_supported(weight, data):
         return None
-    scheme = scheme_of(weight)
-    name = tile_name(scheme, x.shape[1], data.shape[0], rows, gated)
-    is_large = has_large_shared_memory(x.device)
-    one, more = (FITTING_ONE, FITTING_MORE) if is_large else (SMALL_ONE, SMALL_MORE)
-    return tiles(x.device).get(name, (one if rows == 1 else more).get(scheme))
+    name = tile_name(scheme_of(weight), x.shape[1], data.shape[0], rows, gated)
+    measured = tiles(x.device)
+    if name in measured or not isinstance(weight, QuantisedWeight):
+        return measured.get(name)
+    return _fitting(weight, rows, has_large_shared_memory(x.device))
+
+
+def _fitting(weight: QuantisedWeight, rows: int, is_large: bool) -> Tile | None:
+    """A tile for any shape, where none was measured."""
+    if rows == 1:
+        return (FITTING_ONE if is_large else SMALL_ONE)[weight.scheme]
+    if fits_batch(FITTING_BATCH, weight):
+        return FITTING_BATCH
+    return (FITTING_MORE if is_large else SMALL_MORE)[weight.scheme] if rows <= MAX_ROWS else None
+
+
+def fits_batch(tile: Tile, weight: QuantisedWeight) -> bool:
+    """Whether `batch_linear` can use this tile: its columns divide those of each part of the inputs."""
+    columns = weight.group if weight.scheme == "int4" else tile.inputs
+    return tile.split > 0 and weight.is_interleaved and weight.inputs % (tile.split * columns) == 0
 
 
 def tile_name(scheme: str, inputs: int, outputs: int, rows: int, gated: bool) -> str:
@@ -192,20 +154,22 @@ def window_attention_name(rows: int, heads: int, dim: int) -> str:
 def _is_supported(weight: Tensor | QuantisedWeight, data: Tensor) -> bool:
     if not isinstance(weight, QuantisedWeight):
         return weight.dtype == torch.bfloat16
+    if not weight.is_interleaved:
+        return False
     if weight.scheme == "float8":
         return not data.is_cuda or torch.cuda.get_device_capability(data.device) >= (8, 9)
     if weight.scheme == "int4":
         assert weight.scale is not None
         in_pairs = weight.scale.stride() == (2, 2 * weight.outputs)
         return weight.group in GROUPS and in_pairs and weight.scale.dtype == torch.float16
-    return weight.scheme == "int8"
+    return True
 
 
 @functools.cache
 def tiles(device: torch.device) -> Entries:
     """Entries of a device: the bundled ones, overridden by the user's."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return BUNDLED.get(name, {}) | _stored_tiles().get(name, {})
+    return _read(BUNDLED).get(name, {}) | _stored_tiles().get(name, {})
 
 
 def store_tiles(device: str, found: Entries) -> Path:
@@ -226,10 +190,14 @@ def store_tiles(device: str, found: Entries) -> Path:
 
 def _stored_tiles() -> dict[str, Entries]:
     try:
-        given = json.loads(_file().read_text(encoding="utf8"))
-        return {name: {key: tile and Tile(**tile) for key, tile in entries.items()} for name, entries in given.items()}
+        return _read(_file())
     except (OSError, ValueError, TypeError, AttributeError):  # no file, or an unreadable one
         return {}
+
+
+def _read(file: Path) -> dict[str, Entries]:
+    given = json.loads(file.read_text(encoding="utf8"))
+    return {name: {key: tile and Tile(**tile) for key, tile in entries.items()} for name, entries in given.items()}
 
 
 def cache_folder() -> Path:

@@ -31,7 +31,10 @@ class TextTokenizer:
         if not file.is_file():
             raise CheckpointError(f"{file} does not exist; the folder must hold the checkpoint's tokenizer files")
         try:
-            return cls(Tokenizer.from_file(str(file)))
+            backend = Tokenizer.from_file(str(file))
+            backend.no_truncation()  # which the files of sentence encoders ask for, as they do for padding
+            backend.no_padding()
+            return cls(backend)
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{file} is not a tokenizer ({error})") from error
 

@@ -1,4 +1,4 @@
-"""Process-wide settings (threads, default dtype, quantised engine, cuDNN benchmark) as context managers.
+"""Process-wide settings (threads, default dtype, quantised engine, cuDNN's choices) as context managers.
 
 The original value is restored after the last holder, also when holders overlap in several threads or raise.
 """
@@ -77,9 +77,14 @@ def _set_cudnn_benchmark(is_on: bool) -> None:
     torch.backends.cudnn.benchmark = is_on
 
 
+def _set_cudnn_tf32(is_on: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = is_on
+
+
 torch_threads = SharedSetting(torch.get_num_threads, torch.set_num_threads)
 switch_interval = SharedSetting(sys.getswitchinterval, sys.setswitchinterval)
 cudnn_benchmark = SharedSetting(lambda: torch.backends.cudnn.benchmark, _set_cudnn_benchmark)
+cudnn_tf32 = SharedSetting(lambda: torch.backends.cudnn.allow_tf32, _set_cudnn_tf32)
 default_dtype = ExclusiveSetting(torch.get_default_dtype, torch.set_default_dtype)
 quantised_kernels: ExclusiveSetting[str] = ExclusiveSetting(
     lambda: torch.backends.quantized.engine, _set_quantised_kernels

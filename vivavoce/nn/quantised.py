@@ -16,7 +16,7 @@ from vivavoce import kernels
 from vivavoce.cpu_speed import has_products_in, is_int8_fast, weight_only_rows
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.process_settings import quantised_kernels
-from vivavoce.nn.quantised_weight import CASTS, InputRange, QuantisedWeight, quantise, unpacked
+from vivavoce.nn.quantised_weight import CASTS, InputRange, QuantisedWeight, interleaved, quantise, unpacked
 
 SMALLEST_ROW = 1e-20
 # int8 products on x86: FBGEMM is fastest for one and two rows, oneDNN from eight rows on (2.7 times at 256).
@@ -131,7 +131,8 @@ class QuantisedLinear(nn.Module):
         if weight.scale is None or weight.scale.ndim > 1 or x.dtype == torch.float16:
             return functional.linear(x, weight.dequantised(x.dtype), self._bias(x))
         # Scaling results instead of weights avoids a float32 copy of the matrix; in float16, sums could overflow.
-        out = functional.linear(x, weight.data.to(x.dtype)).float() * weight.scale
+        ordered = interleaved(x) if weight.is_interleaved else x
+        out = functional.linear(ordered, weight.data.to(x.dtype)).float() * weight.scale
         return (out if self.bias is None else out + self.bias).to(x.dtype)
 
     def _bias(self, x: Tensor) -> Tensor | None:
@@ -151,7 +152,7 @@ class CudaLinear(QuantisedLinear):
     """Quantised weights read by Triton kernels for small batches, dequantised for large ones."""
 
     def __init__(self, quantised: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
-        super().__init__(_with_pairs(quantised), bias, dtype)
+        super().__init__(_with_pairs(quantised).for_tensor_cores(), bias, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension."""
@@ -168,7 +169,7 @@ class CudaLinear(QuantisedLinear):
         """The product of rows rounded to int8, with a scale per row, by the int8 weights."""
         weight = self.quantised
         assert weight.scale is not None
-        flat = x.flatten(0, -2).float()
+        flat = (interleaved(x) if weight.is_interleaved else x).flatten(0, -2).float()
         scale = flat.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / 127
         product = torch._int_mm((flat / scale).round().to(torch.int8), weight.data.T)
         out = (product.float() * scale * weight.scale).to(x.dtype).unflatten(0, x.shape[:-1])

@@ -24,6 +24,7 @@ GROUP = 64  # columns that share a scale in int4
 SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8)  # candidate shares of a group's range; values outside are clipped
 LARGEST_HALF, SMALLEST_HALF = 65504.0, 6.2e-5
 BLOCK = 2**24  # numbers rounded in one piece
+INTERLEAVED_COLUMNS = 16  # of a block
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class QuantisedWeight:
     offset: Tensor | None = None  # [output, group]
     activations: Activations = "float"
     input_range: InputRange | None = None
+    is_interleaved: bool = False  # columns in the order of `interleaved`, in which tensor cores take them
 
     @property
     def outputs(self) -> int:
@@ -72,11 +74,20 @@ class QuantisedWeight:
         assert self.scale is not None
         if self.scheme == "int4":
             assert self.offset is not None
-            columns = unpacked(self.data).unflatten(1, (-1, self.group)).float()
+            data = deinterleaved(self.data) if self.is_interleaved else self.data
+            columns = unpacked(data).unflatten(1, (-1, self.group)).float()
             # In place: a copy of MOSS-Speech's largest matrix takes 0.4 GB.
             columns.mul_(self.scale.float()[..., None]).add_(self.offset.float()[..., None])
             return columns.flatten(1).to(dtype)
-        return (self.data.float() * self.scale[:, None]).to(dtype)
+        data = deinterleaved(self.data) if self.is_interleaved else self.data
+        return (data.float() * self.scale[:, None]).to(dtype)
+
+    def for_tensor_cores(self) -> "QuantisedWeight":
+        """The weight with its columns interleaved, where the kernels read it so."""
+        columns = self.group // 2 if self.scheme == "int4" else self.inputs
+        if self.is_interleaved or self.scheme in CASTS or columns % INTERLEAVED_COLUMNS:
+            return self
+        return replace(self, data=interleaved(self.data), is_interleaved=True)
 
     def to(self, device: torch.device | str) -> "QuantisedWeight":
         """A copy on another device."""
@@ -104,7 +115,21 @@ class QuantisedWeight:
 
 def _kind(weight: QuantisedWeight) -> tuple[object, ...]:
     dtypes = tuple(part.dtype for part in weight.parts().values())
-    return weight.scheme, weight.inputs, weight.group, weight.activations, weight.input_range, dtypes
+    inputs = weight.inputs, weight.group, weight.is_interleaved
+    return weight.scheme, *inputs, weight.activations, weight.input_range, dtypes
+
+
+def interleaved(data: Tensor) -> Tensor:
+    """Columns reordered in blocks of 16, so that the four that a thread feeds to a tensor core are adjacent.
+
+    A thread holds columns 2t, 2t + 1, 2t + 8 and 2t + 9 of a block.  # [.., column]
+    """
+    return data.unflatten(-1, (-1, 2, 4, 2)).transpose(-3, -2).flatten(-4).contiguous()
+
+
+def deinterleaved(data: Tensor) -> Tensor:
+    """The columns of `interleaved` in their first order.  # [.., column]"""
+    return data.unflatten(-1, (-1, 4, 2, 2)).transpose(-3, -2).flatten(-4).contiguous()
 
 
 def quantise(

@@ -28,6 +28,7 @@ from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, Turn
 from vivavoce.models.speech_encoder.model import SpeechStreamState
 from vivavoce.s2s.reply import MossSpeechReply
+from vivavoce.s2s.summary import HistoryRows, SpeechSummary, TurnContent
 from vivavoce.s2s.text_branch import CallDecision, call_turn, output_turn
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ logger = logging.getLogger(__name__)
 
 REPLY_ROOM = 256  # rows left for a reply when old turns are dropped
 LISTENING_URGENCY = 0.5  # seconds until those codes are needed; the codes at the end of a turn are due now
-
-
-TurnContent = list[int] | str
-"""The codes of a spoken turn, or its words."""
 
 
 @dataclass
@@ -73,6 +70,7 @@ class MossSpeechConversation:
         self._rows_of: dict[str, tuple[Item, list[Row]]] = {}
         self._system: tuple[str, list[Row]] = ("", [])
         self._first_visible: str | None = None  # id of the first item that the sequence still has; None: it has all
+        self._summary = SpeechSummary(backend, self._on_summary) if backend.sums_up else None
         self._turn: EncodedTurn | None = None
         self._page = backend.core.limits.page_size
         self._sequence: EngineSequence | None = None
@@ -137,6 +135,8 @@ class MossSpeechConversation:
         """Drop its replies and close its sequence."""
         for reply in list(self._replies):
             reply.drop()
+        if self._summary is not None:
+            await self._summary.close()
         self._commands.put_nowait(None)
         await self._task
         for reply in list(self._replies):
@@ -174,7 +174,17 @@ class MossSpeechConversation:
         self._rows_of = {id: rows for id, rows in self._rows_of.items() if id in known}
         self._codes = {id: codes for id, codes in self._codes.items() if id in known}
         self._paces = {id: pace for id, pace in self._paces.items() if id in known}
+        if self._summary is not None:
+            self._summary.forget_deleted(past)
         await self._sync_sequence()
+        if self._summary is not None and settings.truncation.is_allowed:
+            rows = {item.id: await self._item_rows(item) for item in past}
+            system = self._system_rows(settings)
+            visible = HistoryRows(past, rows, system, self._codes, self._room(settings, system))
+            await self._summary.follow(visible, None if self._adopted is not None else self._sequence)
+
+    def _on_summary(self) -> None:
+        self._enqueue(self._sync_sequence)
 
     async def _listen(self, samples: Samples) -> None:
         if self._turn is None:
@@ -289,17 +299,16 @@ class MossSpeechConversation:
         self._rows = rows
 
     async def _visible_rows(self, settings: ConversationSettings) -> list[Row]:
-        """The rows of the history, without the oldest turns where they do not fit."""
-        ids = [item.id for item in self._history]
+        """The rows of the history, without turns that are summed up, and the oldest where they do not fit."""
+        history = self._history if self._summary is None else self._summary.uncovered(self._history)
+        ids = [item.id for item in history]
         first = ids.index(self._first_visible) if self._first_visible in ids else 0
         system = self._system_rows(settings)
-        items = [await self._item_rows(item) for item in self._history]
+        items = [await self._item_rows(item) for item in history]
         truncation = settings.truncation
         if not truncation.is_allowed:
             return system + [row for rows in items for row in rows]
-        room = max(1, self._backend.core.capacity - REPLY_ROOM)
-        if truncation.max_tokens is not None:
-            room = min(room, len(system) + truncation.max_tokens)
+        room = self._room(settings, system)
         ratio = truncation.retention_ratio
         window = None if ratio is None else HistoryWindow(high=1.0, low=ratio)
         fixed_rows = len(system) + (0 if self._turn is None else len(self._turn.codes))
@@ -312,9 +321,16 @@ class MossSpeechConversation:
         items = [await self._item_rows(item) for item in past]
         return self._system_rows(settings) + [row for rows in items for row in rows]
 
+    def _room(self, settings: ConversationSettings, system: list[Row]) -> int:
+        """Rows that the conversation may have, a reply not counted."""
+        room, max_tokens = max(1, self._backend.core.capacity - REPLY_ROOM), settings.truncation.max_tokens
+        return room if max_tokens is None else min(room, len(system) + max_tokens)
+
     def _system_rows(self, settings: ConversationSettings) -> list[Row]:
         modality: Modality = "text" if settings.modality == "text" else "speech"
         text = settings.instructions or DEFAULT_SYSTEM[modality]
+        if self._summary is not None:
+            text = self._summary.after(text)
         if self._system[0] != text:
             self._system = (text, self._backend.prompt.turn(Turn("system", text)))
         return self._system[1]

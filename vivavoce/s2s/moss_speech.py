@@ -22,6 +22,7 @@ from vivavoce.audio.level import buzz
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.dialogue.backend import ConversationState, OnTranscript, ReplyPlan, ReplyTranscriber
 from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.dialogue.summary import SummaryWriter
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Sampling
 from vivavoce.engine.sequence import Admission
@@ -91,6 +92,8 @@ class MossSpeechOptions:
     """Whether sound waits for its caption, so that moderation sees the text first."""
     calls_tools: bool | None = None
     """Whether the model decides on tool calls itself, in a branch that writes; None: where its checkpoint says so."""
+    summary_writer: SummaryWriter | None = None
+    """Sums up long conversations; None: the model itself if it decides on tool calls, otherwise turns are dropped."""
     threads: int | None = None
     """Torch threads on a CPU; None: half its cores, as engine and vocoder run concurrently."""
     switch_seconds: float = 0.0005
@@ -170,6 +173,18 @@ class MossSpeechBackend:
         await self.speech_encoder.close()
         await self.vocoder.close()
         self._stack.close()
+
+    @property
+    def sums_up(self) -> bool:
+        """Whether long conversations are summed up."""
+        return self.options.summary_writer is not None or bool(self.options.calls_tools)
+
+    @property
+    def transcriber(self) -> ReplyTranscriber:
+        """The recogniser beside the model, or the model itself."""
+        captioner = self.options.captioner
+        beside = None if isinstance(captioner, str) else captioner
+        return self.options.recogniser or beside or self.words
 
     @property
     def waiting(self) -> int:

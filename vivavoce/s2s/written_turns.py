@@ -12,8 +12,9 @@ from vivavoce.dialogue.backend import OnTranscript, ReplyTranscriber, TurnTransc
 from vivavoce.dialogue.events import AudioPart, Item, Message, Samples
 from vivavoce.log import log_failure
 from vivavoce.models.interface import Row
-from vivavoce.s2s.conversation import EncodedTurn, MossSpeechConversation, TurnContent
+from vivavoce.s2s.conversation import EncodedTurn, MossSpeechConversation
 from vivavoce.s2s.reply import MossSpeechReply
+from vivavoce.s2s.summary import TurnContent
 
 if TYPE_CHECKING:
     from vivavoce.s2s.moss_speech import MossSpeechBackend

@@ -165,7 +165,7 @@ class RealtimeServer:
     def routes(self) -> list[BaseRoute]:
         """The routes of all APIs and of the page."""
         calls = CallsApi(self.sessions, self.keys)
-        sip_calls = SipCallsApi(self.sip)
+        sip_calls = SipCallsApi(self.sip, self.sessions.calls)
         voices = VoicesApi(self.host, self.speech, self.options)
         openings: dict[str, Handler] = {
             "/v1/realtime": calls.create,  # the path of the beta protocol
@@ -180,6 +180,7 @@ class RealtimeServer:
             "/v1/realtime/calls/{call_id}/accept": sip_calls.accept,
             "/v1/realtime/calls/{call_id}/reject": sip_calls.reject,
             "/v1/realtime/calls/{call_id}/refer": sip_calls.refer,
+            "/v1/realtime/calls/{call_id}/dtmf": sip_calls.press_keys,
             "/v1/audio/voices": voices.create,
         }
         if self.speech is not None:
@@ -190,6 +191,9 @@ class RealtimeServer:
             posts["/v1/audio/translations"] = transcriptions.translate
         return [
             WebSocketRoute("/v1/realtime", self.realtime),
+            Route("/v1/realtime/calls/dial", self._endpoint(sip_calls.dial), methods=["POST"]),
+            Route("/v1/realtime/calls", self._endpoint(sip_calls.list), methods=["GET"]),
+            Route("/v1/realtime/calls/{call_id}", self._endpoint(sip_calls.find), methods=["GET"]),
             *(Route(path, self._endpoint(handler, True), methods=["POST"]) for path, handler in openings.items()),
             Route("/v1/realtime/calls/{call_id}", self._endpoint(calls.hang_up, True), methods=["DELETE"]),
             Route("/about", self._endpoint(AboutApi(self.host, self.options).read, True)),

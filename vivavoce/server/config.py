@@ -156,6 +156,8 @@ class ServerOptions:
     """MCP servers that clients may name: addresses, and programs as `name=command`."""
     tools: tuple[str, ...] = ()
     """Built-in tools of all sessions, such as `clock` and `folder=DIR`."""
+    embedding: str | None = None
+    """The embedding model with which `folder=DIR` is searched, beside its words."""
     media_streams: bool = False
     """Whether telephony providers may connect, at `/v1/media-streams/PROVIDER`."""
     audiosocket: int | None = None
@@ -204,7 +206,7 @@ class ServerOptions:
             raise InputError(f"there is no folder {self.prompts!r} for --prompts")
         if AllowedServers.read(self.allow_mcp) and importlib.util.find_spec("mcp") is None:
             raise MissingDependencyError("--allow-mcp needs the package mcp: pip install 'vivavoce[mcp]'")
-        selected_tools(self.tools)
+        selected_tools(self.tools, self.embedding)
         if self.greeting is not None and self.greeting_instructions is not None:
             raise InputError("give --greeting or --greeting-instructions, not both")
         if (self.webhook_url is None) != (self.webhook_secret is None):

@@ -54,6 +54,10 @@ class Metrics:
         self.calls_ended = Counter(
             "calls_ended", "Telephone calls that ended or were refused.", ["provider", "reason"], **common
         )
+        self.calls_dialled = Counter(
+            "calls_dialled", "Outgoing calls that were answered, or failed.", ["outcome"], **common
+        )
+        self.calls_answered_by = Counter("calls_answered_by", "What has answered outgoing calls.", ["answer"], **common)
         self.sip_registered = Gauge("sip_registered", "Whether SIP is registered with its registrar.", **common)
         self.sip_malformed = Counter("sip_malformed", "SIP messages that could not be read.", **common)
         self.dropped = Counter("connections_dropped", "Connections closed by the server.", ["reason"], **common)

@@ -347,14 +347,26 @@ def add_kokoro_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--clean", action="store_true", help="without the rooms, noise and lines of the plan")
     group.add_argument("--shard", type=int, default=200, help="utterances of a shard")
     group.add_argument("--device", default="auto")
+    group.add_argument(
+        "--batched", action="store_true", help="speak a --plan of `viva train plan` in large batches, for a GPU"
+    )
+    group.add_argument("--seconds", type=float, help="with --batched: begin no batch after this time")
 
 
 def kokoro_corpora(options: argparse.Namespace) -> dict[str, Corpus]:
     """Speak a plan, or what is missing of it, and join its shards."""
+    from vivavoce import hub
+    from vivavoce.device import pick
+    from vivavoce.train.batch_synthesis import batched_corpora
     from vivavoce.train.shards import join, print_json, speak_plan
     from vivavoce.train.utterances import UtteranceCounts, plan, read_plan
     from vivavoce.tts.kokoro import KokoroTTS
 
+    if options.batched:
+        if options.plan is None:
+            raise InputError("--batched needs a --plan with phonemes, written by `viva train plan`")
+        device = str(pick(options.device).torch_device)
+        return batched_corpora(options.plan, hub.resolve(options.kokoro), options.out, device, options.seconds)
     counts = UtteranceCounts().scaled(options.scale)
     utterances = (
         read_plan(options.plan) if options.plan else plan(options.languages, counts, options.seed, options.edition)

@@ -65,9 +65,9 @@ def package_tts(tts: Path, codec: Path, out: Path) -> int:
     return _size(out)
 
 
-def package_asr(asr: Path, out: Path) -> int:
+def package_asr(asr: Path, out: Path, bits: int | None = None) -> int:
     """Write an ASR model folder; returns its size in bytes."""
-    _package(asr, ASR_FILES, out, ASR_BITS)
+    _package(asr, ASR_FILES, out, ASR_BITS if bits is None else {**ASR_BITS, "": bits})
     return _size(out)
 
 
@@ -95,10 +95,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--asr", type=Path, help="folder written by `viva train asr`")
     parser.add_argument("--draft", type=Path, help="folder written by `viva train draft` or `viva train medusa`")
     parser.add_argument("--codec", type=Path, help="folder written by `viva train assemble` or `viva train tts-codec`")
+    parser.add_argument("--bits", type=int, help="of an ASR model's matrices, as `viva train asr` rounded them")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     if options.asr is not None:
-        size = package_asr(options.asr, options.out)
+        size = package_asr(options.asr, options.out, options.bits)
     elif options.draft is not None:
         size = package_draft(options.draft, options.out)
     elif options.codec is None or (options.lm is None) == (options.tts is None):

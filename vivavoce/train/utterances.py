@@ -5,6 +5,7 @@ Whole voices are held out, and no mixture has a part of them.
 
 import dataclasses
 import json
+import lzma
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ class Utterance:
     voice: str
     speed: float = 1.0
     condition: Condition = Condition()
+    phonemes: str = ""
+    """In Kokoro's alphabet, where they are known already."""
 
     def to_json(self) -> str:
         """One line of a plan."""
@@ -85,6 +88,13 @@ class UtteranceCounts:
         return UtteranceCounts(*(max(1, round(share * count)) for count in dataclasses.astuple(self)))
 
 
+def plan_of_texts(texts: Sequence[str], held_out: Sequence[str], seed: int = 0) -> list[Utterance]:
+    """English sentences as clean utterances of `mixed`, and others in held-out voices; in the order given."""
+    source = random.Random(f"texts {seed}")
+    spoken = [Utterance("held_out", "en", text, source.choice(HELD_OUT_VOICES["en"])) for text in held_out]
+    return spoken + [Utterance("mixed", "en", text, mixture("en", source), _speed(source)) for text in texts]
+
+
 def plan(codes: Sequence[str], counts: UtteranceCounts, seed: int = 0, edition: int = 2) -> list[Utterance]:
     """The utterances of all parts and languages, shuffled; deterministic for its arguments."""
     utterances = [each for code in codes for each in _of_language(language(code, edition), counts, seed)]
@@ -95,7 +105,7 @@ def plan(codes: Sequence[str], counts: UtteranceCounts, seed: int = 0, edition: 
 def _of_language(spoken: SpokenLanguage, counts: UtteranceCounts, seed: int) -> list[Utterance]:
     source, code = random.Random(f"utterances {spoken.code} {seed}"), spoken.code
     mixed = [
-        Utterance("mixed", code, text, _mixture(code, source), _speed(source), _condition(source))
+        Utterance("mixed", code, text, mixture(code, source), _speed(source), _condition(source))
         for text in _callers_sentences(spoken, counts.mixed, seed)
     ]
     held_out = [
@@ -123,7 +133,7 @@ def _replies(spoken: SpokenLanguage, count: int, seed: int) -> list[str]:
     return [*replies, *general, *short]
 
 
-def _mixture(code: str, source: random.Random) -> str:
+def mixture(code: str, source: random.Random) -> str:
     """One, two or three voices of training; the first of a mixture gives the accent."""
     (size,) = source.choices(list(MIX_SIZES), list(MIX_SIZES.values()))
     names = source.sample(TRAINING_VOICES[code], size)
@@ -155,10 +165,11 @@ def write_plan(path: Path, utterances: Sequence[Utterance]) -> None:
 
 
 def read_plan(path: Path) -> list[Utterance]:
-    """Read a plan that `write_plan` wrote, or one written by hand."""
+    """Read a plan that `write_plan` wrote, or one written by hand; `.xz` is decompressed."""
     try:
-        return [Utterance.from_json(line) for line in path.read_text(encoding="utf8").splitlines()]
+        content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+        return [Utterance.from_json(line) for line in content.decode("utf8").split("\n") if line]
     except OSError as error:
         raise InputError(f"no plan at {path}: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, lzma.LZMAError) as error:
         raise InputError(f"{path} is no plan of utterances: {error}") from error

@@ -8,13 +8,13 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vivavoce.audio.resample import resample
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.train.synthesizers import DEBIAN_PACKAGES, Programs, bundle, programs, varied_prosody
 
@@ -286,17 +286,14 @@ def _run(command: list[str], voice: SyntheticVoice, programs: Programs, stdin: b
 
 def _decode_wav(wav: bytes, voice: SyntheticVoice, text: str) -> NDArray[np.float32]:
     """The samples of a synthesizer's WAV file at our rate, with trimmed silence."""
-    from scipy.signal import resample_poly
-
     data = wav.find(b"data", 12)
     if data < 0 or len(wav) < data + 10:
         raise InputError(f"voice {voice.name} produced no audio for {text!r}")
     rate = int.from_bytes(wav[24:28], "little")
     body = wav[data + 8 :]
     samples = np.frombuffer(body[: len(body) // 2 * 2], "<i2").astype(np.float32) / np.float32(32768)
-    common = gcd(RATE, rate)
     if rate != RATE:
-        samples = resample_poly(samples, RATE // common, rate // common).astype(np.float32)
+        samples = resample(samples, rate, RATE)
     return trimmed(samples.clip(-1, 1), f"voice {voice.name} is silent on {text!r}")
 
 

@@ -1,6 +1,7 @@
 """Kokoro-82M as a TTS model: sentences, and windows inside long ones, are spoken while the rest is computed."""
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -37,11 +38,10 @@ CPU_WINDOWS = WindowLengths(0.45, 0.8, 4.0, 1.8)  # a GPU's first sound is early
 ONSET = 12  # features before the first phoneme where sound may begin; what is earlier is silent
 PAUSE = 0.25  # seconds between sentences, beside the silence that the model makes itself
 MAX_PHONEMES = 400  # of a part; the model was trained on shorter ones than it has positions for
-# What a voice's statistics are taken from: all common phonemes of English in six seconds.
-VOICE_SAMPLE = (
-    "ʃˌi hæd jʊɹ dˈɑɹk sˈut ɪn ɡɹˈisi wˈɔʃ wˈɔTəɹ ˈɔl jˈɪɹ, ænd ðə kwˈɪk bɹˈWn fˈɑks ʤˈʌmps ˈOvəɹ ðə lˈAzi dˈɔɡ."
-)
-MAX_KNOWN_VOICES = 64
+VOICE_SAMPLE = "ʃˌi hæd jʊɹ dˈɑɹk sˈut ɪn ɡɹˈisi wˈɔʃ wˈɔTəɹ ˈɔl jˈɪɹ."  # what a voice's statistics are taken from
+# Phonemes of a text for which they are taken: a voice has a style for each length of text.
+SAMPLED_LENGTHS = (16, 64)
+MAX_KNOWN_STATISTICS = 64 * len(SAMPLED_LENGTHS)
 WARM_UP_TEXTS = ("Good evening, and welcome.", "晚上好，欢迎光临。")
 Phonemise = Callable[[str, str, Callable[[str], bool]], Phonemes]
 
@@ -107,21 +107,23 @@ class KokoroTTS(FixedVoiceModel):
         self.worker: KokoroWorker = (
             SingleWorker(model, generate) if device.kind == "cpu" else BatchedWorker(model, generate, device)
         )
-        self._voice_statistics: OrderedDict[str, NormStatistics] = OrderedDict()
+        self._voice_statistics: OrderedDict[tuple[str, int], NormStatistics] = OrderedDict()
 
     @classmethod
-    def load(cls, name: str, device: str = "auto", dtype: str = "auto") -> "KokoroTTS":
+    def load(
+        cls, name: str, device: str = "auto", dtype: str = "auto", windows: WindowLengths | None = None
+    ) -> "KokoroTTS":
         """A published folder, ONNX or torch, or a model's name. `dtype`: auto, float32, or on CPUs bfloat16."""
         on, folder = pick(device), hub.resolve(name)
         choose_kokoro_generator(on, dtype)
-        tts = cls(Kokoro.load(folder, on.torch_device), Path(folder), on, dtype)
+        tts = cls(Kokoro.load(folder, on.torch_device), Path(folder), on, dtype, windows)
         tts.capture()
         return tts
 
     def capture(self) -> None:
         """Capture the passes of a GPU, which would delay the first texts."""
         if isinstance(self.worker, BatchedWorker):
-            self.worker.warm_up(self.worker.prepare(self._voice_sample(self.tables.names[0])))
+            self.worker.warm_up(self.worker.prepare(self._voice_sample(self.tables.names[0], SAMPLED_LENGTHS[-1])))
 
     def load_languages(self, voice: str | None = None) -> None:
         """Load the dictionaries of each language, and the statistics of its voice: else the first text waits for them.
@@ -134,8 +136,9 @@ class KokoroTTS(FixedVoiceModel):
             except MissingDependencyError as error:
                 logger.info("one language less: %s", error, exc_info=True)
                 continue
-            for part in parts:
-                self.voice_statistics(part.voice)
+            for voice_name in {part.voice for part in parts}:
+                for length in SAMPLED_LENGTHS:
+                    self.voice_statistics(voice_name, length)
 
     def close(self) -> None:
         """Take no more texts."""
@@ -224,14 +227,16 @@ class KokoroTTS(FixedVoiceModel):
             return self.worker.generate(prepared, spoken - (time.monotonic() - started))
 
         for part in parts:
-            prepared = self.worker.prepare(self._phoneme_text(part, style))
+            spoken_text = self._phoneme_text(part, style)
+            prepared = self.worker.prepare(spoken_text)
             durations = prepared.durations[0]
             start = max(0, 2 * durations[0] - ONSET)
             ends = cuts(breaks(part.phonemes.text, durations), prepared.features.shape[-1], self.windows, start)
             if len(ends) == 1:
                 start, sounds = 0, iter([generate(prepared).samples[0].float().cpu()])
             else:
-                sounds = sound_in_windows(generate, prepared, ends, self.voice_statistics(part.voice), start)
+                known = self.voice_statistics(part.voice, len(spoken_text.ids))
+                sounds = sound_in_windows(generate, prepared, ends, known, start)
             words = tuple(word_times(part.phonemes, durations, spoken - start / FEATURES_A_SECOND))
             for sound in sounds:
                 started = max(started, time.monotonic() - spoken)
@@ -242,18 +247,32 @@ class KokoroTTS(FixedVoiceModel):
             if pause.shape[1]:
                 yield SpokenPiece(pause)
 
-    def voice_statistics(self, voice: str) -> NormStatistics:
-        """The statistics of a voice, of which a window's norms take account; computed when first used."""
-        if voice not in self._voice_statistics:
-            prepared = self.worker.prepare(self._voice_sample(voice))
-            self._voice_statistics[voice] = self.worker.generate(prepared).statistics
-            while len(self._voice_statistics) > MAX_KNOWN_VOICES:
-                self._voice_statistics.popitem(last=False)
-        return self._voice_statistics[voice]
+    def voice_statistics(self, voice: str, phonemes: int) -> NormStatistics:
+        """The statistics of a voice for a length of text, of which a window's norms take account.
 
-    def _voice_sample(self, voice: str) -> PhonemeText:
+        Those of the sampled lengths are computed when first used; between two of them they are interpolated.
+        """
+        length = min(max(phonemes, SAMPLED_LENGTHS[0]), SAMPLED_LENGTHS[-1])
+        lower = next(each for each in reversed(SAMPLED_LENGTHS) if each <= length)
+        below = self._sampled_statistics(voice, lower)
+        if lower == length:
+            return below
+        upper = next(each for each in SAMPLED_LENGTHS if each > length)
+        return below.towards(self._sampled_statistics(voice, upper), math.log(length / lower, upper / lower))
+
+    def _sampled_statistics(self, voice: str, length: int) -> NormStatistics:
+        key = voice, length
+        if key not in self._voice_statistics:
+            prepared = self.worker.prepare(self._voice_sample(voice, length))
+            self._voice_statistics[key] = self.worker.generate(prepared).statistics
+            while len(self._voice_statistics) > MAX_KNOWN_STATISTICS:
+                self._voice_statistics.popitem(last=False)
+        return self._voice_statistics[key]
+
+    def _voice_sample(self, voice: str, length: int) -> PhonemeText:
+        """The sample in the style of a text of so many phonemes."""
         ids = [self.vocabulary[phoneme] for phoneme in VOICE_SAMPLE if phoneme in self.vocabulary]
-        return PhonemeText(ids, self.tables.style(voice, len(ids)))
+        return PhonemeText(ids, self.tables.style(voice, length))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.models.moss_tts_nano.prompt import CLOSERS, has_cjk
+from vivavoce.tts.mandarin_numbers import spoken_numbers
 
 LANGUAGES = {
     "a": "American English", "b": "British English", "z": "Mandarin", "e": "Spanish", "f": "French", "h": "Hindi",
@@ -22,7 +23,10 @@ TITLES = frozenset(
 )
 SENTENCE_END = re.compile(rf"(?<=[.!?…])[{re.escape(''.join(sorted(CLOSERS)))}]*\s+|(?<=[。！？])")
 CLAUSE_END = re.compile(r"(?<=[,;:—.!?]) ")
-SCRIPTS = re.compile(r"[\u3400-\u9fff][\u3400-\u9fff0-9%，。！？；：、《》「」【】（）\s]*|[^\u3400-\u9fff]+")
+HAN = r"\u3400-\u9fff"
+FOREIGN_WORD = rf"[^\W\d_{HAN}](?:[-'’.&+]?[^\W_{HAN}])*"
+FOREIGN_WORDS = re.compile(rf"({FOREIGN_WORD}(?: +{FOREIGN_WORD})*)")  # of a Mandarin text; the rest is Mandarin
+SPACE_BEFORE_MARK = re.compile(r"\s+(?=[,.!?;:…)”])")
 Phonemiser = Callable[[str], str]
 
 
@@ -63,28 +67,29 @@ def phonemes(text: str, accent: str, known: Callable[[str], bool]) -> Phonemes:
             f"this voice speaks {LANGUAGES.get(accent, accent)}, for which there are no phonemes here; "
             "take an English voice (af_, am_, bf_, bm_) or a Mandarin one (zf_, zm_)"
         )
-    speak = partial_phonemiser(accent)
+    speak = phonemiser_of(text, accent)
     joined = speak(text)
     spoken = "".join(character for character in joined if known(character))
     spoken = re.sub(r"\s+", " ", spoken).strip()
     return Phonemes(spoken, tuple(_words(text, spoken, speak)))
 
 
-def partial_phonemiser(accent: str) -> Phonemiser:
-    """A phonemiser of mixed texts: each script by its language."""
+def phonemiser_of(text: str, accent: str) -> Phonemiser:
+    """The phonemiser of a text and its words, by its script."""
+    return mixed_phonemiser(accent) if has_cjk(text) else english(accent == "b")
+
+
+def mixed_phonemiser(accent: str) -> Phonemiser:
+    """A phonemiser of Mandarin texts, whose foreign words are spoken as English ones."""
 
     def speak(text: str) -> str:
-        if not has_cjk(text):
-            return english(accent == "b")(text)
-        parts = SCRIPTS.findall(text)
-        return " ".join(mandarin()(part) if has_cjk(part) else _foreign(part, accent) for part in parts)
+        parts = FOREIGN_WORDS.split(spoken_numbers(text))  # Mandarin and foreign in turn
+        spoken = " ".join(
+            english(accent == "b")(part) if index % 2 else mandarin()(part) for index, part in enumerate(parts)
+        )
+        return SPACE_BEFORE_MARK.sub("", spoken)
 
     return speak
-
-
-def _foreign(text: str, accent: str) -> str:
-    """The part of a Mandarin text that is not Chinese."""
-    return english(accent == "b")(text) if any(character.isalpha() for character in text) else text
 
 
 def split_long(spoken: Phonemes, max_phonemes: int) -> Iterator[Phonemes]:

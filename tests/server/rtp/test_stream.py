@@ -340,3 +340,15 @@ async def test_ports_are_even_and_a_full_range_is_an_error():
     again = await RtpStream.open(LOCAL, (stream.port, stream.port + 1))
     assert again.port == stream.port
     await again.close()
+
+
+async def test_a_frame_that_fails_is_logged_with_the_call(caplog):
+    stream = await RtpStream.open("127.0.0.1", (20000, 29999), name="rtc_1")
+
+    def fail(samples) -> None:
+        raise RuntimeError("no")
+
+    stream._run_frame = fail
+    stream.configure(MediaSettings(CODEC["PCMU"], 101, (LOCAL, 9)))
+    await eventually(lambda: "20 ms of the call rtc_1 failed" in caplog.text, "it is logged")
+    await stream.close()

@@ -50,8 +50,8 @@ class Datagrams(asyncio.DatagramProtocol):
 class Telephone:
     """One caller, with one call at a time."""
 
-    def __init__(self, server, user: str = "ann") -> None:
-        self.server, self.user = server, user
+    def __init__(self, server, user: str = "ann", port: int = 0) -> None:
+        self.server, self.user, self.port = server, user, port
         self.agent = server.app.state.server.sip
         self.call_id = f"{secrets.token_hex(8)}@phone"
         self.tag, self.to_tag, self.sequence = secrets.token_hex(4), "", 0
@@ -60,7 +60,7 @@ class Telephone:
     async def __aenter__(self):
         loop = asyncio.get_running_loop()
         address = self.agent.signalling.transports.local("udp")
-        self._sip, signalling = await loop.create_datagram_endpoint(Datagrams, ("127.0.0.1", 0), address)
+        self._sip, signalling = await loop.create_datagram_endpoint(Datagrams, ("127.0.0.1", self.port), address)
         self._rtp, media = await loop.create_datagram_endpoint(Datagrams, ("127.0.0.1", 0))
         self._messages, self._packets = signalling.received, media.received
         self.port = self._sip.get_extra_info("sockname")[1]

@@ -116,7 +116,8 @@ class Baresip:
     def __init__(self, folder: Path, codec: str = "PCMU/8000/1", parameters: str = "") -> None:
         """A codec is NAME/RATE/CHANNELS; the parameters are those of its account."""
         self.folder, self._control = folder, free_port()
-        config = BARESIP_CONFIG.format(address=f"127.0.0.1:{free_port()}", folder=folder, control=self._control)
+        self.address = f"127.0.0.1:{free_port()}"
+        config = BARESIP_CONFIG.format(address=self.address, folder=folder, control=self._control)
         (folder / "config").write_text(config)
         (folder / "accounts").write_text(f"<sip:ann@127.0.0.1>;regint=0;audio_codecs={codec}{parameters}\n")
         (folder / "contacts").write_text("")

@@ -13,15 +13,12 @@ import numpy as np
 from vivavoce.audio.io import Sound, read, write
 from vivavoce.bench.turn_sounds import FRAME, MARGIN, RATE, SPEECH_DBFS, Samples, at_level, voiced_bounds
 from vivavoce.evaluation.machine import stage
-from vivavoce.models.kokoro.windows import WindowLengths
+from vivavoce.models.kokoro.windows import WHOLE_SENTENCES
 from vivavoce.tts.kokoro import KokoroTTS, WordTime
 
 MODEL = "kokoro-82m"
 NEAR = RATE // 16
 """A cut is made at the quietest place this many samples around the end of a word."""
-
-WHOLE_SENTENCES = WindowLengths(60.0, 60.0, 60.0)
-"""The sound is not played while it is computed: windows would only cost time."""
 
 Speak = Callable[[str, str], "SpokenText"]
 """The utterance of a text in a voice."""
@@ -77,8 +74,7 @@ class SpokenTexts:
     def _make(self, path: Path, text: str, voice: str) -> None:
         if self._model is None:
             with stage(f"loading {self.name} to speak the scenes"):
-                self._model = KokoroTTS.load(self.name)
-            self._model.windows = WHOLE_SENTENCES
+                self._model = KokoroTTS.load(self.name, windows=WHOLE_SENTENCES)
         pieces = list(self._model.speak(text.replace("|", " "), voice))
         samples = np.concatenate([piece.samples for piece in pieces], axis=1)
         sound = Sound(samples, self._model.rate).resampled(RATE).samples[0]

@@ -22,7 +22,7 @@ from vivavoce.kernels.tiles import cache_folder
 logger = logging.getLogger(__name__)
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("block_linear.c", "decoder_step.c"))
-HEADER = Path(__file__).with_name("kernels.h")
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("kernels.h", "block_tiles.h"))
 SWITCH = "VIVA_COMPILE"
 TARGET = "VIVA_CPU_TARGET"  # the compiler's options for another CPU than this one, as -mavx2
 COMPILERS = ("cc", "gcc", "clang")
@@ -116,7 +116,7 @@ def _compiled(compiler: str) -> Path:
     """The shared library for these sources, compiler and CPU."""
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
     target_options = os.environ.get(TARGET) or native
-    sources = [file.read_bytes() for file in (*SOURCES, HEADER)]
+    sources = [file.read_bytes() for file in (*SOURCES, *HEADERS)]
     made_from = [*sources, compiler.encode(), target_options.encode(), _cpu_features(), *map(str.encode, FLAGS)]
     target = cache_folder() / f"packed-{hashlib.sha256(b'|'.join(made_from)).hexdigest()[:16]}.so"
     if target.is_file():

@@ -2,269 +2,13 @@
 
    Inputs are rounded to int8 with a scale for every 32 of them. Weights are decoded 256 at a time (a tile) to integer codes
    with scales and minimums of groups, so that weight = scale * code - minimum; codes and inputs are multiplied as integers:
-   by VNNI or AVX2 on x86, by the dot-product extension on Arm, else by plain C. A tile serves all input rows, and the
-   result of a row does not depend on the others. */
+   by VNNI (two blocks of 32 in one vector of AVX-512) or AVX2 on x86, by the dot-product extension on Arm, else by plain
+   C. A tile serves all input rows, and the result of a row does not depend on the others. */
 
-#include <string.h>
-
+#include "block_tiles.h"
 #include "kernels.h"
-#if defined(__AVX2__)
-#include <immintrin.h>
-#elif defined(__ARM_NEON)
-#include <arm_neon.h>
-#endif
-#pragma GCC diagnostic ignored "-Wpsabi" /* all functions with vectors are inlined */
 
-#define INLINE static inline __attribute__((always_inline))
-enum { TILE = 256, BLOCK = 32, BLOCKS = TILE / BLOCK, OUTPUTS_PER_TASK = 16, MAX_INPUT_ROWS = 64 };
-enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
-
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
-typedef uint8_t u8x32 __attribute__((vector_size(32)));
-typedef uint32_t u32x8 __attribute__((vector_size(32)));
-typedef float f32x8 __attribute__((vector_size(32)));
-
-#if defined(__ARM_FEATURE_DOTPROD)
-enum { CENTRE = 0 }; /* codes are int8: int8 by int8 */
-#else
-enum { CENTRE = 128 }; /* codes are uint8: uint8 by int8, as x86 multiplies */
-#endif
-
-/* 256 weights. Formats with a scale for each 16 weights use both vectors of scales, the first one for the first half of
-   each block of 32; the others only the first. */
-typedef struct {
-    u8x32 codes[BLOCKS];
-    f32x8 scales[2], minimums[2];
-} tile_t;
-
-INLINE int has_halves(int format) { return format == Q2_K || format == Q3_K || format == Q6_K; }
-
-INLINE int64_t bytes_of_tile(int64_t format) {
-    switch (format) {
-    case Q4_0: return 8 * 18;
-    case Q4_1: return 8 * 20;
-    case Q5_0: return 8 * 22;
-    case Q5_1: return 8 * 24;
-    case Q8_0: return 8 * 34;
-    case Q2_K: return 84;
-    case Q3_K: return 110;
-    case Q4_K: return 144;
-    case Q5_K: return 176;
-    default: return 210;
-    }
-}
-
-/* ---- decoding ---- */
-
-INLINE u8x16 load16(const uint8_t *bytes) {
-    u8x16 loaded;
-    memcpy(&loaded, bytes, sizeof loaded);
-    return loaded;
-}
-
-INLINE u8x32 load32(const uint8_t *bytes) {
-    u8x32 loaded;
-    memcpy(&loaded, bytes, sizeof loaded);
-    return loaded;
-}
-
-INLINE u8x32 joined(u8x16 first, u8x16 second) {
-#if defined(__AVX2__)
-    return (u8x32)_mm256_set_m128i((__m128i)second, (__m128i)first);
-#else
-    u8x32 both;
-    memcpy(&both, &first, sizeof first);
-    memcpy((uint8_t *)&both + 16, &second, sizeof second);
-    return both;
-#endif
-}
-
-/* The low halves of 16 bytes, then the high halves. */
-INLINE u8x32 nibbles(const uint8_t *bytes) {
-    u8x16 packed = load16(bytes);
-    return joined(packed & 15, packed >> 4);
-}
-
-/* 16 where the bit is set, else 0. */
-INLINE u8x32 fifth_bits(const uint8_t *bytes) {
-    uint32_t bits;
-    memcpy(&bits, bytes, 4);
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-    return (u8x32)_mm256_maskz_set1_epi8(bits, 16);
-#else
-    const u32x8 shifts = {0, 4, 8, 12, 16, 20, 24, 28};
-    u32x8 fours = (((u32x8){} + bits) >> shifts) & 15;
-    return (u8x32)((fours * 0x204081 & 0x01010101) << 4);
-#endif
-}
-
-INLINE float half(const uint8_t *bytes) {
-    uint16_t bits;
-    memcpy(&bits, bytes, 2);
-#if defined(__F16C__)
-    return _cvtsh_ss(bits);
-#elif defined(__aarch64__)
-    __fp16 value;
-    memcpy(&value, &bits, 2);
-    return (float)value;
-#else
-    uint32_t wide = (uint32_t)(bits & 0x7fff) << 13, sign = (uint32_t)(bits & 0x8000) << 16;
-    float value;
-    memcpy(&value, &wide, 4);
-    value *= 0x1p112f; /* from the exponent of half precision to that of single precision */
-    return sign ? -value : value;
-#endif
-}
-
-/* `count` halves that are `stride` bytes apart; the rest is 0. */
-INLINE f32x8 halves(const uint8_t *bytes, int stride, int count) {
-    f32x8 values = {};
-#if defined(__F16C__)
-    __m128i bits = _mm_setzero_si128();
-    uint16_t one;
-#define INSERT(INDEX)                                    \
-    if (count > INDEX) {                                 \
-        memcpy(&one, bytes + INDEX * stride, 2);         \
-        bits = _mm_insert_epi16(bits, (short)one, INDEX); \
-    }
-    INSERT(0) INSERT(1) INSERT(2) INSERT(3) INSERT(4) INSERT(5) INSERT(6) INSERT(7)
-#undef INSERT
-    values = (f32x8)_mm256_cvtph_ps(bits);
-#else
-    for (int i = 0; i < count; i++) values[i] = half(bytes + i * stride);
-#endif
-    return values;
-}
-
-/* Eight small integers as floats. */
-INLINE f32x8 floats(const uint8_t *integers) {
-#if defined(__AVX2__)
-    return (f32x8)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)integers)));
-#else
-    f32x8 values;
-    for (int i = 0; i < 8; i++) values[i] = integers[i];
-    return values;
-#endif
-}
-
-/* Up to eight blocks of 32 weights. */
-INLINE void decode_blocks(const uint8_t *data, int format, int blocks, tile_t *tile) {
-    int stride = (int)bytes_of_tile(format) / BLOCKS;
-    f32x8 scales = halves(data, stride, blocks);
-    tile->scales[0] = scales;
-    if (format == Q4_0) tile->minimums[0] = scales * 8;
-    if (format == Q5_0) tile->minimums[0] = scales * 16;
-    if (format == Q8_0) tile->minimums[0] = scales * CENTRE;
-    if (format == Q4_1 || format == Q5_1) tile->minimums[0] = -halves(data + 2, stride, blocks);
-#pragma GCC unroll 8
-    for (int block = 0; block < blocks; block++, data += stride) {
-        if (format == Q8_0) tile->codes[block] = load32(data + 2) ^ CENTRE;
-        if (format == Q4_0) tile->codes[block] = nibbles(data + 2);
-        if (format == Q4_1) tile->codes[block] = nibbles(data + 4);
-        if (format == Q5_0) tile->codes[block] = nibbles(data + 6) | fifth_bits(data + 2);
-        if (format == Q5_1) tile->codes[block] = nibbles(data + 8) | fifth_bits(data + 4);
-    }
-}
-
-INLINE void decode_q2_k(const uint8_t *data, tile_t *tile) {
-    float scale = half(data + 80), minimum = half(data + 82);
-    uint8_t scales[2][8], minimums[2][8];
-    for (int i = 0; i < 16; i++) {
-        scales[i % 2][i / 2] = data[i] & 15;
-        minimums[i % 2][i / 2] = data[i] >> 4;
-    }
-    for (int part = 0; part < 2; part++) {
-        tile->scales[part] = floats(scales[part]) * scale;
-        tile->minimums[part] = floats(minimums[part]) * minimum;
-    }
-#pragma GCC unroll 8
-    for (int block = 0; block < BLOCKS; block++)
-        tile->codes[block] = load32(data + 16 + 32 * (block / 4)) >> (2 * (block % 4)) & 3;
-}
-
-INLINE void decode_q3_k(const uint8_t *data, tile_t *tile) {
-    const uint8_t *packed = data + 96;
-    float scale = half(data + 108);
-    uint8_t scales[2][8];
-    for (int i = 0; i < 16; i++) {
-        int low = i < 8 ? packed[i] & 15 : packed[i - 8] >> 4, high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
-        scales[i % 2][i / 2] = (uint8_t)(low | high << 4);
-    }
-    for (int part = 0; part < 2; part++) {
-        tile->scales[part] = (floats(scales[part]) - 32) * scale;
-        tile->minimums[part] = tile->scales[part] * 4;
-    }
-    u8x32 third = load32(data);
-#pragma GCC unroll 8
-    for (int block = 0; block < BLOCKS; block++) {
-        u8x32 low = load32(data + 32 + 32 * (block / 4)) >> (2 * (block % 4)) & 3;
-        tile->codes[block] = low | (third >> block & 1) << 2;
-    }
-}
-
-/* Scales and minimums of Q4_K and Q5_K: eight of 6 bits each, in 12 bytes. */
-INLINE void decode_k_scales(const uint8_t *data, tile_t *tile) {
-    uint32_t first, second, third;
-    memcpy(&first, data + 4, 4);
-    memcpy(&second, data + 8, 4);
-    memcpy(&third, data + 12, 4);
-    uint32_t scales[2] = {first & 0x3f3f3f3f, (third & 0x0f0f0f0f) | (first >> 2 & 0x30303030)};
-    uint32_t minimums[2] = {second & 0x3f3f3f3f, (third >> 4 & 0x0f0f0f0f) | (second >> 2 & 0x30303030)};
-    uint64_t both = scales[0] | (uint64_t)scales[1] << 32;
-    tile->scales[0] = floats((const uint8_t *)&both) * half(data);
-    both = minimums[0] | (uint64_t)minimums[1] << 32;
-    tile->minimums[0] = floats((const uint8_t *)&both) * half(data + 2);
-}
-
-INLINE void decode_q4_k(const uint8_t *data, tile_t *tile) {
-    decode_k_scales(data, tile);
-#pragma GCC unroll 4
-    for (int part = 0; part < 4; part++) {
-        u8x32 packed = load32(data + 16 + 32 * part);
-        tile->codes[2 * part] = packed & 15;
-        tile->codes[2 * part + 1] = packed >> 4;
-    }
-}
-
-INLINE void decode_q5_k(const uint8_t *data, tile_t *tile) {
-    u8x32 fifth = load32(data + 16);
-    decode_k_scales(data, tile);
-#pragma GCC unroll 4
-    for (int part = 0; part < 4; part++) {
-        u8x32 packed = load32(data + 48 + 32 * part);
-        tile->codes[2 * part] = (packed & 15) | (fifth >> (2 * part) & 1) << 4;
-        tile->codes[2 * part + 1] = packed >> 4 | (fifth >> (2 * part + 1) & 1) << 4;
-    }
-}
-
-INLINE void decode_q6_k(const uint8_t *data, tile_t *tile) {
-    float scale = half(data + 208);
-    uint8_t scales[2][8]; /* of int8, moved by 128 */
-    for (int i = 0; i < 16; i++) scales[i % 2][i / 2] = data[192 + i] ^ 128;
-    for (int part = 0; part < 2; part++) {
-        tile->scales[part] = (floats(scales[part]) - 128) * scale;
-        tile->minimums[part] = tile->scales[part] * 32;
-    }
-#pragma GCC unroll 2
-    for (int part = 0; part < 2; part++) {
-        u8x32 first = load32(data + 64 * part), second = load32(data + 64 * part + 32), high = load32(data + 128 + 32 * part);
-        tile->codes[4 * part] = (first & 15) | (high & 3) << 4;
-        tile->codes[4 * part + 1] = (second & 15) | (high >> 2 & 3) << 4;
-        tile->codes[4 * part + 2] = first >> 4 | (high >> 4 & 3) << 4;
-        tile->codes[4 * part + 3] = second >> 4 | high >> 6 << 4;
-    }
-}
-
-INLINE void decode(const uint8_t *data, int format, int blocks, tile_t *tile) {
-    switch (format) {
-    case Q2_K: decode_q2_k(data, tile); break;
-    case Q3_K: decode_q3_k(data, tile); break;
-    case Q4_K: decode_q4_k(data, tile); break;
-    case Q5_K: decode_q5_k(data, tile); break;
-    case Q6_K: decode_q6_k(data, tile); break;
-    default: decode_blocks(data, format, blocks, tile);
-    }
-}
+enum { OUTPUTS_PER_TASK = 16, MAX_INPUT_ROWS = 64, CACHE_LINE = 64, AHEAD = 2048 /* bytes that are fetched in advance */ };
 
 /* ---- inputs ---- */
 
@@ -275,6 +19,34 @@ typedef struct {
     float *sums[3];      /* [row, padded / 32]: scale times the sum of the codes of a block, its first and its second half */
 } inputs_t;
 
+/* 32 inputs as int8 with one scale; the sums of the codes of both halves. */
+INLINE void round_block(const float *x, int8_t *codes, float *scale, int32_t sums[2]) {
+#if defined(WIDE)
+    __m512 first = _mm512_loadu_ps(x), second = _mm512_loadu_ps(x + BLOCK / 2);
+    float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(first), _mm512_abs_ps(second)));
+    __m512 inverse = _mm512_set1_ps(largest > 0 ? 127 / largest : 0);
+    __m512i rounded[2] = {_mm512_cvtps_epi32(_mm512_mul_ps(first, inverse)), _mm512_cvtps_epi32(_mm512_mul_ps(second, inverse))};
+    for (int half = 0; half < 2; half++) {
+        _mm_storeu_si128((__m128i *)(codes + BLOCK / 2 * half), _mm512_cvtepi32_epi8(rounded[half]));
+        sums[half] = _mm512_reduce_add_epi32(rounded[half]);
+    }
+#else
+    float largest = 0;
+    for (int i = 0; i < BLOCK; i++) {
+        float size = __builtin_fabsf(x[i]);
+        largest = size > largest ? size : largest;
+    }
+    float inverse = largest > 0 ? 127 / largest : 0;
+    int32_t rounded[BLOCK];
+    for (int i = 0; i < BLOCK; i++) rounded[i] = (int32_t)__builtin_rintf(x[i] * inverse);
+    for (int i = 0; i < BLOCK; i++) codes[i] = (int8_t)rounded[i];
+    sums[0] = sums[1] = 0;
+    for (int i = 0; i < BLOCK / 2; i++) sums[0] += rounded[i];
+    for (int i = 0; i < BLOCK / 2; i++) sums[1] += rounded[i + BLOCK / 2];
+#endif
+    *scale = largest / 127;
+}
+
 static void round_inputs(const float *x, int64_t inputs, int64_t row, inputs_t *out) {
     int8_t *codes = out->codes + row * out->padded;
     int64_t base = row * (out->padded / BLOCK);
@@ -284,17 +56,9 @@ static void round_inputs(const float *x, int64_t inputs, int64_t row, inputs_t *
             out->scales[base + block] = out->sums[0][base + block] = out->sums[1][base + block] = out->sums[2][base + block] = 0;
             continue;
         }
-        float largest = 0;
-        for (int i = 0; i < BLOCK; i++) {
-            float size = __builtin_fabsf(x[i]);
-            largest = size > largest ? size : largest;
-        }
-        float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
-        int32_t rounded[BLOCK], sums[2] = {0, 0};
-        for (int i = 0; i < BLOCK; i++) rounded[i] = (int32_t)__builtin_rintf(x[i] * inverse);
-        for (int i = 0; i < BLOCK; i++) codes[i] = (int8_t)rounded[i];
-        for (int i = 0; i < BLOCK / 2; i++) sums[0] += rounded[i];
-        for (int i = 0; i < BLOCK / 2; i++) sums[1] += rounded[i + BLOCK / 2];
+        float scale;
+        int32_t sums[2];
+        round_block(x, codes, &scale, sums);
         out->scales[base + block] = scale;
         out->sums[0][base + block] = scale * (float)(sums[0] + sums[1]);
         out->sums[1][base + block] = scale * (float)sums[0];
@@ -304,9 +68,10 @@ static void round_inputs(const float *x, int64_t inputs, int64_t row, inputs_t *
 
 /* ---- products: sums that are carried from tile to tile, then reduced to one number ---- */
 
-#if defined(__AVX2__)
+#if defined(WIDE)
+typedef __m512 sum_t;
+#elif defined(__AVX2__)
 typedef __m256 sum_t;
-INLINE sum_t no_sum(void) { return _mm256_setzero_ps(); }
 
 INLINE __m256 dots(u8x32 codes, const int8_t *x) { /* eight sums of four products */
     __m256i rounded = _mm256_loadu_si256((const __m256i *)x);
@@ -331,7 +96,6 @@ INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, float firs
 }
 #elif defined(__ARM_FEATURE_DOTPROD)
 typedef float32x4_t sum_t;
-INLINE sum_t no_sum(void) { return vdupq_n_f32(0); }
 
 INLINE sum_t add_block(sum_t sum, u8x32 codes, const int8_t *x, float scale) {
     const int8_t *bytes = (const int8_t *)&codes;
@@ -349,7 +113,6 @@ INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, float firs
 }
 #else
 typedef float sum_t __attribute__((vector_size(4)));
-INLINE sum_t no_sum(void) { return (sum_t){0}; }
 
 INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, float first, float second) {
     int dots[2] = {0, 0};
@@ -373,37 +136,69 @@ INLINE f32x8 load_floats(const float *values) {
     return loaded;
 }
 
+#if defined(WIDE)
+/* Pairs of blocks: a vector of scales for each, by which the sums of four products are multiplied. */
+INLINE void add_products(sum_t *products, const tile_t *tile, int format, int blocks, const int8_t *codes, f32x8 first, f32x8 second) {
+    __m512 scales = _mm512_insertf32x8(_mm512_castps256_ps512((__m256)first), (__m256)second, 1);
+    int step = has_halves(format) ? BLOCKS : 0;
+#pragma GCC unroll 4
+    for (int pair = 0; pair < (blocks + 1) / 2; pair++) {
+        int a = 2 * pair, b = a + step, c = a + 1, d = c + step;
+        __m512i places = _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d);
+        __m512i dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), tile->pairs[pair], _mm512_loadu_si512(codes + 2 * BLOCK * pair));
+        products[pair % 2] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), _mm512_permutexvar_ps(places, scales), products[pair % 2]);
+    }
+}
+#else
+INLINE void add_products(sum_t *products, const tile_t *tile, int format, int blocks, const int8_t *codes, f32x8 first, f32x8 second) {
+#pragma GCC unroll 8
+    for (int block = 0; block < blocks; block++) {
+        const int8_t *x = codes + BLOCK * block;
+        sum_t sum = products[block % 2];
+        products[block % 2] = has_halves(format) ? add_half_blocks(sum, tile->codes[block], x, first[block], second[block])
+                                                 : add_block(sum, tile->codes[block], x, first[block]);
+    }
+}
+#endif
+
 INLINE void add_tile(totals_t *totals, const tile_t *tile, int format, int blocks, const inputs_t *x, int64_t row, int64_t start) {
     const int8_t *codes = x->codes + row * x->padded + start;
     int64_t at = (row * x->padded + start) / BLOCK;
-    sum_t *products = totals->products;
-    f32x8 input_scales = load_floats(x->scales + at), first = tile->scales[0] * input_scales;
+    f32x8 input_scales = load_floats(x->scales + at), first = tile->scales[0] * input_scales, second = first;
     if (has_halves(format)) {
-        f32x8 second = tile->scales[1] * input_scales;
+        second = tile->scales[1] * input_scales;
         totals->reductions += tile->minimums[0] * load_floats(x->sums[1] + at);
         totals->reductions += tile->minimums[1] * load_floats(x->sums[2] + at);
-#pragma GCC unroll 8
-        for (int block = 0; block < blocks; block++)
-            products[block % 2] = add_half_blocks(products[block % 2], tile->codes[block], codes + BLOCK * block, first[block], second[block]);
-    } else {
+    } else
         totals->reductions += tile->minimums[0] * load_floats(x->sums[0] + at);
-#pragma GCC unroll 8
-        for (int block = 0; block < blocks; block++)
-            products[block % 2] = add_block(products[block % 2], tile->codes[block], codes + BLOCK * block, first[block]);
-    }
+    add_products(totals->products, tile, format, blocks, codes, first, second);
 }
 
 INLINE float reduced(const totals_t *totals) {
+#if defined(__AVX2__)
+#if defined(WIDE)
+    __m512 wide = _mm512_add_ps(totals->products[0], totals->products[1]);
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(wide), _mm512_extractf32x8_ps(wide, 1));
+#else
+    __m256 eight = _mm256_add_ps(totals->products[0], totals->products[1]);
+#endif
+    eight = _mm256_sub_ps(eight, (__m256)totals->reductions);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+#else
     float sum = 0;
     for (unsigned i = 0; i < sizeof(sum_t) / sizeof(float); i++) sum += totals->products[0][i] + totals->products[1][i];
     for (int i = 0; i < 8; i++) sum -= totals->reductions[i];
     return sum;
+#endif
 }
 
 /* ---- one output for all input rows ---- */
 
 INLINE void one_tile(const uint8_t *data, int format, int blocks, const inputs_t *x, int64_t rows, int64_t start, totals_t *totals) {
     tile_t tile;
+    for (int64_t line = 0; line < bytes_of_tile(format); line += CACHE_LINE) __builtin_prefetch(data + AHEAD + line);
     decode(data, format, blocks, &tile);
     if (rows == 1)
         add_tile(totals, &tile, format, blocks, x, 0, start);

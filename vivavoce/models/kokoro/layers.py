@@ -39,6 +39,14 @@ class NormStatistics:
     variances: Tensor  # [batch, channel]
     features: Tensor  # [batch] float
 
+    def towards(self, other: "NormStatistics", share: float) -> "NormStatistics":
+        """Statistics between these and others."""
+        return NormStatistics(
+            torch.lerp(self.means, other.means, share),
+            torch.lerp(self.variances, other.variances, share),
+            torch.lerp(self.features, other.features, share),
+        )
+
 
 class RunningStatistics:
     """Merges the statistics of each norm of a pass with those of earlier features, and keeps the result."""

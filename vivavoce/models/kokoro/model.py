@@ -22,6 +22,7 @@ from vivavoce.models.kokoro.layers import NormStatistics, RunningStatistics
 from vivavoce.models.kokoro.text import PhonemeBert, ProsodyPredictor, TextEncoder
 from vivavoce.models.kokoro.weights import open_weights, weight_file
 from vivavoce.nn.modules import allocating
+from vivavoce.nn.process_settings import cudnn_tf32
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,14 @@ class Kokoro(nn.Module):
 
     @torch.inference_mode()
     def prepare(self, texts: Sequence[PhonemeText]) -> PreparedSpeech:
-        """All that precedes the generator, for several texts at once."""
+        """All that precedes the generator, for several texts at once.
+
+        In whole float32, on CUDA too: errors of the pitch add up in the phase of the sound.
+        """
+        with cudnn_tf32.held(False):
+            return self._prepared(texts)
+
+    def _prepared(self, texts: Sequence[PhonemeText]) -> PreparedSpeech:
         device = self.bert_encoder.weight.device
         ids, mask, lengths = self._batch(texts)
         styles = torch.stack([text.style for text in texts]).to(device)

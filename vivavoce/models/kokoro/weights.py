@@ -1,4 +1,4 @@
-"""Kokoro's published weights: the ONNX file in float32 and the torch file, under one set of names.
+"""Kokoro's published weights: the ONNX file in float32 and the torch file, under one set of names; and packed ones.
 
 In the ONNX file most matrices have lost their names: weight norm is folded, linear layers are transposed, and LSTMs
 have ONNX's layout. The nodes of the graph still say which module a matrix belongs to.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.errors import CheckpointError, MissingDependencyError
-from vivavoce.models.checkpoint import Checkpoint, first_line, fold_weight_norm, read_torch_file
+from vivavoce.models.checkpoint import SINGLE_NAME, Checkpoint, first_line, fold_weight_norm, read_torch_file
 
 ONNX_FILE, INT8_FILE = "model.onnx", "model_quantized.onnx"
 TORCH_FILES = ("kokoro-v1_0.pth", "kokoro-v1_1-zh.pth")
@@ -24,7 +24,7 @@ LSTM_GATES = (0, 2, 3, 1)  # torch has input, forget, cell, output; ONNX input, 
 
 def weight_file(folder: Path) -> Path:
     """The file with the weights of a published folder."""
-    for name in (*TORCH_FILES, ONNX_FILE, f"onnx/{ONNX_FILE}"):
+    for name in (*TORCH_FILES, ONNX_FILE, f"onnx/{ONNX_FILE}", SINGLE_NAME):
         if (folder / name).is_file():
             return folder / name
     if (folder / INT8_FILE).is_file():
@@ -33,7 +33,9 @@ def weight_file(folder: Path) -> Path:
 
 
 def open_weights(file: Path) -> Checkpoint:
-    """The tensors of a published file under the model's parameter names."""
+    """The tensors of a published file, or of one with the model's own names, under the model's parameter names."""
+    if file.suffix == ".safetensors":
+        return Checkpoint(file)
     if file.suffix == ".onnx":
         return NamedTensors(file, onnx_tensors(file))
     return fold_weight_norm(NamedTensors(file, torch_tensors(file)))

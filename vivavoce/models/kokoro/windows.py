@@ -36,6 +36,9 @@ class WindowLengths:
     """How many times as long as the window before it a window may be: that one is played while it is computed."""
 
 
+WHOLE_SENTENCES = WindowLengths(first_limit=60.0)  # for sound that is not played while it is computed
+
+
 @dataclass(frozen=True)
 class Break:
     """A place where a sentence may be cut."""

@@ -9,6 +9,7 @@ from vivavoce.errors import CheckpointError
 from vivavoce.models.tokenizers import TextTokenizer, byte_letters
 from vivavoce.models.whisper.config import ENGLISH_ONLY, WhisperTokens
 
+LETTERS = byte_letters()
 ENGLISH_RANKS, MULTILINGUAL_RANKS = "gpt2.tiktoken", "multilingual.tiktoken"
 
 
@@ -32,13 +33,8 @@ def tokenizer_of_ranks(file: Path, tokens: WhisperTokens) -> TextTokenizer:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     ranks = read_ranks(file)
-    letters = byte_letters()
-
-    def spelled(text: bytes) -> str:
-        return "".join(letters[byte] for byte in text)
-
-    vocabulary = {spelled(text): rank for text, rank in ranks.items()}
-    merges = [(spelled(left), spelled(right)) for left, right in _merges(ranks)]
+    vocabulary = {_spelled(text): rank for text, rank in ranks.items()}
+    merges = merges_of_ranks(ranks)
     model: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()
@@ -58,8 +54,16 @@ def read_ranks(file: Path) -> dict[bytes, int]:
         raise CheckpointError(f"{file} is not a list of byte-pair ranks ({error}); fetch it again") from error
 
 
+def merges_of_ranks(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
+    """The pair that each sequence of several bytes is joined from, in the order of ranks and in printable letters."""
+    return [(_spelled(left), _spelled(right)) for left, right in _merges(ranks)]
+
+
+def _spelled(text: bytes) -> str:
+    return "".join(LETTERS[byte] for byte in text)
+
+
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The pair that each sequence of several bytes is joined from, in the order of ranks."""
     merges = []
     for text, rank in ranks.items():
         if len(text) > 1:

@@ -3,17 +3,18 @@ name for them.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from vivavoce.asr.backends import BackendName
+from vivavoce.audio.turn_model import SUFFIX, TurnEndModel
 from vivavoce.audio.vad import SmartTurn
 from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL, CascadeParts
 from vivavoce.dialogue.backend import Resolver, is_address
-from vivavoce.dialogue.events import ConversationSettings, TurnSettings
+from vivavoce.dialogue.events import ConversationSettings, Samples, TurnSettings
 from vivavoce.dialogue.fillers import FILLER_SECONDS
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.moderation import Checker, HttpChecker, Moderation, Several, WordList
@@ -88,7 +89,7 @@ class ConversationOptions:
             count = min(MAX_FRONT_END_PROCESSES, usable_cores() // CORES_FOR_A_FRONT_END)
         return FrontEndService(count) if count else None
 
-    def options(self, moderation: Moderation | None, turn_model: SmartTurn | None) -> DialogueOptions:
+    def options(self, moderation: Moderation | None, turn_model: Callable[[Samples], float] | None) -> DialogueOptions:
         """The options of a conversation."""
         default = DialogueOptions(speaking=SpeakingOptions(moderation=moderation, guards=self.guards))
         return replace(
@@ -135,7 +136,8 @@ class ServingOptions:
     instructions: str = ""
     """Used for clients that send none; `@path` reads a file."""
     smart_turn: str | None = None
-    """The file of a Smart Turn model, or `installed`: it decides semantic turn detection."""
+    """The model that decides semantic turn detection: the ONNX file of a Smart Turn model, `installed`, or the
+    safetensors file that `viva train turn-end` wrote."""
     turn: TurnSettings = field(default_factory=TurnSettings)
     moderation: ModerationOptions = field(default_factory=ModerationOptions)
     conversation: ConversationOptions = field(default_factory=ConversationOptions)
@@ -186,10 +188,14 @@ class ServingOptions:
 
     def dialogue(self) -> DialogueOptions:
         """The options of conversations that clients cannot choose."""
-        turn_model = None
-        if self.smart_turn is not None:
-            turn_model = SmartTurn(None if self.smart_turn == INSTALLED else self.smart_turn)
-        return self.conversation.options(self.moderation.moderation(), turn_model)
+        return self.conversation.options(self.moderation.moderation(), self._turn_model())
+
+    def _turn_model(self) -> Callable[[Samples], float] | None:
+        if self.smart_turn is None:
+            return None
+        if self.smart_turn.endswith(SUFFIX):
+            return TurnEndModel(self.smart_turn)
+        return SmartTurn(None if self.smart_turn == INSTALLED else self.smart_turn)
 
 
 def read_serving_options(file: Path | None, flags: Mapping[str, object]) -> ServingOptions:

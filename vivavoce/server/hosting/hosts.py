@@ -24,6 +24,7 @@ from vivavoce.cascade.parts import (
     load_cascade,
     open_chat,
 )
+from vivavoce.cascade.summary import ChatSummaryWriter
 from vivavoce.cascade.tool_delegate import ToolDelegate
 from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.backend import RecognitionAbilities, ReplyTranscriber, Resolver, TurnTranscriber, is_address
@@ -285,21 +286,20 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     if options.audio_only:
         return AudioHost(recogniser, _load_speech_endpoint(options), transcriber, dialogue, settings)
     model = options.model or DEFAULT_MODEL
-    reads_turns = options.turns_as_text
+    reads_turns, tool_chat = options.turns_as_text, _tool_chat(options)
     replies = MossSpeechOptions(
         captioner="model" if recogniser is None or reads_turns else recogniser,
         recogniser=recogniser if reads_turns else None,
         normalise=numbers_as_words if model == DEFAULT_MODEL else None,  # its training had no digits
         words_first=dialogue.speaking.moderation is not None,
         calls_tools=None if options.tool_model is None else options.tool_model == OWN_TEXT_BRANCH,
+        summary_writer=None if tool_chat is None else ChatSummaryWriter(tool_chat),
     )
     pipeline = load_speech(model, options.device, options.codec, options.voice, replies, options.dtype, options.engine)
     host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser, card=_speech_card(options))
+    host.tool_chat = tool_chat
     if model == DEFAULT_MODEL:
         host.reader = ReadAloud(pipeline)
-    if options.tool_model not in (None, OWN_TEXT_BRANCH):
-        parts = CascadeParts(chat=options.tool_model, chat_model=options.chat_model, chat_key=options.chat_key)
-        host.tool_chat = open_chat(parts, options.device)
     host.transcriber = transcriber or ASREndpoint(
         BUNDLED_ASR, None, partial(LocalRecogniser.load, BUNDLED_ASR, "auto", options.device, options.asr_gate)
     )
@@ -307,6 +307,14 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
         BUNDLED_TTS, None, partial(_synthesiser, BUNDLED_TTS, options.device)
     )
     return host
+
+
+def _tool_chat(options: ServingOptions) -> ChatModel | None:
+    """The chat model that decides on tool calls of a speech-to-speech model, and sums up its conversations."""
+    if options.tool_model in (None, OWN_TEXT_BRANCH):
+        return None
+    parts = CascadeParts(chat=options.tool_model, chat_model=options.chat_model, chat_key=options.chat_key)
+    return open_chat(parts, options.device)
 
 
 def _speech_card(options: ServingOptions) -> ModelCard:

@@ -1,5 +1,6 @@
 // The page: its parts, put together.
 
+import { Calls } from "./calls.js";
 import { Captions } from "./captions.js";
 import { Conversation } from "./conversation.js";
 import { Keys } from "./keys.js";
@@ -31,6 +32,7 @@ const replyMeter = new Meter(part("reply-level"));
 const sides = [strings.say("you"), strings.say("reply")];
 const timeline = new Timeline(part("timeline"), () => audio?.context.currentTime ?? 0, sides);
 timeline.describe(strings.say("timeline", { summary: strings.say("noTurns") }));
+const calls = new Calls({ card: part("calls-card"), list: part("calls") }, strings, keys);
 const visitor = new Visitor({ about: part("about"), examples: part("examples"), recorded: part("recorded") }, strings);
 part("language").replaceChildren(...Object.entries(LANGUAGE_NAMES).map(([tag, name]) => new Option(name, tag)));
 part("language").value = strings.language;
@@ -79,13 +81,14 @@ async function lookAround() {
   settings.offer("model", (about.models ?? []).map(({ id }) => id));
   settings.offer("voice", about.voices ?? []);
   visitor.show(about, settings.model);
+  calls.follow(about.has_telephone);
   return true;
 }
 
 function translate(language) {
   strings.choose(language);
   strings.apply(document);
-  for (const each of [visitor, settings]) each.translate();
+  for (const each of [visitor, settings, calls]) each.translate();
   showTiming();
   show(state);
 }

@@ -51,6 +51,30 @@ class VivaCallStarted(ServerEvent, tag="viva.call.started"):
     stream_id: str
 
 
+class VivaCallProgress(ServerEvent, tag="viva.call.progress"):
+    """Our extension: the progress of an outgoing call or of a transfer.
+
+    `status` is ringing, early_media, answered, transfer, or a tone that was heard: ringback, busy, congestion or
+    special_information; `status_code` is the response of SIP that says so.
+    """
+
+    status: str
+    status_code: int | None
+
+
+class VivaCallAnsweredBy(ServerEvent, tag="viva.call.answered_by"):
+    """Our extension: what has answered an outgoing call: person, machine, beep (a machine records) or silence."""
+
+    answer: str
+
+
+class VivaCallEnded(ServerEvent, tag="viva.call.ended"):
+    """Our extension: why a telephone call has ended, and the response of SIP that refused it."""
+
+    reason: str
+    status_code: int | None
+
+
 class ConversationObject(Struct):
     id: str
     object: Literal["realtime.conversation"] = "realtime.conversation"

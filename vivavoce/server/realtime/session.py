@@ -90,13 +90,13 @@ class RealtimeSession:
         self.encoder = self._new_encoder(track)
         self.connections: dict[Connection, Cursor] = {}
         self.last_client_event: str | None = None
-        self.is_closed = False
+        self.is_closed = self._is_on_hold = False
         self.close_reason: tuple[int, str] = (1000, "")
         self.on_closed: list[Callable[[], None]] = []
         self.on_updated: list[Callable[[], None]] = []
         self._hang_up = HangUp(lambda: self.close(1000, "the conversation was ended"))
         self.encoder.on_played = self._hang_up.note_played
-        built_in = selected_tools(options.tools) if abilities_of(host).tools else ()
+        built_in = selected_tools(options.tools, options.embedding) if abilities_of(host).tools else ()
         self.hosted = HostedTools(
             self.conversation, allowed_mcp, self.send, self._apply_tools, built_in, self, self.encoder.reply_with
         )
@@ -176,7 +176,8 @@ class RealtimeSession:
         """Let a connection read the log after an event."""
         self.connections[connection] = self.log.open_cursor(after)
         self._active_at = self._now()
-        self.encoder.resume()
+        if not self._is_on_hold:
+            self.encoder.resume()
         return self.connections[connection]
 
     def detach(self, connection: Connection) -> None:
@@ -192,6 +193,16 @@ class RealtimeSession:
             self.log.clear()
         elif not self.is_call:
             self.encoder.pause()
+
+    def hold(self) -> None:
+        """Let replies wait although clients are connected: the other side of a call does not listen."""
+        self._is_on_hold = True
+        self.encoder.pause()
+
+    def unhold(self) -> None:
+        """Continue after `hold`."""
+        self._is_on_hold = False
+        self.encoder.resume()
 
     def note_activity(self) -> None:
         """Restart the idle timer."""

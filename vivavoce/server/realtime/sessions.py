@@ -18,6 +18,7 @@ from vivavoce.server.metrics import Metrics
 from vivavoce.server.realtime.greeting import greet
 from vivavoce.server.realtime.response import AudioSink
 from vivavoce.server.realtime.session import Opening, RealtimeSession
+from vivavoce.server.telephony.active_calls import ActiveCalls
 from vivavoce.server.telephony.records import CallRecords
 from vivavoce.server.webhooks import SessionData, Webhooks
 from vivavoce.server.wire import WireError
@@ -98,7 +99,7 @@ class Sessions:
         self._ending: set[asyncio.Task[None]] = set()
         self.cleanup = SessionCleanup(metrics, lambda: any(each.encoder.is_speaking for each in self))
         self.is_stopping = False
-        self.call_records = CallRecords(options.call_records)
+        self.calls, self.call_records = ActiveCalls(), CallRecords(options.call_records)
         self.webhooks: Webhooks | None = None
         if options.webhook_url is not None and options.webhook_secret is not None:
             self.webhooks = Webhooks(options.webhook_url, options.webhook_secret)

@@ -32,6 +32,8 @@ class About(Struct):
     voices: list[str]
     is_recorded: bool
     """Whether sessions are recorded, which the page says before they begin."""
+    has_telephone: bool
+    """Whether telephone calls are served, which the page lists for those who may."""
 
 
 class AboutApi:
@@ -46,4 +48,6 @@ class AboutApi:
             AboutModel(card.id, card.parameters, card.languages, card.examples, card.stack, card.parts)
             for card in self._host.models
         ]
-        return json_response(About(models, [*self._host.voices], self._options.record is not None))
+        options = self._options
+        has_telephone = bool(options.sip.listen or options.media_streams or options.audiosocket is not None)
+        return json_response(About(models, [*self._host.voices], options.record is not None, has_telephone))

@@ -98,8 +98,9 @@ class RtpStream:
     to the negotiated address, or to the source of the first valid packet; packets from elsewhere are dropped.
     """
 
-    def __init__(self, rate: int, reply_rate: int) -> None:
-        self.rate, self.reply_rate = rate, reply_rate
+    def __init__(self, rate: int, reply_rate: int, name: str = "") -> None:
+        """`name` is the call's, as the log has it."""
+        self.rate, self.reply_rate, self._name = rate, reply_rate, name
         self.on_audio: Callable[[Samples], None] = lambda samples: None
         self.on_digit: Callable[[str], None] = lambda digit: None
         self._loop = asyncio.get_running_loop()
@@ -123,10 +124,15 @@ class RtpStream:
 
     @classmethod
     async def open(
-        cls, host: str, port_range: tuple[int, int], rate: int = DEFAULT_RATE, reply_rate: int | None = None
+        cls,
+        host: str,
+        port_range: tuple[int, int],
+        rate: int = DEFAULT_RATE,
+        reply_rate: int | None = None,
+        name: str = "",
     ) -> "RtpStream":
         """A stream bound to a free even port and the next one, which waits for `configure`."""
-        stream = cls(rate, rate if reply_rate is None else reply_rate)
+        stream = cls(rate, rate if reply_rate is None else reply_rate, name)
         stream._sockets = RtpSockets.open(host, port_range, stream._received)
         return stream
 
@@ -239,7 +245,7 @@ class RtpStream:
                 self._next_tick += FRAME_SECONDS
                 self._run_frame(due)
         except Exception as error:  # the next frame may work; one that fails each time is not logged each time
-            self._failures.log(error, "20 ms of a call failed")
+            self._failures.log(error, "20 ms of the call %s failed", self._name)
         if not self._is_closed:
             self._timer = self._loop.call_at(self._next_tick, self._tick)
 

@@ -12,15 +12,20 @@ from vivavoce.log import log_failure
 from vivavoce.server.config import OpenRate, ServerOptions
 from vivavoce.server.realtime.session_types import SessionParams
 from vivavoce.server.sip.addresses import Uri
-from vivavoce.server.sip.call import DECLINED, Parties, SipCall
+from vivavoce.server.sip.call import Parties, SipCall
+from vivavoce.server.sip.dialing import Dialer, DialRequest
 from vivavoce.server.sip.dialog import Dialog, DialogId
 from vivavoce.server.sip.digest import Account, Authenticator
+from vivavoce.server.sip.incoming import DECLINED, IncomingSipCall
 from vivavoce.server.sip.media import PROVIDER
 from vivavoce.server.sip.messages import SDP, SipRequest, SipResponse, new_tag
+from vivavoce.server.sip.outgoing import OutgoingSipCall
 from vivavoce.server.sip.registration import Registration
+from vivavoce.server.sip.replaces import Replaces, refer_to
 from vivavoce.server.sip.signalling import ALLOW, SUPPORTED, Signalling, settle
 from vivavoce.server.sip.transactions import ServerTransaction
 from vivavoce.server.sip.transport import Flow
+from vivavoce.server.telephony.active_calls import CallObject
 from vivavoce.server.telephony.records import CallRecord, printable
 from vivavoce.server.webhooks import IncomingCall, SipHeader
 from vivavoce.server.wire import WireError
@@ -32,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 REQUESTS_PER_MINUTE = 1200.0  # of one address, outside of calls
 END_SECONDS = 3.0
-KNOWN_EXTENSIONS = {"timer"}
+KNOWN_EXTENSIONS = {"timer", "replaces"}
 SECRET_HEADERS = ("authorization", "proxy-authorization")
 
 
@@ -48,6 +53,7 @@ class UserAgent:
         self._authenticator = Authenticator(accounts) if accounts else None
         self._is_local = all(ip_address(each.host).is_loopback for each in self.options.destinations)
         self._rate = OpenRate(REQUESTS_PER_MINUTE)
+        self.dialer = Dialer(self.options)
         self.calls: dict[DialogId, SipCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._registration: Registration | None = None
@@ -87,10 +93,30 @@ class UserAgent:
 
     # The API
 
-    def pending(self, call_id: str) -> SipCall:
+    async def dial(self, request: DialRequest) -> OutgoingSipCall:
+        """Place a call; WireError where it is not allowed, or the server is full."""
+        outgoing = sum(isinstance(call, OutgoingSipCall) for call in self.calls.values())
+        plan = self.dialer.plan(request, outgoing)
+        try:
+            flow = await self.signalling.transports.flow_to(plan.route.uri.destination)
+        except OSError as error:
+            message = f"the target cannot be reached: {type(error).__name__}"
+            raise WireError(message, "unreachable", "target_uri", 502, "server_error") from error
+        call = OutgoingSipCall(self, plan, flow)
+        self._add(call)
+        try:
+            await call.open(flow)
+        except BaseException:
+            self._remove(call)
+            self.sessions.calls.drop(call.id)
+            raise
+        self.spawn(call.place(flow))
+        return call
+
+    def pending(self, call_id: str) -> IncomingSipCall:
         """A call that waits to be accepted; WireError 404 where there is none."""
         found = self._found(call_id)
-        if found is None or not found.is_pending:
+        if not isinstance(found, IncomingSipCall) or not found.is_pending:
             raise _not_found(call_id)
         return found
 
@@ -105,22 +131,44 @@ class UserAgent:
         self.pending(call_id).reject(code or DECLINED)
 
     async def refer(self, call_id: str, target: str) -> None:
-        """Transfer a call to a target of the allow-list; WireError where that is not possible."""
-        found = self._found(call_id)
-        if found is None or found.is_pending:
-            raise _not_found(call_id)
+        """Transfer a call to a target of the allow-list (blind); WireError where that is not possible."""
+        found = self.established(call_id)
         try:
             uri = Uri.parse(target)
         except InputError as error:
             raise WireError(f"target_uri is {error}", param="target_uri") from error
         if not self.options.allowed_targets.admits(uri):
             raise WireError("the server does not allow transfers to this target", "forbidden", "target_uri", 403)
-        await found.transfer(uri)
+        await found.transfer(f"<{uri}>")
+
+    async def connect(self, call_id: str, other_id: str) -> None:
+        """Transfer a call to the peer of another one, which it replaces (attended); WireError where it is refused.
+
+        The other call has to be one that we have placed, or its peer a target of the allow-list.
+        """
+        found, other = self.established(call_id), self.established(other_id)
+        if found is other:
+            raise WireError("a call cannot be transferred to itself", param="replaces_call_id")
+        is_allowed = other.direction == "outgoing" or self.options.allowed_targets.admits(other.dialog.target)
+        if not is_allowed:
+            raise WireError("the server does not allow transfers to this peer", "forbidden", "replaces_call_id", 403)
+        await found.transfer(refer_to(other.dialog))
+
+    def press_keys(self, call_id: str, digits: str) -> None:
+        """Send telephone keys to the peer of a call."""
+        self.established(call_id).media.send_digits(digits)
+
+    def established(self, call_id: str) -> SipCall:
+        """A call that was answered; WireError 404 where there is none."""
+        found = self._found(call_id)
+        if found is None or not found.is_established:
+            raise _not_found(call_id)
+        return found
 
     def _found(self, call_id: str) -> SipCall | None:
         return next((call for call in self.calls.values() if call.id == call_id), None)
 
-    def announce(self, call: SipCall, invite: SipRequest, is_secure: bool) -> None:
+    def announce(self, call: IncomingSipCall, invite: SipRequest, is_secure: bool) -> None:
         """Send the webhook of a call that waits to be accepted."""
         headers = [
             SipHeader(printable(name), printable(value))
@@ -133,9 +181,24 @@ class UserAgent:
 
     def ended(self, call: SipCall, record: CallRecord) -> None:
         """Forget a call."""
-        self.calls.pop(call.dialog.id, None)
+        self._remove(call)
+        self.sessions.calls.end(record)
         self.sessions.metrics.calls_ended.labels(PROVIDER, record.reason).inc()
         self.sessions.call_records.write(record)
+
+    def rename(self, call: SipCall, dialog: Dialog) -> None:
+        """Give a call another dialog, by which its requests are found."""
+        self._remove(call)
+        call.dialog = dialog
+        self.calls[dialog.id] = call
+
+    def _add(self, call: SipCall) -> None:
+        self.calls[call.dialog.id] = call
+        self.sessions.calls.begin(call.id, lambda: CallObject.of(call.record(), call.status))
+
+    def _remove(self, call: SipCall) -> None:
+        if self.calls.get(call.dialog.id) is call:
+            del self.calls[call.dialog.id]
 
     # Requests
 
@@ -183,7 +246,7 @@ class UserAgent:
             return
         self.signalling.transactions.open(request, flow).respond(request.response(200, new_tag()))
         for call in self.calls.values():
-            if not invite.is_answered and call.invite is invite:
+            if not invite.is_answered and isinstance(call, IncomingSipCall) and call.invite is invite:
                 call.cancelled()
 
     def _within(self, call: SipCall, request: SipRequest, flow: Flow) -> None:
@@ -213,11 +276,30 @@ class UserAgent:
         elif sum(call.parties.source == source for call in self.calls.values()) >= self.options.calls_per_source:
             self.sessions.metrics.calls_ended.labels(PROVIDER, "too_many_calls").inc()
             self._answer(request, flow, 486)
+        elif request.get("Replaces") is not None:
+            self._replaced(request, flow)
         else:
             parties = Parties(str(request.from_address.uri), str(request.uri), source)
-            call = SipCall(self, Dialog.of_request(request, flow), parties)
-            self.calls[call.dialog.id] = call
-            self._start(call.answer(self.signalling.transactions.open(request, flow)))
+            call = IncomingSipCall(self, Dialog.of_request(request, flow), parties)
+            self._add(call)
+            self.spawn(call.answer(self.signalling.transactions.open(request, flow)))
+
+    def _replaced(self, request: SipRequest, flow: Flow) -> None:
+        """Continue a call with the sender of an INVITE that replaces its peer."""
+        try:
+            replaces = Replaces.of(request)
+        except InputError:
+            self._answer(request, flow, 400)
+            return
+        call = None if replaces is None else self.calls.get(replaces.dialog)
+        if replaces is None or call is None or not call.is_established:
+            self._answer(request, flow, 481)
+        elif replaces.is_early_only:
+            self._answer(request, flow, 486)
+        else:
+            parties = Parties(str(request.from_address.uri), str(request.uri), flow.remote[0])
+            transaction = self.signalling.transactions.open(request, flow)
+            call.replace_peer(transaction, Dialog.of_request(request, flow), parties)
 
     def _is_admitted(self, request: SipRequest, source: str) -> bool:
         address, registration = ip_address(source), self._registration
@@ -236,7 +318,8 @@ class UserAgent:
     def _note_registered(self, is_registered: bool) -> None:
         self.sessions.metrics.sip_registered.set(is_registered)
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Run something that outlasts the request, and is awaited when the server ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

@@ -1,12 +1,13 @@
-"""A call over SIP: how it is answered, changed, transferred and ended."""
+"""A call over SIP once its dialog exists: how it is changed, transferred and ended."""
 
 import asyncio
 import logging
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vivavoce.errors import InputError
 from vivavoce.log import log_failure
@@ -14,8 +15,9 @@ from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.session import Opening
 from vivavoce.server.realtime.session_types import SessionParams
 from vivavoce.server.realtime.sessions import served_model
-from vivavoce.server.sip.addresses import SipAddress, Uri
+from vivavoce.server.sip.addresses import SipAddress
 from vivavoce.server.sip.dialog import Dialog
+from vivavoce.server.sip.digest import Account
 from vivavoce.server.sip.media import PROVIDER, CallMedia
 from vivavoce.server.sip.messages import SDP, SipRequest, SipResponse
 from vivavoce.server.sip.sdp import Description
@@ -23,6 +25,7 @@ from vivavoce.server.sip.session_timer import MIN_SECONDS, IntervalTooSmallError
 from vivavoce.server.sip.signalling import ALLOW, SUPPORTED, USER_AGENT
 from vivavoce.server.sip.transactions import ServerTransaction
 from vivavoce.server.sip.transport import Flow
+from vivavoce.server.telephony.active_calls import CallStatus
 from vivavoce.server.telephony.records import CallRecord, CallTimes, printable
 from vivavoce.server.wire import WireError
 
@@ -36,7 +39,6 @@ Value = TypeVar("Value")
 WATCH_SECONDS = 1.0
 MEDIA_SECONDS = 60.0  # without a packet of the peer, after which a call has lost it
 BYE_SECONDS = 5.0
-DECLINED = 603
 
 _SIGNAL = re.compile(r"^\s*Signal\s*=\s*([0-9*#A-D])\s*$", re.IGNORECASE | re.MULTILINE)
 _FRAGMENT = re.compile(rb"SIP/2\.0 ([1-6]\d\d) ")
@@ -63,20 +65,26 @@ class Parties:
     source: str
 
 
-class SipCall:
+class SipCall(ABC):
     """One call, from its INVITE to its record."""
 
-    def __init__(self, agent: "UserAgent", dialog: Dialog, parties: Parties) -> None:
-        self._agent, self.dialog, self.parties = agent, dialog, parties
+    direction: Literal["incoming", "outgoing"]
+    peer_reason: str
+    """Why the call has ended where the peer hung up."""
+
+    def __init__(self, agent: "UserAgent", dialog: Dialog, parties: Parties, account: Account | None) -> None:
+        """`account` answers challenges of the peer."""
+        self._agent, self.dialog, self.parties, self._account = agent, dialog, parties, account
         self._name = secrets.token_hex(12)
         self._times = CallTimes()
         loop = asyncio.get_running_loop()
-        self._accepted: asyncio.Future[SessionParams] = loop.create_future()
-        self._acknowledged: asyncio.Future[None] = loop.create_future()
+        self._established: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[str] = loop.create_future()
         self.invite: ServerTransaction | None = None
+        """The last INVITE of the peer."""
         self._awaits_answer = False
         self._peer_allows: set[str] = set()
+        self._max_seconds = float("inf")
         self._timer = SessionTimer(self._start_refresh, lambda: self.end("expired"))
         self._tasks: set[asyncio.Task[None]] = set()
         self.media = CallMedia(lambda: self.end("server"))
@@ -87,95 +95,27 @@ class SipCall:
         return f"rtc_{self._name}"
 
     @property
-    def is_pending(self) -> bool:
-        """Whether the call waits to be accepted."""
-        return not self._accepted.done() and not self._ended.done()
+    def is_established(self) -> bool:
+        """Whether the call was answered, and both sides know it."""
+        return self._established.done()
 
-    # Incoming calls
+    @property
+    @abstractmethod
+    def status(self) -> CallStatus:
+        """As the API names it."""
+        ...
 
-    async def answer(self, transaction: ServerTransaction) -> None:
-        """Answer an INVITE, and serve the call until it ends. Every failure ends this call only."""
-        self.invite, request = transaction, transaction.request
-        self._peer_allows = request.tokens("Allow")
-        transaction.on_unacknowledged = lambda: self.end("unacknowledged")
-        is_confirmed = False
-        try:
-            offer = self._checked_offer(request)
-            transaction.respond(request.response(100))
-            params = await self._acceptance(transaction, offer)
-            headers = self._timer.requested(request)
-            sdp = await self._open(params, transaction.flow, offer)
-            self._times.note_answer()
-            transaction.respond(self._response(transaction, 200, headers, sdp))
-            is_confirmed = True
-            await self._until(self._acknowledged)
-            reason = await self._talk()
-        except CallEndedError:
-            reason = self._ended.result()
-            transaction.respond(self._response(transaction, 487 if reason == "cancelled" else 480))
-        except SipRefusalError as refusal:
-            reason = refusal.reason
-            transaction.respond(self._response(transaction, refusal.code))
-        except IntervalTooSmallError:
-            reason = "refused"
-            transaction.respond(self._response(transaction, 422, [("Min-SE", str(MIN_SECONDS))]))
-        except (WireError, InputError) as error:
-            reason = (error.code if isinstance(error, WireError) else None) or "refused"
-            transaction.respond(self._response(transaction, status_of(error)))
-        except Exception as error:
-            reason = "failed"
-            log_failure(logger, error, "a call over SIP failed")
-            transaction.respond(self._response(transaction, 500))
-        await self._close(reason, is_confirmed)
+    # Media and session
 
-    def _checked_offer(self, request: SipRequest) -> str | None:
-        """The SDP of an INVITE, which may have none; SipRefusalError where there is no audio that we could take."""
-        try:
-            offer = request.sdp
-        except InputError:
-            raise SipRefusalError(415, "unsupported_media") from None
-        if offer is not None:
-            audio = Description.parse(offer).audio
-            if self._agent.options.needs_srtp and not audio.is_secure:
-                raise SipRefusalError(488, "not_encrypted")
-        return offer
-
-    async def _acceptance(self, transaction: ServerTransaction, offer: str | None) -> SessionParams:
-        """The session of the call: the default one, or that of the request which accepts it."""
-        if self._agent.options.answers == "auto":
-            self._accepted.set_result(SessionParams())
-            return SessionParams()
-        transaction.respond(self._response(transaction, 180))
-        is_secure = offer is not None and Description.parse(offer).audio.is_secure
-        self._agent.announce(self, transaction.request, is_secure)
-        try:
-            async with asyncio.timeout(self._agent.options.ring_seconds):
-                return await self._until(self._accepted)
-        except TimeoutError:
-            raise SipRefusalError(480, "not_accepted") from None
-
-    def accept(self, params: SessionParams) -> None:
-        """Answer the call with this session."""
-        self._accepted.set_result(params)
-
-    def reject(self, code: int = DECLINED) -> None:
-        """Refuse the call."""
-        self._accepted.set_exception(SipRefusalError(code, "rejected"))
-
-    async def _open(self, params: SessionParams, flow: Flow, offer: str | None) -> str:
-        """Open the session and its media; the SDP of our response."""
+    async def _open_media(self, params: SessionParams, flow: Flow) -> None:
+        """Open the session and its media; WireError where the server is full."""
         agent, media = self._agent, self.media
         model = served_model(agent.sessions, params.model or None)
         opening = Opening(model, params.type or "realtime", params, id=f"sess_{self._name}")
         hosts, is_secure = agent.signalling.media_hosts(flow), agent.options.needs_srtp
-        await media.open(agent.sessions, opening, self.parties.source, hosts, is_secure)
+        await media.open(agent.sessions, opening, self.parties.source, hosts, is_secure, self.id)
+        media.session.on_closed.append(lambda: self.end("server"))
         media.session.send(events.VivaCallStarted(PROVIDER, printable(self.dialog.call_id), ""))
-        if offer is None:
-            self._awaits_answer = True
-            return media.local.offer()
-        answer, settings = media.local.answer(offer)
-        media.configure(settings)
-        return answer
 
     async def _talk(self) -> str:
         """Serve an answered call until it ends; why it ended."""
@@ -187,6 +127,8 @@ class SipCall:
                 await asyncio.wait({self._ended}, timeout=WATCH_SECONDS)
                 if self.media.silent_seconds > MEDIA_SECONDS:
                     self.end("no_media")
+                elif self._times.seconds > self._max_seconds:
+                    self.end("max_duration")
         finally:
             calls.dec()
         return self._ended.result()
@@ -203,27 +145,32 @@ class SipCall:
         self._timer.stop()
         for task in self._tasks:
             task.cancel()
-        record = self._record(reason)
+        record = self.record(reason)
+        if self.media.is_open:
+            code = record.status_code or None
+            self.media.session.send(events.VivaCallEnded(reason, code))
         try:
-            says_goodbye = is_confirmed and reason != "caller"
-            await asyncio.gather(*([self._say_goodbye()] if says_goodbye else []), self.media.close())
+            says_goodbye = is_confirmed and reason != self.peer_reason
+            await asyncio.gather(*([self._say_goodbye(self.dialog)] if says_goodbye else []), self.media.close())
         finally:
             self._agent.ended(self, record)
 
-    async def _say_goodbye(self) -> None:
+    async def _say_goodbye(self, dialog: Dialog) -> None:
         try:
             async with asyncio.timeout(BYE_SECONDS):
-                await self._agent.signalling.within(self.dialog, "BYE", account=self._agent.account)
+                await self._agent.signalling.within(dialog, "BYE", account=self._account)
         except (OSError, TimeoutError) as error:
             logger.info("the end of a call was not confirmed: %s", type(error).__name__)
 
-    def _record(self, reason: str) -> CallRecord:
+    def record(self, reason: str = "") -> CallRecord:
+        """The call as it is stored, and as the API describes it."""
         record = CallRecord(
             call_id=self.id,
             provider=PROVIDER,
             provider_call_id=printable(self.dialog.call_id),
             caller=printable(self.parties.caller),
             called=printable(self.parties.called),
+            direction=self.direction,
             source=self.parties.source,
             started_at=self._times.started_at,
             duration_seconds=self._times.seconds,
@@ -247,24 +194,34 @@ class SipCall:
             except (WireError, InputError) as error:
                 logger.info("the answer of a caller cannot be used: %s", error)
                 self.end("invalid_sdp")
-        if not self._acknowledged.done():
-            self._acknowledged.set_result(None)
-
-    def cancelled(self) -> None:
-        """The caller has given up before we answered."""
-        self.end("cancelled")
+        if not self.is_established:
+            self._established.set_result(None)
 
     def hung_up(self, transaction: ServerTransaction) -> None:
         """The peer has ended the call."""
         transaction.respond(self._response(transaction, 200))
-        self.end("caller")
+        self.end(self.peer_reason)
 
     def renegotiate(self, transaction: ServerTransaction) -> None:
         """Answer an INVITE or UPDATE within the call: a refresh, hold, or other media."""
+        self._negotiate(transaction)
+
+    def replace_peer(self, transaction: ServerTransaction, dialog: Dialog, parties: Parties) -> None:
+        """Continue the conversation with the sender of an INVITE with Replaces, and hang up on the peer so far."""
+        before = self.dialog
+        self._agent.rename(self, dialog)
+        if self._negotiate(transaction):
+            self.parties, self._peer_allows = parties, transaction.request.tokens("Allow")
+            self._agent.spawn(self._say_goodbye(before))
+        else:
+            self._agent.rename(self, before)
+
+    def _negotiate(self, transaction: ServerTransaction) -> bool:
+        """Answer an offer, or make one; whether the request was accepted."""
         request = transaction.request
-        if self._awaits_answer or not self._acknowledged.done():
+        if self._awaits_answer or not self.is_established:
             transaction.respond(self._response(transaction, 491))
-            return
+            return False
         try:
             headers, offer = self._timer.requested(request), self._checked_offer(request)
             sdp: str | None = None
@@ -275,33 +232,34 @@ class SipCall:
                 sdp, self._awaits_answer = self.media.local.offer(), True
         except IntervalTooSmallError:
             transaction.respond(self._response(transaction, 422, [("Min-SE", str(MIN_SECONDS))]))
-            return
+            return False
         except SipRefusalError as refusal:
             transaction.respond(self._response(transaction, refusal.code))
-            return
+            return False
         except (WireError, InputError) as error:
             transaction.respond(self._response(transaction, status_of(error)))
-            return
+            return False
         if request.method == "INVITE":
             self.invite = transaction
             transaction.on_unacknowledged = lambda: self.end("unacknowledged")
         transaction.respond(self._response(transaction, 200, headers, sdp))
+        return True
 
     def informed(self, transaction: ServerTransaction) -> None:
         """Take an INFO, with which some telephones send the keys that are pressed."""
         match = _SIGNAL.search(transaction.request.body.decode("latin1"))
         kind = (transaction.request.get("Content-Type") or "").partition(";")[0].strip().lower()
-        if kind == "application/dtmf-relay" and match is not None and self._acknowledged.done():
+        if kind == "application/dtmf-relay" and match is not None and self.is_established:
             self.media.note_digit(match[1].upper())
         transaction.respond(self._response(transaction, 200))
 
     # Transfer
 
-    async def transfer(self, target: Uri) -> None:
+    async def transfer(self, refer_to: str) -> None:
         """Ask the peer to call another address instead (REFER); WireError where it refuses."""
-        headers = [("Refer-To", f"<{target}>"), ("Referred-By", f"<{SipAddress.parse(self.dialog.local).uri}>")]
+        headers = [("Refer-To", refer_to), ("Referred-By", f"<{SipAddress.parse(self.dialog.local).uri}>")]
         try:
-            sent = await self._agent.signalling.within(self.dialog, "REFER", headers, account=self._agent.account)
+            sent = await self._agent.signalling.within(self.dialog, "REFER", headers, account=self._account)
             code = (await sent.final()).code
         except OSError as error:
             logger.info("the peer of a transfer cannot be reached: %s", type(error).__name__)
@@ -319,9 +277,11 @@ class SipCall:
         transaction.respond(self._response(transaction, 200))
         match = _FRAGMENT.match(request.body)
         code = int(match[1]) if match is not None else 100
+        if self.is_established:
+            self.media.session.send(events.VivaCallProgress("transfer", code))
         if 200 <= code < 300:
             self.end("transferred")
-        elif code >= 300 and self._acknowledged.done():
+        elif code >= 300 and self.is_established:
             self.media.session.send_error(WireError(f"the transfer has failed with {code}", "transfer_failed"))
 
     # Session timer
@@ -337,7 +297,7 @@ class SipCall:
             ("UPDATE", None) if is_update else ("INVITE", self.media.local.offer([self.media.settings.codec]))
         )
         headers = [("Supported", SUPPORTED), ("Session-Expires", f"{self._timer.seconds};refresher=uac")]
-        signalling, account = self._agent.signalling, self._agent.account
+        signalling, account = self._agent.signalling, self._account
         try:
             sent = await signalling.within(self.dialog, method, headers, offer, account)
             response = await sent.final()
@@ -351,6 +311,18 @@ class SipCall:
         except (OSError, InputError, WireError) as error:
             log_failure(logger, error, "a call could not be refreshed")
             self.end("expired")
+
+    def _checked_offer(self, request: SipRequest) -> str | None:
+        """The SDP of an INVITE, which may have none; SipRefusalError where there is no audio that we could take."""
+        try:
+            offer = request.sdp
+        except InputError:
+            raise SipRefusalError(415, "unsupported_media") from None
+        if offer is not None:
+            audio = Description.parse(offer).audio
+            if self._agent.options.needs_srtp and not audio.is_secure:
+                raise SipRefusalError(488, "not_encrypted")
+        return offer
 
     def _response(
         self,

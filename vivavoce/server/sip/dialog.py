@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from vivavoce.server.sip.addresses import Destination, SipAddress, Uri, host_port
-from vivavoce.server.sip.messages import Headers, SipRequest, new_branch, new_tag
+from vivavoce.server.sip.messages import Headers, SipRequest, SipResponse, new_branch, new_tag
 from vivavoce.server.sip.transport import Flow
 
 MAX_FORWARDS = "70"
@@ -39,6 +39,18 @@ class Dialog:
         dialog.received(request, flow)
         return dialog
 
+    @classmethod
+    def to(cls, uri: Uri, own: str) -> "Dialog":
+        """The dialog of an INVITE of ours; it has no tag of the peer until that answers."""
+        return cls(new_tag(), f"{own};tag={new_tag()}", f"<{uri}>", uri)
+
+    def answered(self, response: SipResponse, flow: Flow) -> None:
+        """Note the tag, the Contact and the route of the peer that has answered our INVITE."""
+        self.remote = response.get("To") or self.remote
+        self.target = response.contact or self.target
+        self.routes = response.all("Record-Route")[::-1]
+        self._note_flow(flow)
+
     @property
     def id(self) -> DialogId:
         return self.call_id, SipAddress.parse(self.local).tag, SipAddress.parse(self.remote).tag
@@ -58,8 +70,11 @@ class Dialog:
         self.remote_sequence = request.cseq[0]
         if request.method in ("INVITE", "UPDATE"):
             self.target = request.contact or self.target
-            is_behind_nat = not self.routes and self.target.host != flow.remote[0]
-            self.flow = flow if is_behind_nat or flow.transport != "udp" else None
+            self._note_flow(flow)
+
+    def _note_flow(self, flow: Flow) -> None:
+        is_behind_nat = not self.routes and self.target.host != flow.remote[0]
+        self.flow = flow if is_behind_nat or flow.transport != "udp" else None
 
     def is_in_order(self, request: SipRequest) -> bool:
         """Whether a request is newer than the last one."""

@@ -33,21 +33,34 @@ class CallMedia:
         self._dropped = dropped
         self.settings: MediaSettings | None = None
         """What was agreed with the peer."""
+        self.on_heard: Callable[[Samples], None] = self.feed
+        """Gets the audio of the peer while it does not hold the call."""
+        self.is_open = False
+        """Whether there is a session."""
+        self._is_waiting = self._is_held_session = False
         self._opened = AsyncExitStack()
 
     async def open(
-        self, sessions: Sessions, opening: Opening, source: str, hosts: tuple[str, str], is_secure: bool
+        self,
+        sessions: Sessions,
+        opening: Opening,
+        source: str,
+        hosts: tuple[str, str],
+        is_secure: bool,
+        call_id: str,
     ) -> None:
         """Open the session and its media, bound to the first host, and described with the second; WireError where
         the server is full.
         """
         self.session = sessions.open(opening, source, PROVIDER, self)
+        self.is_open = True
         self._opened.push_async_callback(self._end_session)
         self.session.start()
         bound, public = hosts
         conversation, ports = self.session.conversation, sessions.options.sip.port_range
         try:
-            self.stream = await RtpStream.open(bound, ports, conversation.input_rate, conversation.output_rate)
+            rates = conversation.input_rate, conversation.output_rate
+            self.stream = await RtpStream.open(bound, ports, *rates, name=call_id)
         except InputError as error:
             raise WireError(str(error), "no_port", status=503) from error
         self._opened.push_async_callback(self.stream.close)
@@ -57,8 +70,17 @@ class CallMedia:
     def attach(self) -> None:
         """Begin the conversation."""
         attach_without_reading(self.session, self)
-        if self.is_held:
-            self.session.encoder.pause()
+        self._hold_or_resume()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether replies wait for a peer that has not answered yet."""
+        return self._is_waiting
+
+    @is_waiting.setter
+    def is_waiting(self, is_waiting: bool) -> None:
+        self._is_waiting = is_waiting
+        self._hold_or_resume()
 
     @property
     def is_held(self) -> bool:
@@ -72,11 +94,16 @@ class CallMedia:
 
     def configure(self, settings: MediaSettings) -> None:
         """Use new settings. While the peer holds the call, replies wait and its music is not heard."""
-        was_held = self.is_held
         self.stream.configure(settings)
         self.settings = settings
-        if self.session.connections and self.is_held != was_held:
-            (self.session.encoder.pause if self.is_held else self.session.encoder.resume)()
+        self._hold_or_resume()
+
+    def send_digits(self, digits: str) -> None:
+        """Press keys; WireError where one is no key."""
+        try:
+            self.stream.send_digits(digits)
+        except ValueError as error:
+            raise WireError(str(error), param="digits") from error
 
     def note_digit(self, digit: str) -> None:
         """The peer has pressed a key."""
@@ -90,10 +117,20 @@ class CallMedia:
         self.session.detach(self)
         await self.session.close(1000, "the call ended")
 
+    def feed(self, samples: Samples) -> None:
+        """Let the session hear audio of the peer."""
+        self.session.audio.add_samples(samples)
+        self.session.note_activity()
+
     def _hear(self, samples: Samples) -> None:
         if not self.is_held and not self.session.is_closed:
-            self.session.audio.add_samples(samples)
-            self.session.note_activity()
+            self.on_heard(samples)
+
+    def _hold_or_resume(self) -> None:
+        is_held = self.is_held or self._is_waiting
+        if is_held != self._is_held_session:
+            self._is_held_session = is_held
+            (self.session.hold if is_held else self.session.unhold)()
 
     # Connection
 

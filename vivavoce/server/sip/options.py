@@ -1,4 +1,4 @@
-"""Options of SIP: where it listens, whose calls it takes, where it registers, and to whom it transfers calls."""
+"""Options of SIP: where it listens, whose calls it takes, where it registers, what it dials and transfers to."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -34,6 +34,17 @@ class SipOptions:
     """Calls of one address at a time."""
     targets: tuple[str, ...] = ()
     """Patterns such as sip:*@example.com or tel:+4930*: to whom calls may be transferred."""
+    dials: tuple[str, ...] = ()
+    """Patterns such as those of `targets`: what may be dialled; without any there are no outgoing calls."""
+    trunk: str | None = None
+    """sip:host or sip:user@host through which telephone numbers are called; None: the registrar."""
+    trunk_account: str | None = None
+    """name:password at the trunk."""
+    max_outgoing_calls: int = 4
+    """Outgoing calls at a time."""
+    dials_per_minute: float = 10.0
+    max_outgoing_seconds: float = 3600.0
+    """Of one outgoing call, since its answer."""
     answers: Literal["auto", "webhook"] = "auto"
     """Whether calls are answered at once, or after `realtime.call.incoming` was sent and accepted."""
     ring_seconds: float = 30.0
@@ -44,11 +55,12 @@ class SipOptions:
     def check(self, has_certificate: bool, has_webhook: bool) -> None:
         """Raise InputError for options that must not be served."""
         if not self.listen:
-            if self.accounts or self.allow or self.registrar or self.targets:
+            if self.accounts or self.allow or self.registrar or self.targets or self.dials or self.trunk:
                 raise InputError("the options of SIP need --sip, the address to listen on")
             return
         where, networks, accounts = self.destinations, self.networks, self.account_table
-        _ = self.allowed_targets, self.port_range
+        _ = self.allowed_targets, self.allowed_dials, self.port_range
+        self._check_trunk()
         if any(each.transport == "tls" for each in where) and not has_certificate:
             raise InputError("--sip tls:… needs --tls-cert")
         if self.answers == "webhook" and not has_webhook:
@@ -81,6 +93,18 @@ class SipOptions:
     @property
     def allowed_targets(self) -> "AllowedTargets":
         return AllowedTargets([TargetPattern.parse(each) for each in self.targets])
+
+    @property
+    def allowed_dials(self) -> "AllowedTargets":
+        return AllowedTargets([TargetPattern.parse(each) for each in self.dials])
+
+    def _check_trunk(self) -> None:
+        if self.trunk is not None and Uri.parse(self.trunk).scheme == "tel":
+            raise InputError("--sip-trunk is sip:host or sip:user@host")
+        if self.trunk_account is not None:
+            Account.parse(self.trunk_account)
+        if self.max_outgoing_calls < 1 or self.dials_per_minute <= 0 or self.max_outgoing_seconds <= 0:
+            raise InputError("the limits of outgoing calls are above 0; without --sip-dial there are none")
 
     @property
     def port_range(self) -> tuple[int, int]:
@@ -148,12 +172,12 @@ class TargetPattern:
 
 @dataclass(frozen=True)
 class AllowedTargets:
-    """Addresses that calls may be transferred to; without patterns, to none."""
+    """Addresses that calls may be placed or transferred to; without patterns, to none."""
 
     patterns: list[TargetPattern]
 
     def admits(self, uri: Uri) -> bool:
-        """Whether a call may be transferred to a URI."""
+        """Whether a call may be placed or transferred to a URI."""
         is_plain = not RESERVED_PARAMETERS & set(uri.parameters) and "?" not in uri.text
         return is_plain and any(pattern.matches(uri) for pattern in self.patterns)
 

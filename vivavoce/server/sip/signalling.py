@@ -15,7 +15,7 @@ from vivavoce.server.sip.transactions import ClientTransaction, Timers, Transact
 from vivavoce.server.sip.transport import Flow, Receive, Transports, response_flow
 
 USER_AGENT = "vivavoce"
-SUPPORTED = "timer"
+SUPPORTED = "timer, replaces"
 ALLOW = "INVITE, ACK, CANCEL, BYE, OPTIONS, UPDATE, INFO, NOTIFY"
 TIMERS = Timers()
 CHALLENGES = (401, 407)
@@ -36,7 +36,8 @@ class Signalling:
     ) -> None:
         self._public_host = options.public_host
         self.transports = Transports(options.destinations, server_tls, receive, malformed)
-        self.transactions = Transactions(TIMERS)
+        self.timers = TIMERS
+        self.transactions = Transactions(self.timers)
 
     def media_hosts(self, flow: Flow) -> tuple[str, str]:
         """The address to bind for media of a peer, and the one that the peer is told."""

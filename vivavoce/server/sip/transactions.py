@@ -134,7 +134,12 @@ class ClientTransaction:
         self.request, self.flow = request, flow
         self._timers, self._ended = timers, ended
         self._is_invite = request.method == "INVITE"
-        self._ack: bytes | None = None
+        self._ack: tuple[bytes, Flow] | None = None
+        self.on_provisional: Callable[[SipResponse], None] | None = None
+        self.on_other_answer: Callable[[SipResponse], None] | None = None
+        """Called where another telephone answers an INVITE that a proxy has sent to several."""
+        self.provisional: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once a response says that the request has arrived; before, it cannot be cancelled."""
         self._final: asyncio.Future[SipResponse] = asyncio.get_running_loop().create_future()
         max_interval = timers.timeout if self._is_invite else timers.t2
         self._retransmission = Retransmission(flow, timers, max_interval, self._timed_out)
@@ -148,15 +153,23 @@ class ClientTransaction:
         """The final response; one with 408 where none has arrived."""
         return await asyncio.shield(self._final)
 
+    @property
+    def answered_tag(self) -> str:
+        """The tag of the peer that has sent the final response."""
+        return self._final.result().to_address.tag
+
     def received(self, response: SipResponse) -> None:
         """Take a response."""
         if not response.is_final:
             if self._is_invite:  # the final response may take long, and comes again until it is acknowledged
                 self._retransmission.stop()
+            if not self.provisional.done():
+                self.provisional.set_result(None)
+            if self.on_provisional is not None and not self._final.done():
+                self.on_provisional(response)
             return
         if self._final.done():
-            if self._ack is not None:
-                self.flow.send(self._ack)
+            self._received_again(response)
             return
         self._retransmission.stop()
         if self._is_invite and not response.is_success:
@@ -164,10 +177,14 @@ class ClientTransaction:
         self._final.set_result(response)
         self._linger = asyncio.get_running_loop().call_later(self._timers.timeout, self._ended)
 
-    def acknowledge(self, ack: SipRequest) -> None:
+    def acknowledge(self, ack: SipRequest, flow: Flow | None = None) -> None:
         """Send the ACK of a final response, and again whenever that arrives again."""
-        self._ack = ack.encode()
-        self.flow.send(self._ack)
+        self._ack = ack.encode(), flow or self.flow
+        self._send_ack()
+
+    def cancel_request(self) -> SipRequest:
+        """The CANCEL of an INVITE, which has its branch and its number."""
+        return self._same_hop("CANCEL", self.request.get("To") or "")
 
     def close(self) -> None:
         """Stop all timers."""
@@ -176,13 +193,34 @@ class ClientTransaction:
             self._linger.cancel()
         self._final.cancel()
 
+    def abandon(self) -> None:
+        """Give up a request that was cancelled and is not answered."""
+        self.close()
+        self._ended()
+
+    def _received_again(self, response: SipResponse) -> None:
+        is_other = response.is_success and response.to_address.tag != self.answered_tag
+        if not is_other:
+            self._send_ack()
+        elif self.on_other_answer is not None:
+            self.on_other_answer(response)
+
+    def _send_ack(self) -> None:
+        if self._ack is not None:
+            data, flow = self._ack
+            flow.send(data)
+
     def _ack_of_refusal(self, response: SipResponse) -> SipRequest:
         """The ACK of a response other than 2xx belongs to the transaction of the INVITE."""
+        return self._same_hop("ACK", response.get("To") or "")
+
+    def _same_hop(self, method: str, to: str) -> SipRequest:
+        """An ACK or a CANCEL, which follows the INVITE through every proxy."""
         kept = ("from", "call-id", "route", "max-forwards")
         headers = [("Via", self.request.all("Via")[0])]
         headers += [(name, value) for name, value in self.request.headers if name.lower() in kept]
-        headers += [("To", response.get("To") or ""), ("CSeq", f"{self.request.cseq[0]} ACK")]
-        return SipRequest("ACK", self.request.uri, headers)
+        headers += [("To", to), ("CSeq", f"{self.request.cseq[0]} {method}")]
+        return SipRequest(method, self.request.uri, headers)
 
     def _timed_out(self) -> None:
         self._ended()

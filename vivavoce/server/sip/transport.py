@@ -239,8 +239,11 @@ class Transports:
 
 
 async def resolve(destination: Destination) -> SocketAddress:
-    """The first IP address of a destination; there is no look-up of SRV records."""
-    found = await asyncio.get_running_loop().getaddrinfo(destination.host, destination.port)
+    """The first IP address of a destination; OSError where it has none. There is no look-up of SRV records."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(destination.host, destination.port)
+    except UnicodeError as error:  # an empty label, or one that is too long
+        raise OSError("not a host name") from error
     return str(found[0][4][0]), int(found[0][4][1])
 
 

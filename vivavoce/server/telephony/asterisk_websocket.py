@@ -4,18 +4,7 @@ import msgspec
 from msgspec import Struct
 
 from vivavoce.server.realtime.audio_formats import A_LAW, MU_LAW, PCM
-from vivavoce.server.telephony.wire import (
-    PACKET_SECONDS,
-    Audio,
-    CallEvent,
-    Played,
-    Started,
-    Unknown,
-    WireMessage,
-    audio_format,
-    decoded,
-    digit_event,
-)
+from vivavoce.server.telephony import wire
 
 CODECS: dict[str, tuple[str, int]] = {
     **{"ulaw": (MU_LAW, 8_000), "alaw": (A_LAW, 8_000), "slin": (PCM, 8_000)},
@@ -46,44 +35,46 @@ class AsteriskWebSocket:
     """A WebSocket channel; it answers in the format of Asterisk's first control message."""
 
     provider = "asterisk"
-    packet_seconds = PACKET_SECONDS
+    packet_seconds = wire.PACKET_SECONDS
     can_clear = True
 
     def __init__(self) -> None:
         self._is_json = False
 
-    def received(self, message: WireMessage) -> CallEvent | None:
+    def received(self, message: wire.WireMessage) -> wire.CallEvent | None:
         """The event of a message; binary messages are audio."""
         if isinstance(message, bytes):
-            return Audio(message)
-        content = decoded(message, ControlMessage) if message.lstrip().startswith("{") else _plain(message)
+            return wire.Audio(message)
+        content = wire.decoded(message, ControlMessage) if message.lstrip().startswith("{") else _plain(message)
         match content.event:
             case "MEDIA_START":
                 self._is_json = message.lstrip().startswith("{")
                 encodings = {name: kind for name, (kind, _) in CODECS.items()}
                 rate = CODECS.get(content.format.lower(), ("", 0))[1]
-                return Started(audio_format(content.format, rate, encodings), content.channel_id, content.connection_id)
+                return wire.Started(
+                    wire.audio_format(content.format, rate, encodings), content.channel_id, content.connection_id
+                )
             case "DTMF_END":
-                return digit_event(content.digit)
+                return wire.digit_event(content.digit)
             case "MEDIA_MARK_PROCESSED":
-                return Played(content.correlation_id)
+                return wire.Played(content.correlation_id)
             case event if event in WITHOUT_EFFECT:
                 return None
-        return Unknown()
+        return wire.Unknown()
 
-    def audio(self, data: bytes) -> WireMessage:
+    def audio(self, data: bytes) -> wire.WireMessage:
         """A binary message."""
         return data
 
-    def mark(self, name: str) -> WireMessage | None:
+    def mark(self, name: str) -> wire.WireMessage | None:
         """`MARK_MEDIA`, which Asterisk has since it has JSON control messages."""
         return self._command("MARK_MEDIA", name) if self._is_json else None
 
-    def clear(self) -> WireMessage | None:
+    def clear(self) -> wire.WireMessage | None:
         """`FLUSH_MEDIA`."""
         return self._command("FLUSH_MEDIA")
 
-    def hang_up(self) -> WireMessage | None:
+    def hang_up(self) -> wire.WireMessage | None:
         """`HANGUP`."""
         return self._command("HANGUP")
 

@@ -25,6 +25,7 @@ from vivavoce.server.realtime.session_config import value_or
 from vivavoce.server.realtime.session_types import AudioInputParams, AudioOutputParams, AudioParams, SessionParams
 from vivavoce.server.realtime.sessions import Sessions, served_model
 from vivavoce.server.realtime.websocket import InputLimits
+from vivavoce.server.telephony.active_calls import CallObject
 from vivavoce.server.telephony.records import CallRecord, CallTimes
 from vivavoce.server.telephony.wire import (
     Audio,
@@ -92,6 +93,18 @@ async def serve_call(line: CallLine, wire: MediaWire, caller: PhoneCaller, sessi
     times = CallTimes()
     started: Started | None = None
     call_id = ""
+
+    def record(reason: str) -> CallRecord:
+        return CallRecord(
+            call_id=call_id,
+            provider=wire.provider,
+            provider_call_id="" if started is None else started.call_id,
+            source=caller.address,
+            started_at=times.started_at,
+            duration_seconds=times.seconds,
+            reason=reason,
+        )
+
     try:
         started = await _start_of(line, wire)
         if started is None:
@@ -101,6 +114,7 @@ async def serve_call(line: CallLine, wire: MediaWire, caller: PhoneCaller, sessi
             call.open(sessions, caller, started)
             call_id = call.session.id.replace("sess_", "rtc_", 1)
             times.note_answer()
+            sessions.calls.begin(call_id, lambda: CallObject.of(record(""), "answered"))
             reason = await call.run(line)
     except WireError as error:
         reason = error.code or "refused"
@@ -111,18 +125,8 @@ async def serve_call(line: CallLine, wire: MediaWire, caller: PhoneCaller, sessi
         log_failure(logger, error, "a call over %s failed", wire.provider)
         await close_line(line, 1011, "the call failed")
     sessions.metrics.calls_ended.labels(wire.provider, reason).inc()
-    name = "" if started is None else started.call_id
-    sessions.call_records.write(
-        CallRecord(
-            call_id=call_id,
-            provider=wire.provider,
-            provider_call_id=name,
-            source=caller.address,
-            started_at=times.started_at,
-            duration_seconds=times.seconds,
-            reason=reason,
-        )
-    )
+    sessions.calls.end(record(reason))
+    sessions.call_records.write(record(reason))
 
 
 async def _start_of(line: CallLine, wire: MediaWire) -> Started | None:

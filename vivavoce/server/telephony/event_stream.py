@@ -6,18 +6,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import Struct
 
-from vivavoce.server.telephony.wire import (
-    PACKET_SECONDS,
-    Audio,
-    CallEnded,
-    CallEvent,
-    Played,
-    Started,
-    Unknown,
-    WireMessage,
-    digit_event,
-    required,
-)
+from vivavoce.server.telephony import wire
 
 
 class Media(Struct):
@@ -46,7 +35,7 @@ class EventStream(ABC):
     """A stream of one call."""
 
     provider: str
-    packet_seconds = PACKET_SECONDS
+    packet_seconds = wire.PACKET_SECONDS
     can_clear = True
     stream_field: ClassVar[str | None] = None
     """The name of the stream's id in outgoing messages."""
@@ -55,20 +44,20 @@ class EventStream(ABC):
         self._stream = ""
 
     @abstractmethod
-    def decode(self, message: WireMessage) -> StreamMessage:
+    def decode(self, message: wire.WireMessage) -> StreamMessage:
         """The message, with the fields of the provider."""
         ...
 
     @abstractmethod
-    def started(self, message: Any) -> Started:
+    def started(self, message: Any) -> wire.Started:
         """The event of a `start` message."""
         ...
 
-    def received(self, message: WireMessage) -> CallEvent | None:
+    def received(self, message: wire.WireMessage) -> wire.CallEvent | None:
         """The event of a message."""
         return self.event_of(self.decode(message))
 
-    def event_of(self, content: Any) -> CallEvent | None:
+    def event_of(self, content: Any) -> wire.CallEvent | None:
         """The event of a decoded message."""
         match content.event:
             case "start":
@@ -76,29 +65,29 @@ class EventStream(ABC):
                 self._stream = started.stream_id
                 return started
             case "media":
-                media = required(content.media, "media")
-                return Audio(media.payload) if media.track == "inbound" else None
+                media = wire.required(content.media, "media")
+                return wire.Audio(media.payload) if media.track == "inbound" else None
             case "mark":
-                return Played(required(content.mark, "mark").name)
+                return wire.Played(wire.required(content.mark, "mark").name)
             case "dtmf":
-                return digit_event(required(content.dtmf, "dtmf").digit)
+                return wire.digit_event(wire.required(content.dtmf, "dtmf").digit)
             case "stop":
-                return CallEnded()
-        return None if content.event == "connected" else Unknown()
+                return wire.CallEnded()
+        return None if content.event == "connected" else wire.Unknown()
 
-    def audio(self, data: bytes) -> WireMessage:
+    def audio(self, data: bytes) -> wire.WireMessage:
         """A `media` message."""
         return self._message("media", media={"payload": data})
 
-    def mark(self, name: str) -> WireMessage | None:
+    def mark(self, name: str) -> wire.WireMessage | None:
         """A `mark` message."""
         return self._message("mark", mark={"name": name})
 
-    def clear(self) -> WireMessage | None:
+    def clear(self) -> wire.WireMessage | None:
         """A `clear` message. Some providers answer it with all marks that wait."""
         return self._message("clear")
 
-    def hang_up(self) -> WireMessage | None:
+    def hang_up(self) -> wire.WireMessage | None:
         """The stream ends with its socket."""
         return None
 

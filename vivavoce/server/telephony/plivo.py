@@ -4,21 +4,8 @@ import msgspec
 from msgspec import Struct
 
 from vivavoce.server.realtime.audio_formats import MU_LAW, PCM, WireFormat
+from vivavoce.server.telephony import wire
 from vivavoce.server.telephony.event_stream import Dtmf, Media
-from vivavoce.server.telephony.wire import (
-    PACKET_SECONDS,
-    Audio,
-    CallEnded,
-    CallEvent,
-    Played,
-    Started,
-    Unknown,
-    WireMessage,
-    audio_format,
-    decoded,
-    digit_event,
-    required,
-)
 
 ENCODINGS: dict[str, str] = {"audio/x-mulaw": MU_LAW, "audio/x-l16": PCM}
 
@@ -67,47 +54,47 @@ class PlivoStream:
     """A Plivo stream."""
 
     provider = "plivo"
-    packet_seconds = PACKET_SECONDS
+    packet_seconds = wire.PACKET_SECONDS
     can_clear = True
 
     def __init__(self) -> None:
         self._stream = ""
         self._format = WireFormat(MU_LAW, 8_000)
 
-    def received(self, message: WireMessage) -> CallEvent | None:
+    def received(self, message: wire.WireMessage) -> wire.CallEvent | None:
         """The event of a message."""
-        content = decoded(message, PlivoMessage)
+        content = wire.decoded(message, PlivoMessage)
         match content.event:
             case "start":
-                start = required(content.start, "start")
+                start = wire.required(content.start, "start")
                 self._stream = start.stream_id
-                self._format = audio_format(start.media_format.encoding, start.media_format.sample_rate, ENCODINGS)
-                return Started(self._format, start.call_id, self._stream)
+                self._format = wire.audio_format(start.media_format.encoding, start.media_format.sample_rate, ENCODINGS)
+                return wire.Started(self._format, start.call_id, self._stream)
             case "media":
-                media = required(content.media, "media")
-                return Audio(media.payload) if media.track == "inbound" else None
+                media = wire.required(content.media, "media")
+                return wire.Audio(media.payload) if media.track == "inbound" else None
             case "playedStream":
-                return Played(content.name)
+                return wire.Played(content.name)
             case "dtmf":
-                return digit_event(required(content.dtmf, "dtmf").digit)
+                return wire.digit_event(wire.required(content.dtmf, "dtmf").digit)
             case "stop":
-                return CallEnded()
-        return None if content.event == "clearedAudio" else Unknown()
+                return wire.CallEnded()
+        return None if content.event == "clearedAudio" else wire.Unknown()
 
-    def audio(self, data: bytes) -> WireMessage:
+    def audio(self, data: bytes) -> wire.WireMessage:
         """A `playAudio` message."""
         name = "audio/x-l16" if self._format.type == PCM else "audio/x-mulaw"
         return _encoded(PlayAudio(OutgoingMedia(name, self._format.rate, data)))
 
-    def mark(self, name: str) -> WireMessage | None:
+    def mark(self, name: str) -> wire.WireMessage | None:
         """A `checkpoint` message."""
         return _encoded(PlivoCheckpoint(self._stream, name))
 
-    def clear(self) -> WireMessage | None:
+    def clear(self) -> wire.WireMessage | None:
         """A `clearAudio` message."""
         return _encoded(ClearAudio(self._stream))
 
-    def hang_up(self) -> WireMessage | None:
+    def hang_up(self) -> wire.WireMessage | None:
         """The stream ends with its socket."""
         return None
 

@@ -4,6 +4,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -23,6 +24,7 @@ class CallRecord(Struct, kw_only=True):
     caller: str | UnsetType = UNSET
     """As the peer names it, where it does; over SIP anybody can write anything there."""
     called: str | UnsetType = UNSET
+    direction: Literal["incoming", "outgoing"] = "incoming"
     source: str
     """The address of the peer."""
     started_at: float
@@ -30,7 +32,12 @@ class CallRecord(Struct, kw_only=True):
     duration_seconds: float
     """Since it was answered; 0 for a call that was not."""
     reason: str
+    """Why it ended; empty while it is in progress."""
     codec: str | UnsetType = UNSET
+    status_code: int | UnsetType = UNSET
+    """The response of SIP that refused an outgoing call."""
+    answered_by: str | UnsetType = UNSET
+    """What has answered an outgoing call: person, machine, beep or silence."""
 
 
 @dataclass

@@ -4,18 +4,7 @@ import msgspec
 from msgspec import Struct, field
 
 from vivavoce.server.realtime.audio_formats import PCM
-from vivavoce.server.telephony.wire import (
-    PACKET_SECONDS,
-    Audio,
-    CallEvent,
-    Played,
-    Started,
-    Unknown,
-    WireMessage,
-    audio_format,
-    decoded,
-    digit_event,
-)
+from vivavoce.server.telephony import wire
 
 ENCODINGS: dict[str, str] = {"audio/l16": PCM}
 
@@ -47,39 +36,39 @@ class VonageEndpoint:
     """A WebSocket endpoint of a Vonage call."""
 
     provider = "vonage"
-    packet_seconds = PACKET_SECONDS
+    packet_seconds = wire.PACKET_SECONDS
     can_clear = True
 
-    def received(self, message: WireMessage) -> CallEvent | None:
+    def received(self, message: wire.WireMessage) -> wire.CallEvent | None:
         """The event of a message; binary messages are audio."""
         if isinstance(message, bytes):
-            return Audio(message)
-        content = decoded(message, VonageMessage)
+            return wire.Audio(message)
+        content = wire.decoded(message, VonageMessage)
         match content.event:
             case "websocket:connected":
                 name, _, parameters = content.content_type.partition(";")
                 rate = parameters.strip().removeprefix("rate=")
-                return Started(audio_format(name.strip(), int(rate) if rate.isdecimal() else 0, ENCODINGS))
+                return wire.Started(wire.audio_format(name.strip(), int(rate) if rate.isdecimal() else 0, ENCODINGS))
             case "websocket:dtmf":
-                return digit_event(content.digit)
+                return wire.digit_event(content.digit)
             case "websocket:notify":
-                return Played(content.payload.mark)
+                return wire.Played(content.payload.mark)
             case "websocket:cleared":
                 return None
-        return Unknown()
+        return wire.Unknown()
 
-    def audio(self, data: bytes) -> WireMessage:
+    def audio(self, data: bytes) -> wire.WireMessage:
         """A binary message."""
         return data
 
-    def mark(self, name: str) -> WireMessage | None:
+    def mark(self, name: str) -> wire.WireMessage | None:
         """A `notify` command."""
         return msgspec.json.encode(Notify(Notice(name))).decode()
 
-    def clear(self) -> WireMessage | None:
+    def clear(self) -> wire.WireMessage | None:
         """A `clear` command."""
         return msgspec.json.encode(Clear()).decode()
 
-    def hang_up(self) -> WireMessage | None:
+    def hang_up(self) -> wire.WireMessage | None:
         """The endpoint ends with its socket."""
         return None

@@ -1,4 +1,7 @@
-"""Passages of text files, found by BM25. Words are the terms of most scripts, pairs of characters those of Chinese."""
+"""Passages of text files, found by BM25, and by what they say where an embedding model is there.
+
+Words are the terms of most scripts, pairs of characters those of Chinese.
+"""
 
 import math
 import re
@@ -7,6 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vivavoce.errors import InputError
 from vivavoce.server.tools.markup import without_markup
@@ -16,6 +23,8 @@ MAX_FILES = 5000
 MAX_BYTES = 8 << 20  # of all files together
 PASSAGE_LENGTH = 700
 K1, B = 1.2, 0.75
+MIN_SIMILARITY = 0.2  # of a passage and a query, below which they have nothing in common
+RANK_OFFSET = 60  # of reciprocal rank fusion, as published
 
 IDEOGRAPHS = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 RUN = re.compile(rf"[{IDEOGRAPHS}]+|[^\W_{IDEOGRAPHS}]+")
@@ -31,11 +40,21 @@ class Passage:
     text: str
 
 
-class PassageIndex:
-    """An inverted index of passages."""
+class TextEmbedder(Protocol):
+    """An embedding model."""
 
-    def __init__(self, passages: Sequence[Passage]) -> None:
+    def embed(self, texts: list[str]) -> NDArray[np.float32]:
+        """A unit vector for each text.  # [text, dimension]"""
+        ...
+
+
+class PassageIndex:
+    """An inverted index of passages, and their embeddings if there is a model for them."""
+
+    def __init__(self, passages: Sequence[Passage], embedder: TextEmbedder | None = None) -> None:
         self.passages = passages
+        texts = [passage.text for passage in passages]
+        self._embedded = None if embedder is None else (embedder, embedder.embed(texts))
         self._found: dict[str, list[tuple[int, int]]] = defaultdict(
             list
         )  # by term: passages, and how often it is there
@@ -48,7 +67,19 @@ class PassageIndex:
         self._mean = sum(self._lengths) / max(1, len(self._lengths)) or 1.0
 
     def search(self, query: str, count: int = 4) -> list[Passage]:
-        """The passages that fit best; none where no term of the query is in any."""
+        """The passages that fit best; none where no term of the query is in any, and none says anything like it."""
+        rankings = [self._by_terms(query)]
+        if self._embedded is not None:
+            rankings.append(_by_meaning(query, *self._embedded))
+        scores: dict[int, float] = defaultdict(float)
+        for ranking in rankings:
+            for rank, index in enumerate(ranking):
+                scores[index] += 1 / (RANK_OFFSET + rank)
+        best = sorted(scores, key=lambda index: (-scores[index], index))[:count]
+        return [self.passages[index] for index in best]
+
+    def _by_terms(self, query: str) -> list[int]:
+        """Passages that have terms of a query, the best first."""
         scores: dict[int, float] = defaultdict(float)
         for term in set(terms(query)):
             found = self._found.get(term, ())
@@ -56,8 +87,13 @@ class PassageIndex:
             for index, times in found:
                 norm = K1 * (1 - B + B * self._lengths[index] / self._mean)
                 scores[index] += weight * times * (K1 + 1) / (times + norm)
-        best = sorted(scores, key=lambda index: (-scores[index], index))[:count]
-        return [self.passages[index] for index in best]
+        return sorted(scores, key=lambda index: (-scores[index], index))
+
+
+def _by_meaning(query: str, embedder: TextEmbedder, vectors: NDArray[np.float32]) -> list[int]:
+    """Passages whose embedding is like that of a query, the best first."""
+    similarities: NDArray[Any] = vectors @ embedder.embed([query])[0]
+    return [int(index) for index in np.argsort(-similarities) if similarities[index] >= MIN_SIMILARITY]
 
 
 def terms(text: str) -> Iterator[str]:

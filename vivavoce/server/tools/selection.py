@@ -17,6 +17,7 @@ from vivavoce.server.tools.documents import documents
 from vivavoce.server.tools.hang_up import hang_up
 from vivavoce.server.tools.http_request import http_request
 from vivavoce.server.tools.interface import BuiltInTool, CallingSession
+from vivavoce.server.tools.passages import TextEmbedder
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,8 @@ CALL_SECONDS = 30.0
 
 
 @functools.lru_cache(8)
-def selected_tools(values: tuple[str, ...]) -> tuple[BuiltInTool, ...]:
-    """The tools of `--tool`; files are read once. InputError for what is no tool."""
+def selected_tools(values: tuple[str, ...], embedding: str | None = None) -> tuple[BuiltInTool, ...]:
+    """The tools of `--tool`; files are read once, also by the model `embedding`. InputError for what is no tool."""
     named = defaultdict[str, list[str]](list)
     for value in values:
         kind, equals, rest = value.partition("=")
@@ -44,12 +45,21 @@ def selected_tools(values: tuple[str, ...]) -> tuple[BuiltInTool, ...]:
     if "calculator" in named:
         found.append(calculator())
     if "folder" in named:
-        found.append(documents([Path(each).expanduser() for each in named["folder"]]))
+        paths = [Path(each).expanduser() for each in named["folder"]]
+        found.append(documents(paths, None if embedding is None else _embedder(embedding)))
+    elif embedding is not None:
+        raise InputError("--embedding is for --tool folder=DIR, which is not given")
     if "hang-up" in named:
         found.append(hang_up())
     if "http" in named:
         found.append(http_request([host.strip() for each in named["http"] for host in each.split(",")]))
     return tuple(found)
+
+
+def _embedder(name: str) -> TextEmbedder:
+    from vivavoce.server.hosting.embeddings import load_sentence_encoder  # torch is needed for this alone
+
+    return load_sentence_encoder(name)
 
 
 async def call_tool(tools: Sequence[BuiltInTool], name: str, arguments: dict[str, Any], session: CallingSession) -> str:

@@ -57,6 +57,16 @@ class Recordings:
         whole = cls(torch.from_numpy(np.asarray(corpus.samples)), starts[:-1], starts.diff(), texts)
         return whole.of([index for index, text in enumerate(texts) if text])
 
+    @classmethod
+    def joined(cls, sets: "Sequence[Recordings]") -> "Recordings":
+        """All recordings of several sets."""
+        if len(sets) == 1:
+            return sets[0]
+        offsets = np.cumsum([0, *(len(each.samples) for each in sets[:-1])]).tolist()
+        starts = [each.starts + offset for each, offset in zip(sets, offsets, strict=True)]
+        samples, lengths = torch.cat([each.samples for each in sets]), torch.cat([each.lengths for each in sets])
+        return cls(samples, torch.cat(starts), lengths, [text for each in sets for text in each.texts])
+
     def to(self, device: torch.device | str) -> "Recordings":
         """Move the samples to a device; starts and lengths stay on the host, where batches are planned."""
         return Recordings(self.samples.to(device), self.starts, self.lengths, self.texts)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from vivavoce.errors import InputError
 from vivavoce.models.quantised import is_matrix, rounded
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.models.whisper.config import WhisperConfig
@@ -37,7 +38,15 @@ from vivavoce.train.asr import (
     save_whisper,
     write_json,
 )
-from vivavoce.train.asr.batches import IGNORED, RATE, AudioAugmentation, Recordings, WindowMaker, WindowShape
+from vivavoce.train.asr.batches import (
+    IGNORED,
+    RATE,
+    AudioAugmentation,
+    Recordings,
+    WindowMaker,
+    WindowOptions,
+    WindowShape,
+)
 from vivavoce.train.asr.evaluate import CONDITIONS, RecognitionScores, score_texts, timing_heads, transcribe_all
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, TrainingStep, plot_curves
@@ -78,16 +87,35 @@ class ASRRecipe:
     dropout: float = 0.1
     smoothing: float = 0.1
     average: float = 0.998
-    ctc_shares: tuple[float, float] = (
-        0.6,
-        0.3,
-    )  # weight of the CTC loss at the start and from the middle on
+    ctc_shares: tuple[float, float] | None = (0.6, 0.3)
+    """Weight of the CTC loss at the start and from the middle on; None: it is not computed."""
     wrong_tokens: float = 0.06  # share of decoder inputs replaced at random, so that it relies on the audio
     augmentation: float = 1.0
+    windows: WindowOptions = WindowOptions()  # noqa: RUF009 - frozen
     bits: int = 5  # of the packaged matrices
     rounded_from: float = 0.5  # progress from which matrices are quantised
     evaluated: int = 400
     log_every: int = 50
+
+    def fine_tuning(self, initial: Path) -> "ASRRecipe":
+        """The recipe for a model that recognises speech already: its sizes, gentler steps, milder augmentation."""
+        config = WhisperConfig.read(initial)
+        shapes = tuple(shape for shape in self.shapes if shape.seconds <= config.window_seconds)
+        if not shapes:
+            raise InputError(f"the windows of {initial} are shorter than {self.shapes[0].seconds} s")
+        return replace(
+            self,
+            config=config,
+            shapes=shapes,
+            peak_rate=1e-4,
+            weight_decay=0.0,
+            dropout=0.0,
+            smoothing=0.0,
+            average=0.999,
+            ctc_shares=None,
+            augmentation=min(0.8, self.augmentation),
+            windows=replace(self.windows, rates=(0.85, 1.18), variants=1),
+        )
 
 
 TINY = ASRRecipe(
@@ -159,6 +187,9 @@ class ASRModule(nn.Module):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The loss without quantisation of the weights."""
         states = self.model.encoder(batch["mel"])
+        if self.recipe.ctc_shares is None:
+            text_loss = self._text_loss(states, batch)
+            return {"loss": text_loss, "text": text_loss}
         ctc_loss_mean = self._ctc(states, batch)
         text_loss = self._text_loss(states, batch)
         share = batch["ctc_share"]
@@ -232,7 +263,7 @@ class Training:
             self.module.pieces.load_state_dict(load_ctc_head(initial, self.module.pieces))
         self.module.to(device)
         self.augmentation = AudioAugmentation(recipe.config.num_mel_bins, device, recipe.augmentation)
-        self.maker = WindowMaker(recordings.to(device), self.vocabulary, seed=seed)
+        self.maker = WindowMaker(recordings.to(device), self.vocabulary, recipe.windows, seed)
         self.learner = Learner(
             {"hearing": self.module},
             self.module.loss,
@@ -271,17 +302,19 @@ class Training:
         return {**batch, "mel": mel, **set_by_step}
 
     def _ctc_share(self, progress: float) -> float:
-        first, last = self.recipe.ctc_shares
+        first, last = self.recipe.ctc_shares or (0.0, 0.0)
         return first + (last - first) * min(1.0, 2 * progress)
 
     def _is_rounded(self, progress: float) -> bool:
         return progress >= self.recipe.rounded_from
 
     def save(self, folder: str | Path) -> None:
-        """Save a float16 Whisper checkpoint in Hugging Face's layout, with the CTC head in `pieces`."""
+        """Save a float16 Whisper checkpoint in Hugging Face's layout, with a trained CTC head in `pieces`."""
         recordings = self.maker.recordings.of(range(min(ALIGNMENT_RECORDINGS, len(self.maker.recordings))))
         heads = timing_heads(self.module.model, self.vocabulary, recordings)
         save_whisper(self.module.model, self.vocabulary, Path(folder), heads)
+        if self.recipe.ctc_shares is None:
+            return
         config = self.module.model.config
         guesser = PieceGuesser(config.d_model, self.module.text_ids, layers=0, heads=config.encoder_attention_heads)
         guesser.pieces.load_state_dict(self.module.pieces.state_dict())
@@ -304,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """`viva train asr --corpus DIR --out DIR`: train, save, evaluate."""
     started = time.monotonic()
     options = _options(arguments)
-    recipe = TINY if options.tiny else ASRRecipe()
+    recipe = _recipe(options)
     training_set, held_out = _recordings(options, recipe)
     sizes = ", ".join(f"{name} {len(recordings)}" for name, recordings in held_out.items())
     print(f"{len(training_set)} training recordings; held out: {sizes}", flush=True)
@@ -332,10 +365,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_json(options.out / "metrics.json", metrics)
 
 
+def _recipe(options: argparse.Namespace) -> ASRRecipe:
+    recipe = TINY if options.tiny else ASRRecipe()
+    if options.fine_tune:
+        if options.init is None:
+            raise InputError("--fine-tune needs --init, the model to fine-tune")
+        recipe = recipe.fine_tuning(options.init)
+    chosen = {"peak_rate": options.rate, "bits": options.bits, "steps": options.steps}
+    return replace(recipe, **{name: value for name, value in chosen.items() if value is not None})
+
+
 def _recordings(options: argparse.Namespace, recipe: ASRRecipe) -> tuple[Recordings, dict[str, Recordings]]:
     """Training recordings, and held-out ones: of the same voices, and of held-out voices."""
-    corpus, held_out_corpus = _corpora(options)
-    all_recordings = Recordings.of_corpus(Corpus.load(corpus))
+    corpora, held_out_corpus = _corpora(options)
+    all_recordings = Recordings.joined([Recordings.of_corpus(Corpus.load(corpus)) for corpus in corpora])
     order = random.Random(options.seed).sample(range(len(all_recordings)), len(all_recordings))
     held_out_indices = order[: max(1, min(recipe.evaluated, len(order) // 20))]
     held_out = {"known voices": all_recordings.of(held_out_indices)}
@@ -350,21 +393,31 @@ def _recordings(options: argparse.Namespace, recipe: ASRRecipe) -> tuple[Recordi
     ), held_out
 
 
-def _corpora(options: argparse.Namespace) -> tuple[Path, Path | None]:
+def _corpora(options: argparse.Namespace) -> tuple[list[Path], Path | None]:
     """The named corpora, or `train` and `held_out` of a folder."""
-    if not options.corpus.is_dir():
+    first, *others = options.corpus
+    if not first.is_dir():
         return options.corpus, options.held_out
-    default = options.corpus / "held_out"
-    return options.corpus / "train", options.held_out or (default if default.with_suffix(".npz").is_file() else None)
+    default = first / "held_out"
+    held_out = options.held_out or (default if default.with_suffix(".npz").is_file() else None)
+    return [first / "train", *others], held_out
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train mini-asr.")
-    parser.add_argument("--corpus", type=Path, required=True, help="a corpus, or a folder with `train` and `held_out`")
+    parser.add_argument(
+        "--corpus", type=Path, required=True, nargs="+", help="corpora, or a folder with `train` and `held_out`"
+    )
     parser.add_argument("--held-out", type=Path, default=None, help="a corpus of held-out voices for evaluation")
     parser.add_argument("--out", type=Path, required=True, help="for checkpoint and metrics; a run in it is resumed")
     add_option(parser, "--speech-encoder", "--ear", type=Path, help="folder of a speech encoder to initialise from")
     parser.add_argument("--init", type=Path, default=None, help="folder of an earlier ASR model to initialise from")
+    parser.add_argument(
+        "--fine-tune", action="store_true", help="keep the sizes of --init, which recognises speech already"
+    )
+    parser.add_argument("--rate", type=float, default=None, help="peak learning rate")
+    parser.add_argument("--bits", type=int, default=None, help="of the packaged matrices; they are rounded in training")
+    parser.add_argument("--steps", type=int, default=None, help="end after so many steps")
     parser.add_argument("--seconds", type=float, default=400.0, help="total time, evaluation included")
     parser.add_argument("--device", default=None, help="cpu, cuda, …; default: the GPU if there is one")
     parser.add_argument("--seed", type=int, default=0)
