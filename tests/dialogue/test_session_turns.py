@@ -23,7 +23,7 @@ from vivavoce.dialogue.events import (
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import InputError
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of sockets that other tests left open
 
 
 async def test_the_events_of_one_turn_come_in_order():

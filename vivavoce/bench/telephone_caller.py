@@ -11,7 +11,7 @@ import secrets
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -167,8 +167,7 @@ class SocketCaller(Sideband):
         return self
 
     async def __aexit__(self, *error: Any) -> None:
-        self._speaking.cancel()
-        await asyncio.gather(self._speaking, return_exceptions=True)
+        await stop(self._speaking)
         await super().__aexit__(*error)
 
     def on_event(self, event: dict[str, Any]) -> None:
@@ -205,6 +204,12 @@ class SocketCaller(Sideband):
             await self.send(type="input_audio_buffer.append", audio=data)
 
 
+async def stop(task: asyncio.Task[None]) -> None:
+    """Cancel a task, and wait for its end."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 class Datagrams(asyncio.DatagramProtocol):
     """A UDP socket."""
 
@@ -230,22 +235,26 @@ class SipCaller:
         self._chance = np.random.default_rng(self.seed)
         self._heard, self._echo = HeardSound(), np.zeros(round(self.line.echo_seconds * LINE.rate), np.float32)
         self.is_hung_up = False
-        self._sip, _ = await loop.create_datagram_endpoint(
-            lambda: Datagrams(self._received_sip), ("127.0.0.1", 0), ("127.0.0.1", self.sip_port)
-        )
-        self._rtp, _ = await loop.create_datagram_endpoint(lambda: Datagrams(self._received_rtp), ("127.0.0.1", 0))
-        self._microphone = OpenMicrophone(LINE.rate)
-        self._media_port = await self._invite()
-        self._speaking = asyncio.create_task(self._speak())
+        async with AsyncExitStack() as stack:
+            self._sip, _ = await loop.create_datagram_endpoint(
+                lambda: Datagrams(self._received_sip), ("127.0.0.1", 0), ("127.0.0.1", self.sip_port)
+            )
+            stack.callback(self._sip.close)
+            self._rtp, _ = await loop.create_datagram_endpoint(lambda: Datagrams(self._received_rtp), ("127.0.0.1", 0))
+            stack.callback(self._rtp.close)
+            self._microphone = OpenMicrophone(LINE.rate)
+            self._media_port = await self._invite()
+            stack.push_async_callback(self._hang_up)
+            stack.push_async_callback(stop, asyncio.create_task(self._speak()))
+            self._open = stack.pop_all()
         return self
 
     async def __aexit__(self, *error: Any) -> None:
+        await self._open.aclose()
+
+    async def _hang_up(self) -> None:
         if not self.is_hung_up:
             await self._exchange("BYE", 2)
-        self._speaking.cancel()
-        await asyncio.gather(self._speaking, return_exceptions=True)
-        self._sip.close()
-        self._rtp.close()
 
     @property
     def lateness(self) -> list[float]:
