@@ -1,6 +1,7 @@
 """Callers of `viva bench telephone`: over SIP with RTP in µ-law, and over a WebSocket, with the same questions.
 
-A sample is spoken when the packet of 20 ms that it is in is sent. A reply is heard from its first packet with sound on.
+A sample is spoken when the packet of 20 ms that it is in is sent. A reply is heard
+when its first sound is played: a packet is played when it comes, deltas of a WebSocket one after the other.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ class AskedTurn:
     """One question, and what came back."""
 
     v2v_seconds: float | None = None
-    """From the last voiced sample sent to the first packet with sound; None: no reply."""
+    """From the last voiced sample sent to the first sound of the reply; None: there was none."""
     reply_seconds: float = 0.0
     transcript: str = ""
     """Of a reply over a WebSocket; those of a call have a sideband."""
@@ -64,15 +65,18 @@ class AskedTurn:
 
 @dataclass
 class HeardSound:
-    """When sound was heard, in packets of 20 ms."""
+    """When sound was heard."""
 
+    rate: int
     first_at: float | None = None
     last_at: float = 0.0
 
-    def note(self, now: float, samples: Samples) -> None:
-        if np.abs(samples).max(initial=0.0) > LOUD:
-            self.first_at = now if self.first_at is None else self.first_at
-            self.last_at = now
+    def note(self, begin: float, samples: Samples) -> None:
+        """Take samples that are played from this time on."""
+        loud = np.flatnonzero(np.abs(samples) > LOUD)
+        if len(loud):
+            self.first_at = begin + int(loud[0]) / self.rate if self.first_at is None else self.first_at
+            self.last_at = begin + int(loud[-1]) / self.rate
 
 
 class OpenMicrophone:
@@ -158,7 +162,7 @@ class SocketCaller(Sideband):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._heard, self._audio_until, self._is_done = HeardSound(), 0.0, asyncio.Event()
+        self._heard, self._audio_until, self._is_done = HeardSound(WIDE.rate), 0.0, asyncio.Event()
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -174,15 +178,16 @@ class SocketCaller(Sideband):
         """Take a server event."""
         super().on_event(event)
         if event["type"] == "response.output_audio.delta":
-            now, samples = time.monotonic(), decode(base64.b64decode(event["delta"]), WIDE)
-            self._heard.note(now, samples)
-            self._audio_until = max(self._audio_until, now) + len(samples) / WIDE.rate
+            samples = decode(base64.b64decode(event["delta"]), WIDE)
+            begin = max(self._audio_until, time.monotonic())  # deltas come faster than they are played
+            self._heard.note(begin, samples)
+            self._audio_until = begin + len(samples) / WIDE.rate
         elif event["type"] == "response.done" and event["response"]["status"] == "completed":
             self._is_done.set()  # one that a pause in the question has begun is cancelled
 
     async def ask(self, question: Samples, rate: int) -> AskedTurn:
         """Ask, and listen to the end of the reply."""
-        self._heard, self._audio_until, before = HeardSound(), 0.0, len(self.transcripts)
+        self._heard, self._audio_until, before = HeardSound(WIDE.rate), 0.0, len(self.transcripts)
         self._is_done.clear()
         said = await self._microphone.say(Sound(question, rate).resampled(WIDE.rate).samples[0])
         try:
@@ -194,7 +199,7 @@ class SocketCaller(Sideband):
         first = self._heard.first_at
         return AskedTurn(
             v2v_seconds=None if first is None else first - said,
-            reply_seconds=0.0 if first is None else self._audio_until - first,
+            reply_seconds=0.0 if first is None else self._heard.last_at - first,
             transcript=" ".join(self.transcripts[before:]),
         )
 
@@ -233,7 +238,7 @@ class SipCaller:
         self.user, self._call_id, self._tag = f"bench{secrets.token_hex(4)}", secrets.token_hex(8), secrets.token_hex(4)
         self._to_tag, self._responses = "", asyncio.Queue[str]()
         self._chance = np.random.default_rng(self.seed)
-        self._heard, self._echo = HeardSound(), np.zeros(round(self.line.echo_seconds * LINE.rate), np.float32)
+        self._heard, self._echo = HeardSound(LINE.rate), np.zeros(round(self.line.echo_seconds * LINE.rate), np.float32)
         self.is_hung_up = False
         async with AsyncExitStack() as stack:
             self._sip, _ = await loop.create_datagram_endpoint(
@@ -263,9 +268,9 @@ class SipCaller:
 
     async def ask(self, question: Samples, rate: int) -> AskedTurn:
         """Ask, and listen to the end of the reply."""
-        self._heard = HeardSound()
+        self._heard = HeardSound(LINE.rate)
         said = await self._microphone.say(Sound(question, rate).resampled(LINE.rate).samples[0])
-        self._heard = heard = HeardSound()
+        self._heard = heard = HeardSound(LINE.rate)
         deadline = said + ANSWER_SECONDS
         while time.monotonic() < deadline and not self.is_hung_up:
             await asyncio.sleep(PACKET_SECONDS)

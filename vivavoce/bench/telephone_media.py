@@ -74,7 +74,9 @@ async def heard_over(line: LineSettings, samples: Samples, seed: int = 0) -> Sam
         for stream in (receiver, sender):
             stream.configure(MediaSettings(codec, None, (HOST, network.port)))
         sender.write(samples)
-        await asyncio.sleep(len(samples) / STREAM_RATE + TAIL_SECONDS)
+        while sender.queued_seconds:
+            await asyncio.sleep(sender.queued_seconds)
+        await asyncio.sleep(TAIL_SECONDS)
     finally:
         await asyncio.gather(sender.close(), receiver.close())
         network.close()

@@ -10,7 +10,10 @@ from rich.console import Console
 
 from vivavoce.cli.options import StackName, complete_device, complete_model, print_json, share_cores
 from vivavoce.cli.sip_flags import (
+    CallEndPhrases,
     CallRecords,
+    CallSilencePrompts,
+    CallSilenceSeconds,
     Sip,
     SipAccounts,
     SipAllow,
@@ -46,7 +49,8 @@ SERVING_FLAGS = (  # flags with the names of `ServingOptions`
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
     *("host", "port", "doors", "tls_cert", "tls_key", "max_sessions", "idle_seconds", "resume_seconds"),
     *("drain_seconds", "greeting", "greeting_instructions", "webhook_url", "webhook_secret", "record"),
-    *("prompts", "embedding", "media_streams", "audiosocket", "call_records", "log_level", "log_format", "log_content"),
+    *("prompts", "embedding", "media_streams", "audiosocket", "call_records", "call_silence_seconds"),
+    *("call_silence_prompts", "log_level", "log_format", "log_content"),
 )
 
 ConfigFile = Annotated[
@@ -417,6 +421,9 @@ def serve(
     sip_answers: SipAnswers = None,
     sip_needs_srtp: SipNeedsSrtp = None,
     call_records: CallRecords = None,
+    call_silence_seconds: CallSilenceSeconds = None,
+    call_silence_prompts: CallSilencePrompts = None,
+    call_end_phrase: CallEndPhrases = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     log_content: LogContent = None,
@@ -494,6 +501,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
             "allow_mcp": flags["allow_mcp"] or None,
             "tools": flags["tool"] or None,
             "audiosocket_tokens": flags["audiosocket_token"] or None,
+            "call_end_phrases": flags["call_end_phrase"] or None,
             "greeting_may_be_interrupted": flags["greeting_interruptible"],
             "sip": sip_table(flags),
         },

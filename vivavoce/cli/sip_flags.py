@@ -106,6 +106,25 @@ CallRecords = Annotated[
     typer.Option(rich_help_panel=PANEL, help="File to which a line of JSON is added for each telephone call."),
 ]
 
+CallSilenceSeconds = Annotated[
+    float | None,
+    typer.Option(rich_help_panel=PANEL, help="Silence of a call after which the model speaks. Default: it waits."),
+]
+CallSilencePrompts = Annotated[
+    int | None,
+    typer.Option(
+        rich_help_panel=PANEL, help="How often it speaks without an answer before the call is ended. Default: 2."
+    ),
+]
+CallEndPhrases = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--call-end-phrase",
+        rich_help_panel=PANEL,
+        help='Words such as "goodbye" with which a turn of either side ends the call. Default: none.',
+    ),
+]
+
 
 def sip_table(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags as a table of `SipOptions`, in which None means not set."""

@@ -67,6 +67,7 @@ def _continue(address: str, target: Path, label: str, report: Report, token: str
     try:
         reply = _open(address, have, token)
     except HTTPError as error:
+        error.close()
         if error.code != RANGE_NOT_SATISFIABLE or not have:
             raise
         size = (error.headers.get("Content-Range") or "").rpartition("/")[2]

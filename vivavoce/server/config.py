@@ -167,6 +167,12 @@ class ServerOptions:
     sip: SipOptions = field(default_factory=SipOptions)
     call_records: str | None = None
     """A file to which a line of JSON is appended for each telephone call; None: nothing is stored."""
+    call_silence_seconds: float | None = None
+    """Silence of a telephone call after which the model speaks; None: it waits for the caller."""
+    call_silence_prompts: int = 2
+    """How often it speaks until the caller answers; the silence after that ends the call."""
+    call_end_phrases: tuple[str, ...] = ()
+    """Words such as "goodbye" at the end of a turn of either side, after which a telephone call ends."""
     greeting: str | None = None
     """What a session is greeted with before the user has spoken."""
     greeting_instructions: str | None = None
@@ -214,8 +220,18 @@ class ServerOptions:
         if self.webhook_url is not None and not self.webhook_url.startswith(("http://", "https://")):
             raise InputError("the address of --webhook-url begins with http:// or https://")
 
+        self._check_calls()
         self._check_audiosocket()
         self.sip.check(self.tls_cert is not None, self.webhook_url is not None)
+
+    def _check_calls(self) -> None:
+        seconds = self.call_silence_seconds
+        if seconds is not None and not 1 <= seconds <= 600:
+            raise InputError(f"--call-silence-seconds is 1 to 600, not {seconds:g}")
+        if self.call_silence_prompts < 0:
+            raise InputError(f"--call-silence-prompts is 0 or more, not {self.call_silence_prompts}")
+        if any(not any(map(str.isalnum, phrase)) for phrase in self.call_end_phrases):
+            raise InputError("--call-end-phrase needs words")
 
     def _check_audiosocket(self) -> None:
         if self.audiosocket is None:

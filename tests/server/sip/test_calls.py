@@ -26,7 +26,8 @@ async def test_a_turn_keys_and_the_hang_up_of_the_caller(served, tmp_path):
         async with sideband(server, phone.session) as client:
             await client.until("session.created")
             await phone.speak(np.concatenate([tone(500, 0.5, LINE.rate), np.zeros(LINE.rate * 7 // 10, np.float32)]))
-            done = (await client.until("response.done"))["response"]
+            while (done := (await client.until("response.done"))["response"])["status"] == "cancelled":
+                pass  # a packet that was sent late has cut the turn in two
             assert done["output"][0]["content"][0]["transcript"] == "You said: tone 500"
             assert abs(pitch(await phone.hear(0.35), LINE.rate) - watermark("You said: tone 500")) < 5
             phone.request("INFO", "Content-Type: application/dtmf-relay", body="Signal=5\r\nDuration=160\r\n")

@@ -18,9 +18,9 @@ class HangUp:
         self._goodbye: str | None = None
         self._task: asyncio.Future[None] | None = None
 
-    def request(self) -> None:
-        """End the session after the next reply of the conversation."""
-        self._is_requested, self._goodbye = True, None
+    def request(self, reply: str | None = None) -> None:
+        """End the session after this reply, or after the next one of the conversation."""
+        self._is_requested, self._goodbye = True, reply
 
     def note_sent(self, event: events.ServerEvent) -> None:
         """Follow an event that was sent to the client."""

@@ -60,6 +60,8 @@ class Opening:
     """The hash of the browser key."""
     id: str | None = None
     """The id of the session, where it was given to a client before."""
+    silence_seconds: float | None = None
+    """Of a telephone call, after which the model speaks; None: as the session says."""
 
 
 class RealtimeSession:
@@ -78,7 +80,15 @@ class RealtimeSession:
         self.options, self.metrics = options, metrics
         self.opened_with = opening.opened_with
         allowed_mcp, prompts = AllowedServers.read(options.allow_mcp), prompt_folder(options)
-        self.configuration = Configuration(host, opening.model, opening.kind, opening.session, prompts, allowed_mcp)
+        self.configuration = Configuration(
+            host,
+            opening.model,
+            opening.kind,
+            opening.session,
+            prompts,
+            allowed_mcp,
+            None if opening.silence_seconds is None else round(1000 * opening.silence_seconds),
+        )
         if opening.binary is not None:
             viva = VivaSession(binary=opening.binary)
             self.configuration.session = replace(self.configuration.session, viva=viva)
@@ -94,6 +104,7 @@ class RealtimeSession:
         self.close_reason: tuple[int, str] = (1000, "")
         self.on_closed: list[Callable[[], None]] = []
         self.on_updated: list[Callable[[], None]] = []
+        self.on_sent: list[Callable[[events.ServerEvent], None]] = []
         self._hang_up = HangUp(lambda: self.close(1000, "the conversation was ended"))
         self.encoder.on_played = self._hang_up.note_played
         built_in = selected_tools(options.tools, options.embedding) if abilities_of(host).tools else ()
@@ -101,6 +112,7 @@ class RealtimeSession:
             self.conversation, allowed_mcp, self.send, self._apply_tools, built_in, self, self.encoder.reply_with
         )
         self.configuration.hosted, self.encoder.on_hosted_call = self.hosted, self.hosted.make_call
+        self.on_sent += [self._hang_up.note_sent, self.hosted.note_sent]
         self._handlers = ClientEventHandlers(
             self.conversation, self.configuration, self.encoder, self.audio, self.clock, self._send_updated, self.hosted
         )
@@ -143,9 +155,9 @@ class RealtimeSession:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def hang_up(self) -> None:
-        """End the session when the next reply was heard; for the tool of this name."""
-        self._hang_up.request()
+    def hang_up(self, reply: str | None = None) -> None:
+        """End the session when this reply, or the next one, was heard; for the tool of this name."""
+        self._hang_up.request(reply)
 
     async def _run(self) -> None:
         try:
@@ -236,8 +248,8 @@ class RealtimeSession:
         if self.is_closed:
             return
         self.log.append(event)
-        self._hang_up.note_sent(event)
-        self.hosted.note_sent(event)
+        for follow in self.on_sent:
+            follow(event)
         if self.options.log_content:
             logger.info("%s → %s", self.id, events.encode(event).decode())
         for connection, cursor in list(self.connections.items()):

@@ -108,12 +108,16 @@ class Configuration:
         change: SessionParams | None = None,
         prompts: PromptFolder | None = None,
         mcp: AllowedServers = NO_SERVERS,
+        idle_timeout_ms: int | None = None,
     ) -> None:
-        """`mcp` are the MCP servers that its clients may name."""
+        """`mcp` are the MCP servers that its clients may name; `idle_timeout_ms` holds unless they choose another."""
         self._mcp = mcp
         self.hosted: HostedTools | None = None
         """Adds the tools of MCP servers to the settings."""
         self._base, self._voices, self._abilities = host.settings, tuple(host.voices), abilities_of(host)
+        if idle_timeout_ms is not None:
+            turn = replaced(self._base.turn, idle_timeout_ms=idle_timeout_ms)
+            self._base = replaced(self._base, turn=turn)
         self._models = [model, *(card.id for card in host.models if card.id != model)]
         self._prompts = prompts
         self.session = default_session(self._base, model, kind)

@@ -26,6 +26,7 @@ from vivavoce.server.sip.signalling import ALLOW, SUPPORTED, USER_AGENT
 from vivavoce.server.sip.transactions import ServerTransaction
 from vivavoce.server.sip.transport import Flow
 from vivavoce.server.telephony.active_calls import CallStatus
+from vivavoce.server.telephony.end_of_call import EndOfCall
 from vivavoce.server.telephony.records import CallRecord, CallTimes, printable
 from vivavoce.server.wire import WireError
 
@@ -111,10 +112,12 @@ class SipCall(ABC):
         """Open the session and its media; WireError where the server is full."""
         agent, media = self._agent, self.media
         model = served_model(agent.sessions, params.model or None)
-        opening = Opening(model, params.type or "realtime", params, id=f"sess_{self._name}")
+        silence = agent.sessions.options.call_silence_seconds
+        opening = Opening(model, params.type or "realtime", params, id=f"sess_{self._name}", silence_seconds=silence)
         hosts, is_secure = agent.signalling.media_hosts(flow), agent.options.needs_srtp
         await media.open(agent.sessions, opening, self.parties.source, hosts, is_secure, self.id)
         media.session.on_closed.append(lambda: self.end("server"))
+        EndOfCall(media.session, self.end)
         media.session.send(events.VivaCallStarted(PROVIDER, printable(self.dialog.call_id), ""))
 
     async def _talk(self) -> str:

@@ -26,6 +26,7 @@ from vivavoce.server.realtime.session_types import AudioInputParams, AudioOutput
 from vivavoce.server.realtime.sessions import Sessions, served_model
 from vivavoce.server.realtime.websocket import InputLimits
 from vivavoce.server.telephony.active_calls import CallObject
+from vivavoce.server.telephony.end_of_call import EndOfCall
 from vivavoce.server.telephony.records import CallRecord, CallTimes
 from vivavoce.server.telephony.wire import (
     Audio,
@@ -176,6 +177,7 @@ class PhoneCall:
         self._last_mark: ReplyMark | None = None
         self._mark_count = 0
         self._unknown = 0
+        self._end_reason = "server"
         self._dropped: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
 
     def open(self, sessions: Sessions, caller: PhoneCaller, started: Started) -> None:
@@ -186,12 +188,14 @@ class PhoneCall:
             bound.type or "realtime",
             with_format(bound, self._format),
             opened_with=caller.opened_with,
+            silence_seconds=sessions.options.call_silence_seconds,
         )
         session = self.session = sessions.open(opening, caller.address, self._wire.provider, self)
         self._reader = FormatReader(self._format, session.conversation.input_rate)
         self._rate = session.conversation.output_rate
         self._writer = FormatWriter(self._rate, self._format)
         attach_without_reading(session, self)
+        EndOfCall(session, self._end)
         session.start()
         session.send(events.VivaCallStarted(self._wire.provider, started.call_id, started.stream_id))
 
@@ -208,7 +212,7 @@ class PhoneCall:
                 return "caller"
             if self._dropped.done():
                 await self._hang_up(line, sender, *self._dropped.result())
-                return "server"
+                return self._end_reason
             return self._sending_failed(sender.exception())
         finally:
             calls.dec()
@@ -237,6 +241,10 @@ class PhoneCall:
             except (OSError, RuntimeError, TimeoutError):
                 logger.debug("session %s: the caller is gone", self.session.id, exc_info=True)
         await close_line(line, code, reason)
+
+    def _end(self, reason: str) -> None:
+        self._end_reason = reason
+        self.drop(1000, "the call ended")
 
     # Connection
 

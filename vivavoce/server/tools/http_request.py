@@ -91,16 +91,23 @@ class BoundedRequest:
 
     def run(self, url: str) -> str:
         """The status and text of the response."""
+        try:
+            return self._run(url)
+        finally:
+            with self._lock:
+                self._close()
+
+    def _run(self, url: str) -> str:
         for _ in range(MAX_REDIRECTS + 1):
             named = next((each for each in self.allowed if is_below(url, each)), None)
             if named is None:
                 raise InputError("this address is not allowed; allowed are " + ", ".join(self.allowed))
-            response = self._request(url, _is_private_named(named))
-            if response.status not in REDIRECTS:
-                return _text_of(response)
-            url = urljoin(url, response.headers.get("location", ""))
-            if response.status in (301, 302, 303):
-                self.method, self.body = "GET", None
+            with self._request(url, _is_private_named(named)) as response:
+                if response.status not in REDIRECTS:
+                    return _text_of(response)
+                url = urljoin(url, response.headers.get("location", ""))
+                if response.status in (301, 302, 303):
+                    self.method, self.body = "GET", None
         raise InputError(f"the address redirects more than {MAX_REDIRECTS} times")
 
     def abort(self) -> None:
@@ -118,8 +125,7 @@ class BoundedRequest:
         with self._lock:
             if self._is_aborted:
                 raise InputError("the request was ended")
-            if self._connection is not None:
-                self._connection.abort()
+            self._close()
             self._connection = connection
         target = quote(parts.path or "/", safe=SAFE) + (f"?{quote(parts.query, safe=SAFE)}" if parts.query else "")
         headers = {"Accept-Encoding": "identity", "Accept": "application/json, text/*", "Connection": "close"}
@@ -127,6 +133,10 @@ class BoundedRequest:
             headers["Content-Type"] = "application/json" if _is_json(self.body) else "text/plain; charset=utf-8"
         connection.request(self.method, target, None if self.body is None else self.body.encode(), headers)
         return connection.getresponse()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
 
 
 class CheckedConnection(http.client.HTTPConnection):
@@ -144,10 +154,10 @@ class CheckedConnection(http.client.HTTPConnection):
         addresses = [str(each[4][0]) for each in found]
         if not self._may_be_private and not all(ipaddress.ip_address(each).is_global for each in addresses):
             raise InputError("this address leads into a private network, which is not allowed")
-        sock: socket.socket = socket.create_connection((addresses[0], self.port), self.timeout)
+        self.sock = self._socket = socket.create_connection((addresses[0], self.port), self.timeout)
         if self._is_secure:
-            sock = ssl.create_default_context().wrap_socket(sock, server_hostname=self.host)
-        self.sock = self._socket = sock
+            secure = ssl.create_default_context().wrap_socket(self._socket, server_hostname=self.host)
+            self.sock = self._socket = secure
 
     def abort(self) -> None:
         """End reads that wait, on any thread."""
