@@ -18,23 +18,14 @@ from vivavoce.nn.modules import scripted
 
 Samples = NDArray[np.float32]
 
-MIN_OUTPUTS = 32  # of a stretch: fewer make slim products, more make a matrix with more zeros
-
 
 class BatchedResampler:
     """Resamples streams of one channel between the rates of a `LiveResampler`. The state of each is a value."""
 
     def __init__(self, resampler: LiveResampler) -> None:
         self._resampler = resampler
-        up, down, taps = resampler.up, resampler.down, 2 * resampler.reach
-        repeats = -(-MIN_OUTPUTS // up)
-        self._outputs, self._hop = up * repeats, down * repeats  # of a stretch
-        matrix = np.zeros(((self._outputs - 1) * down // up + taps, self._outputs), np.float32)
-        for output in range(self._outputs):
-            whole, phase = divmod(output * down, up)
-            matrix[whole : whole + taps, output] = resampler.filters[phase]
-        self._matrix = matrix
-        self._kernel: Any = scripted(ResampleKernel(torch.from_numpy(matrix), self._hop))
+        stretch = resampler.stretch
+        self._kernel: Any = scripted(ResampleKernel(torch.from_numpy(stretch.matrix), stretch.hop))
 
     def step(
         self, states: Sequence[LiveResamplerState], samples: Sequence[Samples]
@@ -74,27 +65,16 @@ class BatchedResampler:
             return np.zeros((len(inputs), 0), np.float32), first_needed, more, 0
         aligned = state.emitted // up * up
         begin = aligned // up * down - reach + 1 - origin
-        stretches = -(-(until - aligned) // self._outputs)
+        stretches = -(-(until - aligned) // resampler.stretch.outputs)
         if len(inputs) < FEW:
-            made = self._stretches(inputs, begin, stretches)
+            made = resampler.stretch.apply(inputs, begin, stretches)
         else:
             made = self._kernel(torch.from_numpy(inputs), begin, stretches).numpy()
         return made[:, state.emitted - aligned : until - aligned], first_needed, more, until - state.emitted
 
-    def _stretches(self, inputs: Samples, begin: int, stretches: int) -> Samples:
-        """As `ResampleKernel`, in numpy."""
-        span = len(self._matrix)
-        padded = np.zeros((len(inputs), (stretches - 1) * self._hop + span), np.float32)
-        given = inputs[:, max(begin, 0) : begin + padded.shape[1]]
-        first = max(-begin, 0)
-        padded[:, first : first + given.shape[1]] = given
-        shape = len(inputs), stretches, span
-        windows = np.ndarray(shape, np.float32, padded, 0, (padded.strides[0], 4 * self._hop, 4))
-        return (np.ascontiguousarray(windows) @ self._matrix).reshape(len(inputs), -1)
-
 
 class ResampleKernel(nn.Module):
-    """The outputs of successive stretches."""
+    """As `StretchFilter.apply`, for many streams."""
 
     matrix: Tensor
 

@@ -1,5 +1,6 @@
 """Levels: measuring loudness, gain control, limiting, and trimming silence at the start."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,7 +54,7 @@ def normalise_speech(sound: Sound, target_dbfs: float = -23.0, max_gain_db: floa
 
 def to_db(amplitude: float) -> float:
     """An amplitude in dB of full scale, not under SILENCE_DBFS."""
-    return max(SILENCE_DBFS, 20.0 * float(np.log10(max(amplitude, 1e-30))))
+    return max(SILENCE_DBFS, 20.0 * math.log10(max(amplitude, 1e-30)))
 
 
 def from_db(decibel: float) -> float:
@@ -103,18 +104,35 @@ class SpeechGain:
     def step(self, state: SpeechGainState, samples: Samples) -> tuple[Samples, SpeechGainState]:
         """The samples with the gain applied, as many as came in.  # [channel, time] → [channel, time]"""
         check_finite(samples)
-        outputs = [samples[:, :0]]
-        while samples.shape[1]:
-            piece, samples = np.split(samples, [self.block - state.filled], axis=1)
-            progress = (state.filled + 1 + np.arange(piece.shape[1])) / self.block
-            gain = 10.0 ** ((state.gain_db + state.slope_db * progress) / 20.0)
-            outputs.append((piece * gain).astype(np.float32))
+        if self._is_pause(state, samples):
+            return self._raised(state, samples), state
+        outputs, begin = [], 0
+        while begin < samples.shape[1]:
+            piece = samples[:, begin : begin + self.block - state.filled]
+            outputs.append(self._raised(state, piece))
             state = self._measure_block(state, piece)
-        return np.concatenate(outputs, axis=1), state
+            begin += piece.shape[1]
+        if len(outputs) == 1:
+            return outputs[0], state
+        return np.concatenate([samples[:, :0], *outputs], axis=1), state
 
     def forward(self, samples: Samples) -> Samples:
         """The whole sound as a stream would give it.  # [channel, time] → [channel, time]"""
         return self.step(self.initial_state(), samples)[0]
+
+    def _is_pause(self, state: SpeechGainState, samples: Samples) -> bool:
+        """Whether these samples are one whole block under the gate, which leaves the state unchanged."""
+        is_block = samples.shape[1] == self.block and not state.filled and not state.slope_db
+        return is_block and float(np.vdot(samples, samples)) < samples.size * 10 ** (self.GATE_DBFS / 10)
+
+    def _raised(self, state: SpeechGainState, piece: Samples) -> Samples:
+        if not state.gain_db and not state.slope_db:
+            return piece
+        if not state.slope_db:
+            return piece * np.float32(from_db(state.gain_db))
+        progress = (state.filled + 1 + np.arange(piece.shape[1])) / self.block
+        gain = 10.0 ** ((state.gain_db + state.slope_db * progress) / 20.0)
+        return np.asarray(piece * gain, np.float32)
 
     def _measure_block(self, state: SpeechGainState, piece: Samples) -> SpeechGainState:
         power = state.block_power + float(np.square(piece, dtype=np.float64).mean(axis=0).sum())
@@ -126,12 +144,12 @@ class SpeechGain:
             return SpeechGainState(gain_db, 0.0, state.speech_power, 0.0, 0)
         if power < state.speech_power * 10 ** (-PAUSE_DB / 10):
             # After a shout, normal speech must not count as a pause forever.
-            fading = float(np.exp(-BLOCK_SECONDS / self.FORGET_SECONDS))
+            fading = math.exp(-BLOCK_SECONDS / self.FORGET_SECONDS)
             return SpeechGainState(gain_db, 0.0, state.speech_power * fading, 0.0, 0)
-        keep = np.exp(-BLOCK_SECONDS / self.MEMORY_SECONDS) if state.speech_power else 0.0
-        speech_power = float(keep * state.speech_power + (1 - keep) * power)
-        wanted = np.clip(self.target_dbfs - to_db(speech_power**0.5), self.min_gain_db, self.max_gain_db)
-        slope = float(np.clip(wanted - gain_db, -self.step_db, self.step_db))
+        keep = math.exp(-BLOCK_SECONDS / self.MEMORY_SECONDS) if state.speech_power else 0.0
+        speech_power = keep * state.speech_power + (1 - keep) * power
+        wanted = min(max(self.target_dbfs - to_db(speech_power**0.5), self.min_gain_db), self.max_gain_db)
+        slope = min(max(wanted - gain_db, -self.step_db), self.step_db)
         return SpeechGainState(gain_db, slope, speech_power, 0.0, 0)
 
 
@@ -188,11 +206,13 @@ class Limiter:
         if count == 0:
             return samples, state
         joined = np.concatenate([state.held, samples], axis=1)
+        ready = max(0, joined.shape[1] - self.lookahead)
+        if peak(samples) <= self.ceiling and not state.reductions.any():
+            return joined[:, :ready], LimiterState(joined[:, ready:].copy(), state.reductions)
         reductions = np.concatenate([state.reductions, self._released(state.reductions[-1], samples)])
         gains = 10.0 ** (
             self._smoothed(reductions) / 20.0
         )  # one for each new sample, applied to the sample `lookahead` before it
-        ready = max(0, joined.shape[1] - self.lookahead)
         output = joined[:, :ready] * gains[gains.size - ready :]
         # Rounding alone can pass the ceiling by the last bit.
         limited = np.clip(output, -self.ceiling, self.ceiling).astype(np.float32)

@@ -5,6 +5,7 @@ For low latency, `LiveResampler` lags by 3 to 6 ms.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, gcd
 from typing import Any, Literal, get_args
 
@@ -87,6 +88,7 @@ CUTOFF = 0.947  # of the lower Nyquist frequency, so that the stop band begins j
 KAISER_BETA = 7.857  # 80 dB of stop band
 BLOCK = 4096  # outputs computed at once, which bounds memory for long inputs
 FEW_PHASES = 8
+MIN_OUTPUTS = 32  # of a stretch: fewer make slim products, more make a matrix with more zeros
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,11 @@ class LiveResampler:
         self.up, self.down = to_rate // divisor, from_rate // divisor
         self.reach = ceil(ZERO_CROSSINGS * max(1.0, from_rate / to_rate))  # input samples on each side of an output
         self.filters = _sinc_filters(self.up, self.reach, min(1.0, to_rate / from_rate))  # [phase, tap]
+
+    @cached_property
+    def stretch(self) -> "StretchFilter":
+        """The filters of a short stretch of outputs as one matrix."""
+        return StretchFilter(self)
 
     @property
     def lag_seconds(self) -> float:
@@ -151,7 +158,7 @@ class LiveResampler:
         origin = received - inputs.shape[-1]  # stream position of inputs[0]
         outputs = [np.zeros((len(inputs), 0), np.float32)]
         if until > state.emitted:
-            make = self._by_phase if self.up <= FEW_PHASES else self._by_output
+            make = self._by_stretch if self.up <= FEW_PHASES else self._by_output
             outputs += [
                 make(inputs, origin, begin, min(begin + BLOCK, until)) for begin in range(state.emitted, until, BLOCK)
             ]
@@ -159,25 +166,44 @@ class LiveResampler:
         held = inputs[:, max(first_needed - origin, 0) :].copy()
         return np.concatenate(outputs, axis=-1), LiveResamplerState(held, received, until)
 
-    def _by_phase(self, inputs: NDArray[np.float32], origin: int, begin: int, end: int) -> NDArray[np.float32]:
-        """Outputs `begin` to `end`, one matrix product for each phase."""
-        outputs = np.empty((len(inputs), end - begin), np.float32)
-        channel, sample = inputs.strides
-        for first in range(begin, min(begin + self.up, end)):
-            whole, phase = divmod(first * self.down, self.up)
-            start = whole - self.reach + 1 - origin
-            shape = (len(inputs), -(-(end - first) // self.up), 2 * self.reach)
-            # A view made by hand: numpy's sliding_window_view takes longer than the product.
-            windows = np.ndarray(shape, np.float32, inputs, start * sample, (channel, self.down * sample, sample))
-            outputs[:, first - begin :: self.up] = windows @ self.filters[phase]
-        return outputs
+    def _by_stretch(self, inputs: NDArray[np.float32], origin: int, begin: int, end: int) -> NDArray[np.float32]:
+        """Outputs `begin` to `end`."""
+        aligned = begin // self.up * self.up
+        first = aligned // self.up * self.down - self.reach + 1 - origin
+        made = self.stretch.apply(inputs, first, -(-(end - aligned) // self.stretch.outputs))
+        return made[:, begin - aligned : end - aligned]
 
     def _by_output(self, inputs: NDArray[np.float32], origin: int, begin: int, end: int) -> NDArray[np.float32]:
-        """As `_by_phase`, for many phases: one gather and product for all outputs."""
+        """As `_by_stretch`, for many phases, whose matrix would be large: one gather and product for all outputs."""
         windows = sliding_window_view(inputs, 2 * self.reach, axis=-1)  # [channel, start, tap]
         whole, phase = np.divmod(np.arange(begin, end) * self.down, self.up)
         taken = windows[:, whole - self.reach + 1 - origin]
         return np.asarray(np.einsum("cnt,nt->cn", taken, self.filters[phase]), np.float32)
+
+
+class StretchFilter:
+    """Outputs of a short stretch: a product of the inputs around it and a banded matrix, the same for every stretch."""
+
+    def __init__(self, resampler: LiveResampler) -> None:
+        up, down, taps = resampler.up, resampler.down, 2 * resampler.reach
+        repeats = -(-MIN_OUTPUTS // up)
+        self.outputs, self.hop = up * repeats, down * repeats
+        self.matrix = np.zeros(((self.outputs - 1) * down // up + taps, self.outputs), np.float32)
+        for output in range(self.outputs):
+            whole, phase = divmod(output * down, up)
+            self.matrix[whole : whole + taps, output] = resampler.filters[phase]
+
+    def apply(self, inputs: NDArray[np.float32], begin: int, stretches: int) -> NDArray[np.float32]:
+        """Successive stretches, the first from input `begin` on; zeros stand for inputs that are not given."""
+        span = len(self.matrix)
+        padded = np.zeros((len(inputs), (stretches - 1) * self.hop + span), np.float32)
+        given = inputs[:, max(begin, 0) : begin + padded.shape[1]]
+        first = max(-begin, 0)
+        padded[:, first : first + given.shape[1]] = given
+        shape = len(inputs), stretches, span
+        # A view made by hand: numpy's sliding_window_view takes longer than the product.
+        windows = np.ndarray(shape, np.float32, padded, 0, (padded.strides[0], 4 * self.hop, 4))
+        return (np.ascontiguousarray(windows) @ self.matrix).reshape(len(inputs), -1)
 
 
 def _sinc_filters(phases: int, reach: int, bandwidth: float) -> NDArray[np.float32]:

@@ -51,6 +51,11 @@ class RtpCodec:
         return WIDEBAND_RATE if self.name.upper() == "G722" else self.clock_rate
 
     @property
+    def is_stateless(self) -> bool:
+        """Whether samples are encoded one by one, whatever was before."""
+        return self.name.upper() in ("PCMU", "PCMA", "L16")
+
+    @property
     def has_comfort_noise(self) -> bool:
         """Whether the static payload type of comfort noise can stand beside it."""
         return self.clock_rate == TELEPHONE_RATE

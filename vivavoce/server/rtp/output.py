@@ -70,6 +70,7 @@ class Output:
         self._queue = queue
         self._frame = codec.sample_rate // FRAMES_PER_SECOND
         self._encode = new_encoder(codec)
+        self._silence = self._encode(np.zeros(self._frame, np.float32)) if codec.is_stateless else b""
         self._resampler = resampler(queue.rate, codec.sample_rate)
         self._ratio = queue.rate / codec.sample_rate
         self._state = self._resampler.initial_state()
@@ -83,7 +84,7 @@ class Output:
             samples = self._queue.take(wanted)
             if not len(samples) and self._is_idle:
                 self._state, self._pending = self._resampler.initial_state(), self._pending[:0]
-                return self._encode(np.zeros(self._frame, np.float32))
+                return self._silence or self._encode(np.zeros(self._frame, np.float32))
             self._is_idle = not len(samples)
             padded = np.pad(samples, (0, wanted - len(samples)))
             output, self._state = self._resampler.step(self._state, padded[None])

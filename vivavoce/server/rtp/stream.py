@@ -4,19 +4,19 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from ipaddress import ip_address
 from typing import Literal
 
 from aiortc.rtp import is_rtcp
 
-from vivavoce.audio.line_level import LineLevel
-from vivavoce.audio.tone_detection import DigitToneDetector
 from vivavoce.audio.tones import digit_tones
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import shown
 from vivavoce.log import FailureLog
 from vivavoce.server.rtp.codecs import CODECS, FRAME_SECONDS, TELEPHONE_EVENT, Codec, RtpCodec
 from vivavoce.server.rtp.dtmf_events import check_digits
+from vivavoce.server.rtp.line_input import LineInput
 from vivavoce.server.rtp.output import ReplyQueue
 from vivavoce.server.rtp.receiver import MALFORMED, DroppedPackets, RtpReceiver
 from vivavoce.server.rtp.rtcp import RtcpReports
@@ -63,7 +63,7 @@ class MediaSettings:
         """Whether media is received."""
         return self.direction in ("sendrecv", "recvonly")
 
-    @property
+    @cached_property
     def has_address(self) -> bool:
         """Whether there is an address to send to."""
         return self.remote[1] != 0 and not ip_address(self.remote[0]).is_unspecified
@@ -106,9 +106,8 @@ class RtpStream:
         self._loop = asyncio.get_running_loop()
         self._sockets: RtpSockets
         self._queue = ReplyQueue(reply_rate)
-        self._level = LineLevel(rate)
+        self._line: LineInput
         self._replied_at = float("-inf")
-        self._digit_tones: DigitToneDetector | None = None
         self._settings: MediaSettings | None = None
         self._srtp: SrtpTransport | None = None
         self._sender: RtpSender
@@ -156,11 +155,14 @@ class RtpStream:
             self._sender.use(codec, digits, self._queue)
         if not (is_same_peer and is_same_media):
             source = self._receiver.source if is_same_peer else SourceFilter(settings.remote)
-            self._receiver = RtpReceiver(codec, digits, source, self.rate, self._dropped)
+            line_rate = min(codec.sample_rate, self.rate)
+            self._receiver = RtpReceiver(codec, digits, source, line_rate, self._dropped)
+            if before is None or self._line.rate != line_rate:
+                self._line = LineInput(line_rate, self.rate)
         if not is_same_peer:
             self._settled_at, self._report_address, self._report_at = self._loop.time(), None, None
         self._settings, self._srtp = settings, srtp
-        self._digit_tones = DigitToneDetector(self.rate) if digits is None else None
+        self._line.detect_digits(digits is None)
         if self._timer is None:
             self._next_tick = self._loop.time()
             self._next_report = self._next_tick + REPORT_SECONDS / 2
@@ -267,13 +269,10 @@ class RtpStream:
         if self.queued_seconds:
             self._replied_at = now
         if settings.receives and (samples := self._receiver.pull(now)) is not None:
-            self._hear(samples, now)
-
-    def _hear(self, samples: Samples, now: float) -> None:
-        if self._digit_tones is not None:
-            for digit in self._digit_tones.step(samples):
+            audio, digits = self._line.step(samples, is_held=now - self._replied_at < ECHO_SECONDS)
+            for digit in digits:
                 self.on_digit(digit)
-        self.on_audio(self._level.step(samples, is_held=now - self._replied_at < ECHO_SECONDS))
+            self.on_audio(audio)
 
     def _is_unanswered(self, now: float) -> bool:
         has_heard = self._receiver.source.heard_at is not None or self._report_at is not None

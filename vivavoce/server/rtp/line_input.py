@@ -1,0 +1,27 @@
+"""What a line sounds like to a session: key tones are detected, quiet callers raised, and the rate is changed last."""
+
+from vivavoce.audio.line_level import LineLevel
+from vivavoce.audio.tone_detection import DigitToneDetector
+from vivavoce.dialogue.events import Samples
+from vivavoce.server.realtime.audio_formats import resampler
+
+
+class LineInput:
+    """The received audio of one call, from the rate of the line to that of the session."""
+
+    def __init__(self, rate: int, session_rate: int) -> None:
+        self.rate = rate
+        self._level = LineLevel(rate)
+        self._digits: DigitToneDetector | None = None
+        self._resampler = resampler(rate, session_rate)
+        self._state = self._resampler.initial_state()
+
+    def detect_digits(self, is_wanted: bool) -> None:
+        """Detect key tones from now on, or not: a peer that sends key presses as events needs no detection."""
+        self._digits = DigitToneDetector(self.rate) if is_wanted else None
+
+    def step(self, samples: Samples, is_held: bool) -> tuple[Samples, str]:
+        """The next samples for the session, and the keys that they complete; `is_held` keeps the gain."""
+        keys = "" if self._digits is None else self._digits.step(samples)
+        output, self._state = self._resampler.step(self._state, self._level.step(samples, is_held)[None])
+        return output[0], keys
