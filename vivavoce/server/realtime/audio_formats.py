@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.audio.io import float_to_pcm16, pcm16_to_float
-from vivavoce.audio.resample import LiveResampler
+from vivavoce.audio.resample import TELEPHONE, LiveResampler
 from vivavoce.dialogue.events import Samples
 from vivavoce.errors import MissingDependencyError
 from vivavoce.server.realtime.session_types import AudioFormat, BetaFormat, Binary, FormatName, SampleRate
@@ -77,8 +77,8 @@ def resample(samples: Samples, from_rate: int, to_rate: int) -> Samples:
 
 @cache
 def resampler(from_rate: int, to_rate: int) -> LiveResampler:
-    """The resampling filters between two rates; cached."""
-    return LiveResampler(from_rate, to_rate)
+    """The resampling filters between two rates, with a shorter lag for telephone sound; cached."""
+    return LiveResampler(from_rate, to_rate, TELEPHONE if TELEPHONE_RATE in (from_rate, to_rate) else None)
 
 
 class SoundReader(Protocol):
