@@ -20,7 +20,7 @@ from tests.server.scripted import ScriptedHost, pitch, tone, watermark
 from tests.server.test_audio_api import ToneListener, ToneMaker, recording
 from tests.server.test_binary_frames import opened
 from tests.server.test_resume import numbers, resuming, started, vanish
-from vivavoce.server import config
+from vivavoce import cores
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.doors import sockets, supervisor
@@ -75,8 +75,8 @@ async def opened_at(server: ServerBehindDoors, stack, door: int) -> tuple[Client
 async def test_the_number_of_doors_follows_the_cores(monkeypatch, tmp_path, quota, doors):
     file = tmp_path / "cpu.max"
     file.write_text(f"{quota}\n")
-    monkeypatch.setattr(config, "CPU_QUOTA", file)
-    monkeypatch.setattr(config.os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    monkeypatch.setattr(cores, "CPU_QUOTA", file)
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
     assert ServerOptions().door_count == doors
     assert ServerOptions(doors=3).door_count == 3
 

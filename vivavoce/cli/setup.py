@@ -1,6 +1,5 @@
 """`viva setup`: looks at this machine, proposes a stack, fetches its models and makes it the default."""
 
-import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vivavoce.cli.options import StackName, gigabytes, table
+from vivavoce.cores import usable_cores
 from vivavoce.errors import CapacityError, InputError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -42,9 +42,8 @@ class MachineSummary:
         gpu = next((device for device in devices if device.kind != "cpu"), None)
         cpu = next(device for device in devices if device.kind == "cpu")
         cache = hub.cache_folder()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return cls(
-            cores,
+            usable_cores(),
             cpu.total_memory(),
             None if gpu is None else gpu.name,
             0 if gpu is None else gpu.total_memory(),

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vivavoce.server.config import ServerOptions, usable_cores
+from vivavoce.cores import usable_cores
+from vivavoce.server.config import ServerOptions
 
 SAMPLE_SECONDS = 0.025
 WINDOW_SECONDS = 2.0

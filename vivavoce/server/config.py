@@ -4,7 +4,6 @@ import asyncio
 import functools
 import importlib.util
 import logging
-import os
 import socket
 import ssl
 from collections import OrderedDict
@@ -17,6 +16,7 @@ from types import UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
+from vivavoce.cores import usable_cores
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.log import LogFormat, LogLevel
 from vivavoce.server.mcp.allowed import AllowedServers
@@ -30,7 +30,6 @@ Value = TypeVar("Value")
 
 MEBIBYTE = 1 << 20
 MAX_ADDRESSES = 4096
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of CPU time per period, or "max"
 MIN_CORES_FOR_DOORS = 8
 ENGINE_CORES = 4  # left to the event loop, the model and the audio front end
 MAX_DEFAULT_DOORS = 8
@@ -290,16 +289,6 @@ class ServerOptions:
             raise InputError(
                 f"cannot listen on {self.host}:{self.port}: {error.strerror}; choose another --port or --host"
             ) from error
-
-
-def usable_cores() -> int:
-    """The cores that this process may use, within the CPU quota of its container."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = CPU_QUOTA.read_text(encoding="ascii").split()
-    except (OSError, ValueError):  # no quota, or no Linux
-        return allowed
-    return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
 
 
 def is_loopback(host: str) -> bool:

@@ -5,7 +5,6 @@ samples codes in NumPy. Nothing here imports torch.
 """
 
 import itertools
-import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -23,6 +22,7 @@ from vivavoce.audio.chunking import ChunkUnit, LeadPolicy, next_chunk
 from vivavoce.audio.io import Sound
 from vivavoce.audio.player import PlaybackClock
 from vivavoce.audio.stretch import TimeStretch
+from vivavoce.cores import usable_cores
 from vivavoce.errors import InputError
 from vivavoce.models.moss_tts_nano.prompt import Chunk, MossTTSNanoPrompt, chunks
 from vivavoce.runtime.event_loop import await_reader
@@ -38,8 +38,7 @@ MAX_CHUNK_SECONDS, MAX_PARALLEL_CHUNK_SECONDS = 1.6, 0.32
 
 def spare_cores() -> int:
     """Cores this process may use besides the one that generates frames."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return allowed - 1
+    return usable_cores() - 1
 
 
 def decoding_executor() -> Executor | None:

@@ -13,6 +13,7 @@ from vivavoce.asr.backends import BackendName
 from vivavoce.audio.turn_model import SUFFIX, TurnEndModel
 from vivavoce.audio.vad import SmartTurn
 from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL, CascadeParts
+from vivavoce.cores import usable_cores
 from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.events import ConversationSettings, Samples, TurnSettings
 from vivavoce.dialogue.fillers import FILLER_SECONDS
@@ -23,7 +24,7 @@ from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.engine.engine import EngineLimits
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.s2s.remote_codec import RemoteCodec
-from vivavoce.server.config import ServerOptions, read_options, usable_cores
+from vivavoce.server.config import ServerOptions, read_options
 from vivavoce.stacks import PARTS, choose_stack
 
 DEFAULT_MODEL = "mini-speech"
