@@ -28,6 +28,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["p
 # Which package may import which. The engine sees models through one file, their interface.
 MAY_IMPORT = {
     "errors": set(),
+    "cores": set(),
     "log": {"errors"},
     "cpu_speed": {"nn.process_settings"},
     "device": {"errors", "cpu_speed"},
@@ -42,13 +43,15 @@ MAY_IMPORT = {
     "dialogue": {"errors", "log", "audio", "nn.modules", "engine.sampling", "engine.sliding_maximum", "dialogue"},
     "stacks": {"errors", "hub"},
     "asr": {"errors", "device", "log", "hub", "audio", "models", "engine", "runtime", "asr"},
-    "tts": {"errors", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "tts"},
+    "tts": {"errors", "cores", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "tts"},
     "s2s": {"errors", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "dialogue", "s2s"},
     "cascade": {
         *("errors", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "dialogue"),
         *("asr", "tts", "cascade"),
     },
-    "server": {"errors", "log", "audio", "dialogue", "engine.schema_limits", "engine.sliding_maximum", "server"},
+    "server": {
+        *("errors", "cores", "log", "audio", "dialogue", "engine.schema_limits", "engine.sliding_maximum", "server"),
+    },
 }
 for may_import in MAY_IMPORT.values():  # where the device is known, so is what is fast on it and which class runs
     may_import.add("_deprecated")

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import gc
 import os
+import secrets
 import shutil
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -22,14 +23,18 @@ from vivavoce.device import Device
 MAX_BUFFER_BYTES = 2**30
 POWER_QUERY = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits", "--loop-ms=500")
 LAG_SECONDS = 0.02
+SERVER_PORTS = range(12_000, 20_000)
 UNNAMED_THREADS = "others"  # native threads of libraries and the driver
 
 
 def free_port() -> int:
-    """An unused port of the loopback interface."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A port of the loopback interface that is free for TCP and UDP, and below those that connections are given."""
+    while True:
+        port = secrets.choice(SERVER_PORTS)
+        with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp, suppress(OSError):
+            for probe in (tcp, udp):
+                probe.bind(("127.0.0.1", port))
+            return port
 
 
 def synchronize(device: Device) -> None:

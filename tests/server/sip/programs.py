@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import shutil
-import socket
 import wave
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from tests.server.harness import DEADLINE
 from tests.server.scripted import tone
 from vivavoce.audio.io import float_to_pcm16
+from vivavoce.evaluation.machine import free_port
 
 BARESIP_CONFIG = """
 sip_listen {address}
@@ -71,13 +71,6 @@ request_route {{
     t_relay();
 }}
 """
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def program(name: str) -> str:

@@ -12,7 +12,8 @@ from tests.server.harness import DEADLINE, connected, eventually
 from tests.server.scripted import pitch, tone, watermark
 from tests.server.sip.callee import Callee, dial, found
 from tests.server.sip.phone import LINE, Telephone, metric
-from tests.server.sip.programs import free_port, program, running_program
+from tests.server.sip.programs import program, running_program
+from vivavoce.evaluation.machine import free_port
 
 NOTIFY = "Event: refer", "Subscription-State: active", "Content-Type: message/sipfrag;version=2.0"
 

@@ -12,10 +12,10 @@ from tests.server.harness import DEADLINE, connected, eventually
 from tests.server.scripted import pitch, tone, watermark
 from tests.server.sip.callee import Callee, dial, found
 from tests.server.sip.phone import LINE, metric
-from tests.server.sip.programs import free_port
 from vivavoce.audio.tones import CALL_PROGRESS, cadence
 from vivavoce.cli import app
 from vivavoce.errors import InputError
+from vivavoce.evaluation.machine import free_port
 from vivavoce.server.sip.digest import Account, digest_response, parse_digest
 from vivavoce.server.sip.options import SipOptions
 

@@ -11,7 +11,8 @@ from tests.server.harness import DEADLINE, connected, eventually
 from tests.server.scripted import pitch, watermark
 from tests.server.sip.callee import dial, found
 from tests.server.sip.phone import metric
-from tests.server.sip.programs import Baresip, free_port, program, running_program
+from tests.server.sip.programs import Baresip, program, running_program
+from vivavoce.evaluation.machine import free_port
 
 pytestmark = pytest.mark.debian
 

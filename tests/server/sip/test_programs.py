@@ -6,7 +6,8 @@ import pytest
 from tests.server.harness import eventually
 from tests.server.scripted import pitch, watermark
 from tests.server.sip.phone import metric, sideband
-from tests.server.sip.programs import KAMAILIO_CONFIG, Baresip, free_port, program, running_program, sipp
+from tests.server.sip.programs import KAMAILIO_CONFIG, Baresip, program, running_program, sipp
+from vivavoce.evaluation.machine import free_port
 
 pytestmark = pytest.mark.debian
 
