@@ -16,8 +16,7 @@ async def running():
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(host: ScriptedHost | None = None, **options) -> RunningServer:
-            # Clients and server share a loop here, which many tests keep busy all the time.
-            defaults = {"opens_per_minute": 100_000.0, "max_lag_ms": 60_000.0}
+            defaults = {"opens_per_minute": 100_000.0}
             return await stack.enter_async_context(
                 RunningServer(host or ScriptedHost(), ServerOptions(**(defaults | options)))
             )

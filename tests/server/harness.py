@@ -41,10 +41,16 @@ class RunningServer:
     """A server in this event loop; with `doors`, behind that number of processes."""
 
     def __init__(self, host: ScriptedHost, options: ServerOptions) -> None:
-        """`drain_seconds` are those of the options only where they are not the default: many replies here hang."""
+        """Limits of two options are those given only where they are not the default.
+
+        Many replies here hang (`drain_seconds`), and clients and server share cores and often a loop (`max_lag_ms`).
+        """
         drain_seconds = 0.0 if options.drain_seconds == ServerOptions.drain_seconds else options.drain_seconds
+        max_lag_ms = 60_000.0 if options.max_lag_ms == ServerOptions.max_lag_ms else options.max_lag_ms
         self.host = host
-        self.options = replace(options, port=0, doors=options.doors or 0, drain_seconds=drain_seconds)
+        self.options = replace(
+            options, port=0, doors=options.doors or 0, drain_seconds=drain_seconds, max_lag_ms=max_lag_ms
+        )
         self.port = 0
         self.use(build_app(host, self.options))
 
