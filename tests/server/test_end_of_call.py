@@ -77,6 +77,19 @@ async def test_silence_is_off_by_default(served):
         assert "input_audio_buffer.timeout_triggered" not in {event["type"] for event in sideband.events}
 
 
+async def test_a_client_may_have_the_model_speak_after_silence_without_an_end_of_the_call(served):
+    server = await served(call_silence_prompts=0)
+    async with TwilioPhone(server) as caller, caller.sideband() as sideband:
+        detection = {"type": "server_vad", "idle_timeout_ms": 1_000}
+        session = {"type": "realtime", "audio": {"input": {"turn_detection": detection}}}
+        await sideband.send("session.update", session=session)
+        await sideband.until("session.updated")
+        await caller.speak(silence(1.2))
+        await sideband.until("input_audio_buffer.timeout_triggered")
+        await sideband.until("output_audio_buffer.stopped")
+        assert len(server.sessions) == 1
+
+
 async def test_a_call_over_sip_ends_after_silence(served):
     server = await served(
         sip=SipOptions(listen=("127.0.0.1:0",), rtp_ports="20000-29999"),

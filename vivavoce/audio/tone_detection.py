@@ -26,21 +26,30 @@ class Blocks:
 
     def add(self, samples: Samples) -> NDArray[np.float64]:
         """The blocks that these samples complete.  # [block, size]"""
+        self.hold(samples)
+        return self.take()
+
+    def hold(self, samples: Samples) -> None:
+        """Add samples, whose blocks are taken or skipped next."""
         self._held = np.concatenate([self._held, samples], dtype=np.float32)
+
+    @property
+    def energy(self) -> float:
+        """Of what is held: no block has more."""
+        return float(np.dot(self._held, self._held))
+
+    def take(self) -> NDArray[np.float64]:
+        """The blocks that are complete.  # [block, size]"""
         count = self._count
         # A view made by hand: numpy's sliding_window_view takes longer than the copy.
         blocks = np.ndarray((count, self.size), np.float32, self._held, 0, (4 * self.hop, 4)).astype(np.float64)
         self._held = self._held[count * self.hop :]
         return blocks
 
-    def skip_quiet(self, samples: Samples, energy: float) -> int | None:
-        """The number of blocks that these samples complete, where all of them have less energy; else None."""
-        held = np.concatenate([self._held, samples], dtype=np.float32)
-        if float(np.dot(held, held)) >= energy:
-            return None
-        self._held = held
+    def skip(self) -> int:
+        """Drop the blocks that are complete, and return their number."""
         count = self._count
-        self._held = held[count * self.hop :]
+        self._held = self._held[count * self.hop :]
         return count
 
     @property
@@ -94,12 +103,12 @@ class DigitToneDetector:
 
     def step(self, samples: Samples) -> str:
         """The keys that these samples complete."""
-        quiet = self._blocks.skip_quiet(samples, MIN_POWER * self._blocks.size)
-        if quiet is not None:
-            for _ in range(quiet):
+        self._blocks.hold(samples)
+        if self._blocks.energy < MIN_POWER * self._blocks.size:
+            for _ in range(self._blocks.skip()):
                 self._follow(None)
             return ""
-        blocks = self._blocks.add(samples)
+        blocks = self._blocks.take()
         if not len(blocks):
             return ""
         power, shares = self._single.measure(blocks)

@@ -104,6 +104,7 @@ class CallsClient:
 
 def _message(error: urllib.error.HTTPError) -> str:
     try:
-        return str(json.loads(error.read())["error"]["message"])
+        with error:
+            return str(json.loads(error.read())["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"the server has answered with {error.code}"

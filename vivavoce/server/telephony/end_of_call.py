@@ -1,4 +1,4 @@
-"""When the server ends a telephone call by itself: after silence that nobody breaks, or after a goodbye."""
+"""When the server ends a telephone call by itself: after silence, or after a goodbye."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -38,9 +38,12 @@ class EndOfCall:
         self._max_prompts, self._phrases = options.call_silence_prompts, options.call_end_phrases
         self._unanswered = 0
         self._reply: str | None = None  # in progress
-        session.on_sent.append(self._note)
+        if options.call_silence_seconds is not None:
+            session.on_sent.append(self._note_silence)
+        if self._phrases:
+            session.on_sent.append(self._note_phrases)
 
-    def _note(self, event: events.ServerEvent) -> None:
+    def _note_silence(self, event: events.ServerEvent) -> None:
         match event:
             case events.InputAudioBufferSpeechStarted() | events.InputAudioBufferDtmfEventReceived():
                 self._unanswered = 0
@@ -48,6 +51,9 @@ class EndOfCall:
                 self._unanswered += 1
                 if self._unanswered > self._max_prompts:
                     self._end(SILENCE)
+
+    def _note_phrases(self, event: events.ServerEvent) -> None:
+        match event:
             case events.ResponseCreated(response=response) if response.conversation_id is not None:
                 self._reply = response.id
             case events.ResponseDone(response=response) if response.id == self._reply:
