@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
+from collections import deque
 from pathlib import Path
 
 import httpx
@@ -223,22 +224,21 @@ async def test_a_client_that_floods_stalls_only_itself(server, stack):
     good, _ = await opened_at(server, stack, 1)
     second = base64.b64encode(encode(np.zeros(RATE, np.float32), WireFormat())).decode()
     append = json.dumps({"type": "input_audio_buffer.append", "audio": second})
-    sent = 0
+    sent_at: deque[float] = deque(maxlen=20)
 
     async def flood() -> None:
-        nonlocal sent
         while True:
             await flooding.socket.send(append)
-            sent += 1
+            sent_at.append(asyncio.get_running_loop().time())
 
     task = asyncio.create_task(flood())
     await eventually(lambda: server.sessions.find(session).clock.received_ms > 380_000, "it used up its burst")
     channel = next(iter(server.sessions.find(session).connections))._door
     assert (await good.say("hello"))["status"] == "completed"
-    received = server.sessions.find(session).clock.received_ms
+    now = asyncio.get_running_loop().time
+    await eventually(lambda: now() - sent_at[0] > 0.5, "the socket accepts all")  # once the kernel's buffers are full
     in_engine = sum(size for _, size in channel._received)
     assert in_engine < 1 << 20, "the door reads on"
-    assert sent - received / 1000 < 100, "the socket accepts all"
     task.cancel()
 
 
