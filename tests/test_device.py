@@ -22,7 +22,6 @@ ROOT = Path(__file__).parent.parent
 def test_the_cpu_is_always_there_in_float32():
     cpu = pick("cpu")
     assert (cpu.kind, str(cpu), cpu.dtype) == ("cpu", "cpu", torch.float32)
-    assert not cpu.has_flash_attention
     assert not cpu.graphs
     assert not cpu.triton
     assert available()[-1] == cpu
@@ -153,7 +152,7 @@ first, second = pick("auto"), pick("npu:1")
 print(json.dumps({
     "auto": str(first), "second": str(second), "name": second.name, "dtype": str(first.dtype),
     "dtypes": [str(resolve_dtype(name, first)) for name in ("float16", "float32", "bfloat16")],
-    "flash": first.has_flash_attention, "graphs": first.graphs, "triton": first.triton,
+    "graphs": first.graphs, "triton": first.triton,
     "free": second.free_memory(), "total": second.total_memory(), "all": [str(device) for device in available()],
     "fit": [second.samples_that_fit(size, 16) for size in (2**30, 2**36)], "advice": npu_advice(),
 }))
@@ -175,7 +174,7 @@ def test_an_npu_comes_first_in_float16_with_sdpa(tmp_path):
     assert (said["second"], said["name"]) == ("npu:1", "Ascend910B1")
     assert said["dtype"] == "torch.float16"
     assert said["dtypes"] == ["torch.float16", "torch.float32", "torch.bfloat16"]
-    assert (said["flash"], said["graphs"], said["triton"]) == (False, False, False)
+    assert (said["graphs"], said["triton"]) == (False, False)
     assert (said["free"], said["total"]) == (29 * 2**30, 32 * 2**30)
     assert said["all"][:2] == ["npu:0", "npu:1"]
     assert said["fit"] == [16, 1]

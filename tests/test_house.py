@@ -66,7 +66,7 @@ BARE = {"errors", "log", "cpu_speed", "device", "implementations", "nn", "kernel
 ON_A_BARE_BOX = {"torch", "numpy", "safetensors", "jinja2"}  # torch needs jinja2 itself
 NOT_ON_A_BARE_BOX = [
     *("tokenizers", "huggingface_hub", "typer", "rich", "soundfile", "soxr", "av", "onnxruntime", "matplotlib"),
-    *("transformers", "triton", "flash_attn", "scipy", "torchaudio", "torch_npu"),
+    *("transformers", "triton", "scipy", "torchaudio", "torch_npu"),
 ]
 # Which modules may import the packages of which extras at their top; they are loaded only where the extra is asked for.
 NEEDS_EXTRAS = {

@@ -20,7 +20,7 @@ Kind = Literal["cpu", "cuda", "npu", "mps"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BATCH_MEMORY_SHARE = 0.6  # of the free memory; the rest is for activations, graphs and other processes
-AMPERE = (8, 0)  # the first CUDA capability with bfloat16 and with FlashAttention-2
+AMPERE = (8, 0)  # the first CUDA capability with bfloat16
 OLDEST_CANN = (8, 0)
 NPU_ENVIRONMENT = {  # recommended for Ascend's PyTorch, and why
     "PYTORCH_NPU_ALLOC_CONF": ("expandable_segments:True", "memory in one piece, so that long texts fit"),
@@ -57,7 +57,6 @@ class Device:
     """Whether it replays CUDA graphs."""
     triton: bool = False
     """Whether Triton kernels run on it."""
-    has_flash_attention: bool = False
 
     def __str__(self) -> str:
         return str(self.torch_device)
@@ -172,7 +171,6 @@ def _cuda(index: int) -> Device:
         dtypes=dtypes,
         graphs=True,
         triton=_imports("triton"),
-        has_flash_attention=capability >= AMPERE and _imports("flash_attn"),
     )
 
 
@@ -191,7 +189,7 @@ def npu_advice(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _npu(index: int) -> Device:
-    # FlashAttention does not support NPUs, and our Triton kernels are for CUDA: plain SDPA, float16 preferred.
+    # Our Triton kernels are for CUDA: plain SDPA, float16 preferred.
     dtypes = (torch.float16, torch.float32, torch.bfloat16)
     name = str(_backend("npu").get_device_name(index))
     return Device("npu", index, torch.device("npu", index), name, dtypes[0], dtypes)

@@ -67,8 +67,8 @@ def choose_decode_steps(device: Device, dtype: torch.dtype) -> Choice:
 
 def choose_prefill_attention(device: Device, dtype: torch.dtype) -> Choice:
     """The attention of prefill."""
-    if device.has_flash_attention and dtype.itemsize == 2:
-        entry, why = "flash_attn:flash_attn_func", "FlashAttention is installed and supports 16 bits"
+    if device.triton:
+        entry, why = "vivavoce.kernels:paged_prefill", "reads the pages of all prompts in one launch"
     else:
         entry, why = "torch.nn.functional:scaled_dot_product_attention", "PyTorch's own"
     return Choice("prefill attention", entry, dtype, why)

@@ -16,10 +16,10 @@ LIMITED = Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1)
 UNLIMITED = Sampling(temperature=0.8, top_k=0, top_p=0.9)
 
 
-def engine_on(device: str, use_graphs: bool = True) -> Engine:
+def engine_on(device: str, use_graphs: bool = True, limits: EngineLimits = LIMITS) -> Engine:
     picked = pick(device)
     model = MossSpeech.random(CONFIG, "cpu", torch.float32, seed=4, deviation=0.3).to(picked.torch_device)
-    return Engine(model, picked, torch.float32, LIMITS, use_graphs)
+    return Engine(model, picked, torch.float32, limits, use_graphs)
 
 
 def replies(engine: Engine, sampling: Sampling) -> list[list[tuple[int, ...]]]:

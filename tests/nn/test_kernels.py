@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from vivavoce import kernels
 from vivavoce.engine.sampling import gumbel_noise
-from vivavoce.nn.attention import PagedAttention, RotaryTable, _attend_piece, attend
+from vivavoce.nn.attention import PagedAttention, RotaryTable, attend
 from vivavoce.nn.linear import rms_norm
 from vivavoce.nn.paged_kv import FP8, CachePiece, PagedCache, RowBatch, to_fp8
 
@@ -79,18 +79,18 @@ def test_gumbel_noise():
         torch.testing.assert_close(ours.cpu(), exact, rtol=1e-12, atol=1e-12)
 
 
-def random_batch(dtype, positions, heads, dim, page_size=16, layers=2, narrow=False) -> RowBatch:
+def random_batch(dtype, positions, heads, dim, page_size=16, layers=2, narrow=False, device=CUDA) -> RowBatch:
     """Single rows at these positions, each of a sequence of its own, its pages scattered over the cache."""
     width = max(positions) // page_size + 1
     pages = len(positions) * width + 1
     shape = (layers, pages, page_size, heads, dim)
-    cache = PagedCache(torch.randn(shape, dtype=dtype, device=CUDA), torch.randn(shape, dtype=dtype, device=CUDA))
+    cache = PagedCache(*(torch.randn(shape, dtype=dtype, device=device) for _ in range(2)))
     if narrow:
         (keys, key_scales), (values, value_scales) = to_fp8(cache.keys), to_fp8(cache.values)
         cache = PagedCache(keys.view(FP8), values.view(FP8), key_scales, value_scales)
-    table = (torch.randperm(pages - 1, device=CUDA).to(torch.int32) + 1).view(len(positions), width)
-    slots = torch.arange(len(positions), dtype=torch.int32, device=CUDA)
-    return RowBatch(cache, table, slots, torch.tensor(positions, dtype=torch.int32, device=CUDA), len(positions), ())
+    table = (torch.randperm(pages - 1, device=device).to(torch.int32) + 1).view(len(positions), width)
+    slots = torch.arange(len(positions), dtype=torch.int32, device=device)
+    return RowBatch(cache, table, slots, torch.tensor(positions, dtype=torch.int32, device=device), len(positions), ())
 
 
 def in_float64(batch: RowBatch) -> RowBatch:
@@ -161,15 +161,3 @@ def test_one_row_decode(dtype, heads, kv_heads, dim, position, normed):
     assert_near(ours, attend(exact_queries, 1, exact_batch))
     assert_near(batch.cache.keys, exact_batch.cache.keys)
     assert_near(batch.cache.values, exact_batch.cache.values)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("position", "rows"), [(0, 40), (100, 7), (63, 1)])
-def test_flash_attention_is_the_same_attention(dtype, position, rows):
-    pytest.importorskip("flash_attn")
-    batch = random_batch(dtype, [position + rows - 1], heads=2, dim=64)
-    piece = CachePiece(slice(0, rows), slot=0, position=position)
-    queries = torch.randn(rows, 8, 64, dtype=dtype, device=CUDA)
-    ours = _attend_piece(queries, *batch.read(1, piece), piece)
-    exact = in_float64(batch)
-    assert_near(ours, _attend_piece(queries.double().cpu(), *exact.read(1, piece), piece))

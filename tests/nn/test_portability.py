@@ -5,6 +5,7 @@ gets, and the bundled ones where the card is Hopper.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -80,6 +81,14 @@ def decode_attention(dtype: torch.dtype) -> None:
             kernels.one_row_decode(packed, (weight, weight, 1e-6), cos, cos, 0, batch, KV_HEADS)
 
 
+def prefill_attention(dtype: torch.dtype, queries: torch.dtype = BF16) -> None:
+    tiles = on_gpu(20, 4, dtype=torch.int32)
+    for heads, kv_heads, dim in ((HEADS, KV_HEADS, DIM), (14, 2, 64)):
+        batch = replace(row_batch(512, dtype, kv_heads, dim), singles=0, tiles=tiles)
+        rows = on_gpu(512, heads, dim, dtype=queries)
+        kernels.paged_prefill(rows, 0, batch, rows)
+
+
 def whisper(dtype: torch.dtype = BF16) -> None:
     for rows in (1, 4, 16):
         x, heads = on_gpu(rows, 1280, dtype=dtype), on_gpu(rows, 20, 64, dtype=dtype)
@@ -129,6 +138,9 @@ CALLS: dict[str, Callable[[], None]] = {
     "norms": norms,
     "decode attention": lambda: decode_attention(BF16),
     "decode attention of a float8 cache": lambda: decode_attention(FP8),
+    "prefill attention": lambda: prefill_attention(BF16),
+    "prefill attention of a float8 cache": lambda: prefill_attention(FP8),
+    "prefill attention float32": lambda: prefill_attention(FLOAT, FLOAT),
     "whisper": whisper,
     "vocoder float16": lambda: vocoder(HALF),
     "vocoder float32": lambda: vocoder(FLOAT),

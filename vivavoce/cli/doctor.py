@@ -82,7 +82,6 @@ class DeviceReport:
     name: str
     dtype: str
     dtypes: tuple[str, ...]
-    attention: str
     graphs: bool
     triton: bool
     memory_free: int
@@ -159,7 +158,6 @@ def _device(device: Device) -> DeviceReport:
         name=device.name,
         dtype=dtype_name(device.dtype),
         dtypes=tuple(dtype_name(dtype) for dtype in device.dtypes),
-        attention="flash" if device.has_flash_attention else "sdpa",
         graphs=device.graphs,
         triton=device.triton,
         memory_free=device.free_memory(),
@@ -217,8 +215,6 @@ def _device_advice(device: DeviceReport) -> Iterator[str]:
         yield from npu_advice()
     if kind == "cuda" and not device.triton:
         yield "Triton is not installed, so the plain PyTorch kernels are used: pip install triton"
-    if kind == "cuda" and device.attention != "flash" and "bfloat16" in device.dtypes:
-        yield "FlashAttention is not installed, PyTorch's own attention is used (optional): pip install flash-attn"
 
 
 def _model_advice(device: DeviceReport, models: tuple[ModelReport, ...], disk_free: int) -> Iterator[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from vivavoce.engine.sampling import Generation
 from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import Sequence
-from vivavoce.engine.step import Packing, StepKind
+from vivavoce.engine.step import Packing, PrefillLayout, Step, StepKind
 from vivavoce.nn.cuda_graphs import GraphCapture, Replayed, compiling_ahead
 
 
@@ -173,27 +173,43 @@ def advance_inputs(inputs: Tensor, outputs: Tensor, channels: int, filler: int, 
 
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-Step = Callable[[Tensor, StepKind], tuple[Tensor, Tensor]]
-"""Computes packed rows one by one: the rows drawn after them, and the hidden states they were drawn from."""
+PREFILL_BUCKETS = (64, 128, 256, 512)
 
 
 class StepGraphs:
-    """The graphs of a runner, captured when first used: one for each bucket (number of rows) and kind of step."""
+    """The graphs of a runner, captured when first used: one for each bucket (number of rows) and kind of step.
+
+    Those of decode steps take rows one by one, those of prefills in tiles.
+    """
 
     def __init__(self, step: Step, packing: Packing, device: torch.device, next_modes: NextModes | None) -> None:
         self.step, self.packing, self.device, self.next_modes = step, packing, device, next_modes
         self._captured: dict[tuple[int, StepKind], CapturedStep] = {}
+        self._prefills: dict[tuple[int, StepKind], CapturedStep] = {}
         self._capture = GraphCapture(device)  # all buckets share its memory
 
     def __len__(self) -> int:
-        return len(self._captured)
+        return len(self._captured) + len(self._prefills)
+
+    def layout(self, bucket: int) -> PrefillLayout:
+        """The input of a captured prefill."""
+        return PrefillLayout(bucket, self.packing.columns())
+
+    def of_prefill(self, bucket: int, kind: StepKind) -> CapturedStep:
+        """The captured prefill of this many rows."""
+        key = (bucket, kind)
+        if key not in self._prefills:
+            inputs, layout = self._prefill_padding(bucket), self.layout(bucket)
+            graph, (outputs, hidden) = self._capture(lambda: self.step.of_tiles(inputs, layout, kind))
+            self._prefills[key] = CapturedStep(graph, inputs, outputs, hidden)
+        return self._prefills[key]
 
     def of(self, bucket: int, kind: StepKind) -> CapturedStep:
         """The captured step of this many rows, of a kind that is `graphed`."""
         key = (bucket, kind)
         if key not in self._captured:
             inputs = self._padding(bucket, kind)
-            graph, (outputs, hidden) = self._capture(lambda: self.step(inputs, kind))
+            graph, (outputs, hidden) = self._capture(lambda: self.step.of_singles(inputs, kind))
             advance, next_modes = None, self.next_modes
             if next_modes is not None and self.can_prelaunch(bucket, kind):
                 channels, filler = self.packing.model.channels, self.packing.filler
@@ -206,17 +222,26 @@ class StepGraphs:
         is_useful = kind.plain or bucket <= MAX_PRELAUNCH_PLAYBACKS
         return is_useful and not kind.draft_depth and not self.packing.recall
 
-    def warm_up(self, buckets: tuple[int, ...], lone_modes: tuple[int, ...]) -> None:
-        """Capture the steps of these sizes, without drafts."""
+    def warm_up(self, buckets: tuple[int, ...], lone_modes: tuple[int, ...], prefill_buckets: tuple[int, ...]) -> None:
+        """Capture the steps and prefills of these sizes, without drafts."""
         kinds = [StepKind(), *(StepKind(mode=mode) for mode in lone_modes), StepKind(plain=True, counts=False)]
         # The largest first: the smaller ones reuse its memory.
         steps = [(bucket, kind) for bucket in sorted(buckets, reverse=True) for kind in kinds]
         with compiling_ahead() as is_ahead:
             for bucket, kind in steps if is_ahead else ():
-                self.step(self._padding(bucket, kind), kind)
+                self.step.of_singles(self._padding(bucket, kind), kind)
+            for bucket in prefill_buckets if is_ahead else ():
+                self.step.of_tiles(self._prefill_padding(bucket), self.layout(bucket), StepKind())
+        for bucket in sorted(prefill_buckets, reverse=True):
+            self.of_prefill(bucket, StepKind())
         for bucket, kind in steps:
             self.of(bucket, kind)
 
     def _padding(self, bucket: int, kind: StepKind) -> Tensor:
         """Packed rows of padding."""
         return torch.from_numpy(self.packing.pack([], [], kind.draft_depth, bucket)[0]).to(self.device)
+
+    def _prefill_padding(self, bucket: int) -> Tensor:
+        """The input of a prefill without works."""
+        packed, _ = self.packing.pack([], [], 0, bucket)
+        return torch.from_numpy(self.layout(bucket).join(packed, [], [])).to(self.device)

@@ -14,16 +14,25 @@ from torch import Tensor
 
 from vivavoce import kernels
 from vivavoce.device import Device
-from vivavoce.engine.cuda_graphs import BUCKETS, CapturedStep, NextModes, PrelaunchedStep, StepGraphs, can_prelaunch
+from vivavoce.engine.cuda_graphs import (
+    BUCKETS,
+    PREFILL_BUCKETS,
+    CapturedStep,
+    NextModes,
+    PrelaunchedStep,
+    StepGraphs,
+    can_prelaunch,
+)
 from vivavoce.engine.sampling import NO_ROW, SamplingRequest, SlotDraw
 from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import Sequence
 from vivavoce.engine.speculative import Draft
-from vivavoce.engine.step import GRAPHED_DRAFT, Packing, SequenceTables, Step, StepKind
+from vivavoce.engine.step import GRAPHED_DRAFT, MAX_PREFILL_WORKS, Packing, SequenceTables, Step, StepKind
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.log import FailureLog
 from vivavoce.models.interface import GenerativeModel, Row
-from vivavoce.nn.paged_kv import FP8, CachePiece, PagedCache
+from vivavoce.nn.cuda_graphs import bucket_for
+from vivavoce.nn.paged_kv import FP8, TILE_ROWS, CachePiece, PagedCache, tiles_of
 
 logger = logging.getLogger(__name__)
 SHORT_PIECE = 4  # rows of a work that the decode kernel takes one by one, also beside longer prefills
@@ -58,7 +67,8 @@ class Runner:
         self._step = Step(model, cache, self._slots, self._packing.recall)
         self._lone_modes: tuple[int, ...] = getattr(model, "lone_modes", ())
         self._next_modes: NextModes | None = getattr(model, "next_modes", None)
-        self._graphs = StepGraphs(self._step.of_singles, self._packing, self.device, self._next_modes)
+        self._graphs = StepGraphs(self._step, self._packing, self.device, self._next_modes)
+        self._captures_prefill: bool = self.use_graphs and getattr(model, "captures_prefill", False)
         self._prelaunched: PrelaunchedStep | None = None
         self._failures = FailureLog(logger)
 
@@ -130,7 +140,11 @@ class Runner:
     def _run(self, works: list[Work]) -> list[Drawn]:
         slots = self._slots.assign(works)
         kind, bucket = StepKind.of(works, self._lone_modes), self._bucket(works)
-        if bucket is not None and kind.draft_depth <= GRAPHED_DRAFT and not any(_is_relaxed(work) for work in works):
+        prefill_bucket = self._prefill_bucket(works)
+        if prefill_bucket is not None:
+            kind = kind.prefilling
+            drawn = self._replay_prefill(works, slots, prefill_bucket, kind)
+        elif bucket is not None and kind.draft_depth <= GRAPHED_DRAFT and not any(_is_relaxed(work) for work in works):
             kind = kind.graphed
             drawn = self._replay(works, slots, bucket, kind)
         else:
@@ -146,13 +160,24 @@ class Runner:
         total = sum(work.total for work in works)
         if total > BUCKETS[-1]:
             return DRAFT_BUCKET if total <= DRAFT_BUCKET and all(self._is_single(work) for work in works) else None
-        return next(size for size in BUCKETS if size >= total)
+        return bucket_for(BUCKETS, total)
+
+    def _prefill_bucket(self, works: list[Work]) -> int | None:
+        """Rows of the smallest prefill graph that holds these works; None: they have no long prompt, or do not fit."""
+        if not self._captures_prefill or len(works) > MAX_PREFILL_WORKS or any(work.drafted for work in works):
+            return None
+        total = sum(work.total for work in works)
+        prompts = [work for work in works if work.total > TILE_ROWS]
+        read = sum(work.total * (work.start + work.total) for work in prompts) * self._row_bytes
+        if total > PREFILL_BUCKETS[-1] or read <= MAX_REREAD_BYTES:
+            return None
+        return bucket_for(PREFILL_BUCKETS, total)
 
     @torch.inference_mode()
     def warm_up(self, buckets: tuple[int, ...] = BUCKETS) -> None:
         """Capture the graphs of these sizes."""
         if self.use_graphs:
-            self._graphs.warm_up(buckets, self._lone_modes)
+            self._graphs.warm_up(buckets, self._lone_modes, PREFILL_BUCKETS if self._captures_prefill else ())
 
     def knows(self, sequence: Sequence) -> bool:
         """Whether a sequence has a slot in the device tables; it may have been evicted."""
@@ -204,10 +229,15 @@ class Runner:
             for work, slot, end in zip(works, slots, ends, strict=True)
             if not self._goes_row_by_row(work)
         )
+        tiles = None
+        causal = [piece for piece in pieces if piece.visible is None]
+        if self.use_kernels and causal:
+            tiles = torch.tensor(tiles_of(causal), dtype=torch.int32, device=self.device)
+            pieces = tuple(piece for piece in pieces if piece.visible is not None)
         drawing = [row for work, end in zip(works, ends, strict=True) for row in _drawing(work, end)]
         sampled = torch.tensor(drawing, dtype=torch.long, device=self.device)
         inputs = torch.from_numpy(packed).to(self.device)
-        outputs, hidden = self._step(inputs, kind, singles, pieces, sampled, self._sampling_request(works))
+        outputs, hidden = self._step(inputs, kind, singles, pieces, sampled, self._sampling_request(works), tiles)
         rows, by_work, begin = outputs.tolist(), {}, 0
         for index, work in zip(order, works, strict=True):
             if work.samples:
@@ -225,6 +255,21 @@ class Runner:
         rows = captured.read(ticket)
         drawing = [(work, _drawing(work, end)) for work, end in zip(works, ends, strict=True) if work.samples]
         return [_drawn(work, rows[span.start : span.stop], captured.hidden, span) for work, span in drawing]
+
+    def _replay_prefill(self, works: list[Work], slots: list[int], bucket: int, kind: StepKind) -> list[Drawn]:
+        captured = self._graphs.of_prefill(bucket, kind)
+        packed, ends = self._packing.pack(works, slots, size=bucket)
+        pieces = [
+            CachePiece(slice(end - work.total, end), slot, work.start)
+            for work, slot, end in zip(works, slots, ends, strict=True)
+        ]
+        drawing = [(work, end - 1) for work, end in zip(works, ends, strict=True) if work.samples]
+        inputs = self._graphs.layout(bucket).join(packed, tiles_of(pieces), [row for _, row in drawing])
+        rows = captured.read(captured.launch(inputs))
+        return [
+            _drawn(work, [rows[index]], captured.hidden, range(index, index + 1))
+            for index, (work, _) in enumerate(drawing)
+        ]
 
     def _visible(self, work: Work) -> Tensor | None:
         """The attention mask of a work whose draft branches.  # [row, context] bool"""

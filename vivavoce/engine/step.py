@@ -16,7 +16,7 @@ from vivavoce.engine.sampling import ALL_ALLOWED, NO_ROW, Generation, SamplingRe
 from vivavoce.engine.scheduler import Work
 from vivavoce.engine.sequence import FinishReason, Sequence
 from vivavoce.models.interface import GenerativeModel, Row
-from vivavoce.nn.paged_kv import CachePiece, PagedCache, RowBatch
+from vivavoce.nn.paged_kv import TILE_ROWS, CachePiece, PagedCache, RowBatch
 
 
 @dataclass
@@ -140,6 +140,10 @@ class Packing:
         self.model, self.filler = model, filler
         self.recall: int = getattr(model, "recall", 0)
 
+    def columns(self, draft_depth: int = 0) -> int:
+        """Columns of packed rows."""
+        return self.model.channels * (1 + self.recall + draft_depth) + 5
+
     def pack(
         self, works: list[Work], slots: list[int], draft_depth: int = 0, size: int | None = None
     ) -> tuple[np.ndarray, list[int]]:
@@ -150,7 +154,7 @@ class Packing:
         """
         channels = self.model.channels
         total = size or sum(work.total for work in works)
-        packed = np.zeros((total, channels * (1 + self.recall + draft_depth) + 5), dtype=np.int32)
+        packed = np.zeros((total, self.columns(draft_depth)), dtype=np.int32)
         packed[:, channels] = self.filler
         packed[:, channels + 4] = 1
         packed[:, channels * (1 + self.recall) + 5 :] = NO_ROW
@@ -248,6 +252,11 @@ class StepKind:
         """The kind of the graph that steps of this kind replay, of which there are few."""
         return replace(self, counts=not self.plain, draft_depth=GRAPHED_DRAFT if self.draft_depth else 0)
 
+    @property
+    def prefilling(self) -> "StepKind":
+        """The kind of the prefill graph that steps of this kind replay."""
+        return StepKind(fits_top_k_kernel=self.fits_top_k_kernel, masked=self.masked)
+
 
 def _shared_mode(works: list[Work], lone_modes: Many[int]) -> int | None:
     if any(work.sequence.speculation is not None for work in works):
@@ -266,6 +275,11 @@ class Step:
         """The step that graphs capture: every row goes through the decode kernel, and a row is drawn after each."""
         return self(packed, kind, singles=packed.shape[0], pieces=(), sampled=None)
 
+    def of_tiles(self, inputs: Tensor, layout: "PrefillLayout", kind: StepKind) -> tuple[Tensor, Tensor]:
+        """The prefill that graphs capture: every row goes through the prefill kernel."""
+        packed, tiles, sampled = layout.split(inputs)
+        return self(packed, kind, singles=0, pieces=(), sampled=sampled, tiles=tiles)
+
     def __call__(
         self,
         packed: Tensor,
@@ -274,6 +288,7 @@ class Step:
         pieces: tuple[CachePiece, ...],
         sampled: Tensor | None,
         sampling_request: SamplingRequest | None = None,
+        tiles: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """New rows and the states they were drawn from. `sampled`: indices of the rows to draw after; None: all."""
         channels = self.model.channels
@@ -284,7 +299,7 @@ class Step:
             self.slots.tables.note(torch.where(counted, slots, self.slots.filler), rows)
         cache_positions = _cache_positions(positions, pieces)
         table = self.slots.page_table
-        batch = RowBatch(self.cache, table, slots, positions, singles, pieces, cache_positions, kind.mode)
+        batch = RowBatch(self.cache, table, slots, positions, singles, pieces, cache_positions, kind.mode, tiles)
         hidden = self.model.forward(rows, batch)
         if sampled is not None:
             hidden, packed = hidden[sampled], packed[sampled]
@@ -301,6 +316,38 @@ class Step:
         drafted = others[:, self.recall :] if kind.draft_depth else None
         settings = (kind.fits_top_k_kernel, recent, drafted, sampling_request, kind.plain, kind.mode, kind.masked)
         return SlotDraw(self.slots.tables, slot, position + 1, mode, generated, *settings)
+
+
+MAX_PREFILL_WORKS = 64  # of a captured prefill
+
+
+@dataclass(frozen=True)
+class PrefillLayout:
+    """The input of a captured prefill as one array: packed rows, tiles, and the rows to draw after.
+
+    There are as many tiles and draws as that many works of that many rows may need; unused tiles have no rows, and
+    unused draws are after row 0.
+    """
+
+    rows: int
+    columns: int
+
+    @property
+    def tiles(self) -> int:
+        return self.rows // TILE_ROWS + MAX_PREFILL_WORKS
+
+    def join(self, packed: np.ndarray, tiles: Many[tuple[int, int, int, int]], drawing: Many[int]) -> np.ndarray:
+        """The array.  # packed [row, column] → [element]"""
+        all_tiles = np.zeros((self.tiles, 4), dtype=np.int32)
+        all_tiles[: len(tiles)] = np.asarray(tiles, dtype=np.int32).reshape(-1, 4)
+        draws = np.zeros(MAX_PREFILL_WORKS, dtype=np.int32)
+        draws[: len(drawing)] = drawing
+        return np.concatenate([packed.reshape(-1), all_tiles.reshape(-1), draws])
+
+    def split(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Packed rows, tiles and draws of the array."""
+        packed, tiles, draws = inputs.split([self.rows * self.columns, self.tiles * 4, MAX_PREFILL_WORKS])
+        return packed.view(self.rows, self.columns), tiles.view(self.tiles, 4), draws.long()
 
 
 def _cache_positions(positions: Tensor, pieces: tuple[CachePiece, ...]) -> Tensor | None:

@@ -45,6 +45,7 @@ if AVAILABLE or TYPE_CHECKING:
         silu_multiply,
         snake,
     )
+    from vivavoce.kernels.prefill_attention import paged_prefill
     from vivavoce.kernels.row_linear import MAX_UNTILED_ROWS, row_linear, row_tile_linear, takes
     from vivavoce.kernels.sampling import MAX_DRAW_COLUMNS, draw, gumbel_noise, small_vocabulary_draw, transcript_rules
     from vivavoce.kernels.small_batch_linear import small_batch_linear
@@ -83,6 +84,7 @@ __all__ = [
     "one_row_decode",
     "page_attention",
     "paged_decode",
+    "paged_prefill",
     "rotate_first_head",
     "row_linear",
     "row_tile_linear",

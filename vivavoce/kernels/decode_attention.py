@@ -18,7 +18,7 @@ MAX_SPLITS = 32
 @triton.jit
 def softened(scores, inside, peak):
     """Online softmax: exponentials of the scores, the factor of earlier sums, and the new maximum."""
-    scores = tl.where(inside[None, :], scores, float("-inf"))
+    scores = tl.where(inside, scores, float("-inf"))
     highest = tl.maximum(peak, tl.max(scores, axis=1))
     return tl.exp(scores - highest[:, None]), tl.exp(peak - highest), highest
 
@@ -66,7 +66,7 @@ def _decode_split(
         scores = tl.dot(queries, tl.trans(widened(keys, queries.dtype, FAST)), input_precision=PRECISION) * scale
         if FP8:
             scores *= tl.load(key_scale_ptr + cell, mask=inside, other=0.0)[None, :]
-        prob, shrink, peak = softened(scores, inside, peak)
+        prob, shrink, peak = softened(scores, inside[None, :], peak)
         values = tl.load(values_ptr + cell[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0)
         weight = weight * shrink + tl.sum(prob, axis=1)
         if FP8:
@@ -289,7 +289,7 @@ def _one_row_decode(  # noqa: PLR0915
         k_high = tl.load(keys_ptr + past + HALF + half[None, :], mask=inside[:, None], other=0.0)
         scores = tl.dot(q_low, tl.trans(k_low), input_precision=PRECISION)
         scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision=PRECISION) * scale
-        prob, shrink, peak = softened(scores, inside, peak)
+        prob, shrink, peak = softened(scores, inside[None, :], peak)
         values = tl.load(values_ptr + past + column[None, :], mask=inside[:, None], other=0.0)
         total = total * shrink[:, None] + tl.dot(prob.to(values.dtype), values, input_precision=PRECISION)
         weight = weight * shrink + tl.sum(prob, axis=1)

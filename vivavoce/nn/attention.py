@@ -1,6 +1,5 @@
 """Attention: rotary embedding, grouped-query attention over the paged cache, chunk masks, and relative positions."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce import kernels
-from vivavoce.device import AMPERE
 from vivavoce.nn.linear import Linear, PackedLinear, RMSNorm
 from vivavoce.nn.paged_kv import CachePiece, RowBatch
 from vivavoce.nn.quantised import project
@@ -133,10 +131,14 @@ class PagedAttention(nn.Module):
 
 
 def attend(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
-    """Attention of one step's rows: single rows by the kernel, prefill pieces by SDPA.  # [row, head, head_dim]"""
+    """Attention of one step's rows: single rows and tiles by kernels, other pieces by SDPA.  # [row, head, head_dim]"""
     if batch.singles == queries.shape[0]:
         return kernels.paged_decode(queries, layer, batch)
-    out = torch.empty_like(queries)
+    if batch.tiles is None:
+        out = torch.empty_like(queries)
+    else:
+        out = torch.zeros_like(queries)  # rows of padding are in no tile
+        kernels.paged_prefill(queries, layer, batch, out)
     if batch.singles:
         out[: batch.singles] = kernels.paged_decode(queries[: batch.singles], layer, batch)
     for piece in batch.pieces:
@@ -146,11 +148,6 @@ def attend(queries: Tensor, layer: int, batch: RowBatch) -> Tensor:
 
 def _attend_piece(queries: Tensor, keys: Tensor, values: Tensor, piece: CachePiece) -> Tensor:
     """Causal attention of a piece's rows to its sequence.  # queries [row, head, dim], keys [context, kv head, dim]"""
-    is_half = queries.is_cuda and queries.dtype.itemsize == 2
-    flash = _flash_attention(queries.device) if is_half and piece.visible is None else None
-    if flash is not None:
-        attended: Tensor = flash(queries[None], keys[None], values[None], causal=True)[0]
-        return attended
     if piece.length == 1:
         return _attend_single(queries, keys, values)
     visible = piece.visible
@@ -179,19 +176,6 @@ def _visible(piece: CachePiece, device: torch.device) -> Tensor:
     columns = torch.arange(piece.context, device=device)
     rows = torch.arange(piece.position, piece.context, device=device)
     return columns[None] <= rows[:, None]
-
-
-@functools.cache
-def _flash_attention(device: torch.device) -> Callable[..., Tensor] | None:
-    """FlashAttention, if it is installed and supports the device; it aligns the causal mask to the last row."""
-    if torch.cuda.get_device_capability(device) < AMPERE:
-        return None
-    try:
-        from flash_attn import flash_attn_func
-    except ImportError:
-        return None
-    function: Callable[..., Tensor] = flash_attn_func
-    return function
 
 
 EMPTY = -1

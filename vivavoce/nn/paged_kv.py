@@ -3,6 +3,7 @@
 Keys and values are stored in the model's dtype, or in float8 with a scale per head and row: half the memory of 16 bits.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from torch import Tensor
 FP8 = torch.float8_e4m3fn
 LARGEST, SMALLEST_SCALE = 448.0, 1e-12  # of FP8; and for heads that are all zero
 SCALE = torch.float32
+TILE_ROWS = 32  # of the prefill kernel
 SCRATCH_PAGE = 0  # belongs to no sequence: rows of padding are written there
 
 
@@ -100,12 +102,22 @@ class CachePiece:
         return self.position + self.length
 
 
+def tiles_of(pieces: Iterable[CachePiece]) -> list[tuple[int, int, int, int]]:
+    """The tiles of causal pieces: first row, rows, slot, position of the first row."""
+    return [
+        (row, min(TILE_ROWS, piece.rows.stop - row), piece.slot, piece.position + row - piece.rows.start)
+        for piece in pieces
+        for row in range(piece.rows.start, piece.rows.stop, TILE_ROWS)
+    ]
+
+
 @dataclass
 class RowBatch:
     """The rows of one step, of many sequences, in one flat batch.
 
     Rows `[0, singles)` go through the decode kernel one by one, each with its slot and position, so that several may
-    belong to one sequence; the others are in `pieces`. Without kernels, all rows are in `pieces`.
+    belong to one sequence; the others are in `tiles`, which the prefill kernel takes, or in `pieces`. Without kernels,
+    all rows are in `pieces`.
     """
 
     cache: PagedCache
@@ -116,6 +128,7 @@ class RowBatch:
     pieces: tuple[CachePiece, ...]
     cache_positions: Tensor | None = None  # [row] int32: where rows are stored, if not at their positions
     shared_mode: int | None = None  # mode of all rows whose states are read, where the host knows it
+    tiles: Tensor | None = None  # [tile, 4] int32: first row, rows (0 to TILE_ROWS), slot, position of the first row
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store the new rows' keys and values.  # each [row, head, head_dim]"""

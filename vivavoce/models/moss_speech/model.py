@@ -162,6 +162,7 @@ class MossSpeech(nn.Module):
     channels = 2
     lone_modes = (AUDIO,)  # a batch that is all audio skips the text head and the last text layer
     takes_fp8_cache = True
+    captures_prefill = True
 
     def __init__(self, config: MossSpeechConfig) -> None:
         super().__init__()
