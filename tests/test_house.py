@@ -36,17 +36,17 @@ MAY_IMPORT = {
     "hub": {"errors", "hub"},
     "audio": {"errors", "audio", "nn.modules"},
     "kernels": {"kernels", "nn.paged_kv", "nn.quantised_weight"},
-    "nn": {"errors", "device", "log", "kernels", "nn"},
+    "nn": {"errors", "cores", "device", "log", "kernels", "nn"},
     "models": {"errors", "device", "log", "audio", "kernels", "nn", "models"},
     "engine": {"errors", "device", "log", "kernels", "nn", "engine", "models.interface"},
-    "runtime": {"errors", "device", "log", "nn", "engine", "models.interface", "runtime"},
+    "runtime": {"errors", "cores", "device", "log", "nn", "engine", "models.interface", "runtime"},
     "dialogue": {"errors", "log", "audio", "nn.modules", "engine.sampling", "engine.sliding_maximum", "dialogue"},
     "stacks": {"errors", "hub"},
     "asr": {"errors", "device", "log", "hub", "audio", "models", "engine", "runtime", "asr"},
     "tts": {"errors", "cores", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "tts"},
     "s2s": {"errors", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "dialogue", "s2s"},
     "cascade": {
-        *("errors", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "dialogue"),
+        *("errors", "cores", "device", "log", "hub", "audio", "nn", "models", "engine", "runtime", "dialogue"),
         *("asr", "tts", "cascade"),
     },
     "server": {
@@ -62,7 +62,7 @@ HOSTING = "server.hosting"
 # The tools behind `viva`: each may import those before it, and nothing outside imports any of them.
 TOOLS = ("minis", "evaluation", "train", "quant", "export", "plan", "bench", "talk", "cli")
 FRONT_AND_TOOLS = {"__init__", "_deprecated", "api", *TOOLS}
-BARE = {"errors", "log", "cpu_speed", "device", "implementations", "nn", "kernels", "models", "engine"}
+BARE = {"errors", "cores", "log", "cpu_speed", "device", "implementations", "nn", "kernels", "models", "engine"}
 ON_A_BARE_BOX = {"torch", "numpy", "safetensors", "jinja2"}  # torch needs jinja2 itself
 NOT_ON_A_BARE_BOX = [
     *("tokenizers", "huggingface_hub", "typer", "rich", "soundfile", "soxr", "av", "onnxruntime", "matplotlib"),

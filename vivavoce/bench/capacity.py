@@ -32,6 +32,7 @@ from vivavoce.audio.vad import WINDOW, WINDOW_SECONDS, voice_activity
 from vivavoce.bench.front_end_cost import front_end_costs
 from vivavoce.bench.turn_client import Wire, connect
 from vivavoce.bench.turn_sounds import RATE, Samples, gather
+from vivavoce.cores import usable_cores
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import InputError, VivaError
 from vivavoce.evaluation.machine import free_port, stage
@@ -78,7 +79,7 @@ def run_budget(model: str = "mini-speech", sessions: int = 8, out: Path | None =
 def _result(model: str, sessions: int, costs: list[StageCost]) -> dict[str, Any]:
     speaking = [cost for cost in costs if cost.when != "listens"]
     listening = [cost for cost in costs if cost.when != "speaks"]
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     return {
         "what": "processor time of a conversation",
         "model": model,

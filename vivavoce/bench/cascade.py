@@ -27,6 +27,7 @@ from vivavoce.cascade.interfaces import ChatEnd, ChatModel, ChatPiece, ChatPromp
 from vivavoce.cascade.live_turns import LiveTurns
 from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
 from vivavoce.cascade.whole_turns import WholeTurns
+from vivavoce.cores import usable_cores
 from vivavoce.dialogue.backend import TurnTranscript
 from vivavoce.dialogue.events import (
     ConversationSettings,
@@ -286,7 +287,7 @@ def run(
         "language": language,
         "parts": {"asr": parts.asr, "chat": parts.chat, "tts": parts.tts},
         "early": is_early,
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "load_average": [round(before, 2), round(os.getloadavg()[0], 2)],
         **_figures(asked),
         "questions": [_entry(question, answer, voiced_end) for question, answer, voiced_end in asked],

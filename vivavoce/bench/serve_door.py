@@ -6,7 +6,6 @@ plays. It runs in real time: a level takes about as long as its replies.
 """
 
 import asyncio
-import os
 import platform
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from vivavoce.bench.serve_server import ServerPlan, ServerProcess
 from vivavoce.bench.serve_sounds import encoded_sounds
 from vivavoce.bench.serve_watch import ServerWatch, process_name, process_tree
 from vivavoce.bench.turn_client import realtime_url
+from vivavoce.cores import usable_cores
 from vivavoce.errors import InputError, VivaError
 from vivavoce.evaluation.machine import PowerMeter, free_port, stage
 
@@ -127,7 +127,7 @@ class Target:
 
 def default_callers() -> int:
     """Three eighths of the cores, at most `MAX_CALLERS`."""
-    return max(1, min(MAX_CALLERS, (os.cpu_count() or 1) * 3 // 8))
+    return max(1, min(MAX_CALLERS, usable_cores() * 3 // 8))
 
 
 def run(server: ServerChoice, options: DoorOptions, out: Path | None = None) -> dict[str, Any]:

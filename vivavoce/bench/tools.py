@@ -18,6 +18,7 @@ from typing import Any
 from vivavoce import hub
 from vivavoce.audio.io import float_to_pcm16, read
 from vivavoce.bench.turn_client import Event, Wire, connect, realtime_url
+from vivavoce.cores import usable_cores
 from vivavoce.errors import VivaError
 from vivavoce.evaluation.machine import stage
 
@@ -160,7 +161,7 @@ def run(
     """Measure and print; write `tools.json` to `out`."""
     sounds = [_pcm(file) for file in sorted(QUESTIONS.glob("*.opus"))[:turns]]
     result = asyncio.run(_measure(realtime_url(url, model), api_key, sounds, tool_seconds))
-    result |= {"url": url, "cores": os.cpu_count(), "load_average": round(os.getloadavg()[0], 1)}
+    result |= {"url": url, "cores": usable_cores(), "load_average": round(os.getloadavg()[0], 1)}
     _print(result)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

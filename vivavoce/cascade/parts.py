@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from vivavoce.cascade.live_turns import LiveTurns
 from vivavoce.cascade.local_chat import BUNDLED, LocalChat
 from vivavoce.cascade.remote import ChatEndpoint, RemoteRecogniser, RemoteSynthesiser
 from vivavoce.cascade.whole_turns import WholeTurns
+from vivavoce.cores import usable_cores
 from vivavoce.device import Device, pick
 from vivavoce.dialogue.backend import (
     Address,
@@ -380,7 +380,7 @@ class LoadedCascade(CascadeBackend):
 
     async def __aenter__(self) -> Self:
         on_cpu = isinstance(self.asr, LocalRecogniser) and self.asr.device.kind == "cpu"
-        cores = os.cpu_count() or 1
+        cores = usable_cores()
         # Its parts run concurrently, but on few cores a reply is not there in time unless each part has all of them.
         self._open_parts.enter_context(serving_pace(on_cpu, cores if cores <= FEW_CORES else None))
         await self._open_parts.enter_async_context(self.asr)

@@ -5,7 +5,6 @@ a warm-up on many threads before anything is captured.
 """
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vivavoce import kernels
+from vivavoce.cores import usable_cores
 from vivavoce.nn.process_settings import cudnn_benchmark
 
 Result = TypeVar("Result")
@@ -157,7 +157,7 @@ def compiling_ahead() -> Iterator[bool]:
     with _patch.applied_to(JITFunction):
         token = _is_ahead.set(kernels.AVAILABLE)
         try:
-            with _Compilers(min(32, os.cpu_count() or 1)) as compilers, AsyncCompileMode(compilers):
+            with _Compilers(min(32, usable_cores())) as compilers, AsyncCompileMode(compilers):
                 yield True
         finally:
             _is_ahead.reset(token)

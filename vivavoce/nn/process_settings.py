@@ -4,7 +4,6 @@ The original value is restored after the last holder, also when holders overlap 
 """
 
 import gc
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Generic, TypeVar
 
 import torch
+
+from vivavoce.cores import usable_cores
 
 Value = TypeVar("Value")
 
@@ -121,5 +122,5 @@ def serving_pace(on_cpu: bool, threads: int | None = None, switch_seconds: float
         if switch_seconds:
             stack.enter_context(switch_interval.held(switch_seconds))
         if on_cpu:
-            stack.enter_context(torch_threads.held(threads or max(1, (os.cpu_count() or 2) // 2)))
+            stack.enter_context(torch_threads.held(threads or max(1, usable_cores() // 2)))
         yield

@@ -7,7 +7,6 @@ confidence intervals (see `voices.py`). Models run in parallel processes.
 
 import argparse
 import json
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -23,6 +22,7 @@ import torch
 from vivavoce import hub
 from vivavoce.asr.backends import Moonshine
 from vivavoce.audio.io import Sound
+from vivavoce.cores import usable_cores
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
@@ -136,7 +136,7 @@ def run(
     print("\n".join(lines), flush=True)
     found: list[Loss] = []
     tasks = [(model, some) for model in models for some in _parts(model, methods)]
-    with ProcessPoolExecutor(min(len(tasks), os.cpu_count() or 1), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(len(tasks), usable_cores()), get_context("spawn")) as pool:
         for done in as_completed([pool.submit(losses, *task, moonshine, effort or Effort()) for task in tasks]):
             found += done.result()
             lines += [row(loss.cells()) for loss in done.result()]

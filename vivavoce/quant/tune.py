@@ -6,7 +6,6 @@ every tile worth trying. The best are stored by device and shape, see `vivavoce.
 
 import logging
 import multiprocessing
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivavoce import kernels
+from vivavoce.cores import usable_cores
 from vivavoce.device import Device, pick
 from vivavoce.errors import InputError
 from vivavoce.kernels import Tile, store_tiles, tile_name
@@ -166,7 +166,7 @@ def _of_batches(layer: TunedLayer, rows: int) -> Iterable[Tile]:
 
 def compile_ahead(wanted: Sequence[Candidate], advance: Callable[[], None]) -> None:
     """Compile all candidates in parallel processes."""
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(max(1, usable_cores() - 1), multiprocessing.get_context("spawn")) as pool:
         for _ in pool.map(_compile, wanted, chunksize=4):
             advance()
 

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from vivavoce.cores import usable_cores
 from vivavoce.nn.process_settings import torch_threads
 
 logger = logging.getLogger(__name__)
@@ -358,7 +359,7 @@ def executor_for(device: torch.device) -> DeadlineExecutor:
         executor = _shared.get(key)
         if executor is None:
             if device.type == "cpu":
-                executor = DeadlineExecutor("viva-model", min(MAX_CPU_THREADS, os.cpu_count() or 1))
+                executor = DeadlineExecutor("viva-model", min(MAX_CPU_THREADS, usable_cores()))
             else:
                 executor = ThreadPerTaskExecutor("viva", early=AS_EARLY_AS_POSSIBLE)
             executor.start()

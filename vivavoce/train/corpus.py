@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
-import os
 import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.audio.io import Sound, write
+from vivavoce.cores import usable_cores
 from vivavoce.errors import InputError, MissingDependencyError, VivaError
 from vivavoce.train.front_desk import dialogues, general_sentences, reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies, slotted_replies
@@ -321,7 +321,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--workers", type=int, default=usable_cores())
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of utterances")
     parser.add_argument("--seed", type=int, default=0)
     add_kokoro_options(parser)

@@ -16,6 +16,7 @@ from vivavoce.bench.duplex.measure import CallOutcome, events, scene_figures
 from vivavoce.bench.duplex.requirements import Requirement
 from vivavoce.bench.duplex.runner import PlayedScenes
 from vivavoce.bench.duplex.scenes import SCENES
+from vivavoce.cores import usable_cores
 from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
 
 LATE_MS = 20.0
@@ -85,7 +86,7 @@ def result_of(played: PlayedScenes, about: dict[str, Any], requirements: Sequenc
     return {
         "what": "duplex lab: turn-taking over the Realtime protocol",
         **about,
-        "machine": {"cores": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version()},
+        "machine": {"cores": usable_cores(), "load": os.getloadavg()[0], "python": platform.python_version()},
         "microphone_late_ms": None if late is None else {"p50": float(late[0]), "p95": float(late[1])},
         "figures": found,
         "events": events(_with_sounds(played.outcomes)).counts(),

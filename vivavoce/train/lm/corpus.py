@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import hashlib
 import math
-import os
 import random
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
+from vivavoce.cores import usable_cores
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.train import add_option
 from vivavoce.train.augment import NOISES, Augmenter, at_positions, at_snr, noise, stretched_positions, warp_bands
@@ -345,7 +345,7 @@ def main(arguments: list[str] | None = None) -> None:
     add_option(parser, "--speech-encoder", "--ear", type=Path, help="folder of a trained speech encoder")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--workers", type=int, default=usable_cores())
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--spoken", type=int, help="number of spoken dialogues")
