@@ -27,7 +27,7 @@ def spoken(seconds: float, text: str = "", seed: int = 0, rate: int = 24_000) ->
 
 
 class ScriptedReply:
-    """A reply whose pieces are given beforehand."""
+    """A reply whose pieces are given beforehand; an `asyncio.Event` among them holds up those after it."""
 
     def __init__(self, state, plan, pieces):
         self.state, self.plan = state, plan
@@ -39,6 +39,9 @@ class ScriptedReply:
         generated, backend = 0.0, self.state.backend
         for piece in self._pieces:
             await asyncio.sleep(0)
+            if isinstance(piece, asyncio.Event):
+                await piece.wait()
+                continue
             while backend.ahead is not None and (excess := generated - self.plan.played() - backend.ahead) > 1e-6:
                 await backend.clock.until(backend.clock.now() + excess)
             if isinstance(piece, Spoke):

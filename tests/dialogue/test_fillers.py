@@ -1,5 +1,7 @@
 """Fillers on the simulated clock: when they are spoken, when not, and what they leave behind."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -24,11 +26,11 @@ CALL = [CallBegan("call_1", "look"), CallArguments("{}"), Ended("completed")]
 FILLER_SECONDS = 0.6
 
 
-def fillers(seconds=0.8):
+def fillers(seconds=0.8, covers_replies=True):
     async def speak(text, voice, speed):
         yield np.full(round(FILLER_SECONDS * 24_000), 0.1, np.float32)
 
-    return DialogueOptions(fillers=FillerVoice(speak, seconds))
+    return DialogueOptions(fillers=FillerVoice(speak, seconds, covers_replies))
 
 
 def started(stage, is_filler):
@@ -73,6 +75,23 @@ async def test_a_quick_tool_and_a_reply_with_sound_have_no_filler():
     stage.conversation.reply()
     await stage.hear(silence(4.0))
     assert started(stage, True) == [] and len(started(stage, False)) == 2
+
+
+@pytest.mark.parametrize("covers_replies", [True, False])
+async def test_a_slow_reply_is_covered_where_its_model_may_be_slow(covers_replies):
+    ready = asyncio.Event()
+    stage = await after_a_call(fillers(covers_replies=covers_replies), [ready, *spoken(1.0, "Here it is.")])
+    await stage.hear(silence(1.2))
+    assert len(started(stage, True)) == covers_replies
+    ready.set()
+    await stage.hear(silence(3.0))
+    assert stage.all(ReplyDone)[-1].reason == "completed"
+
+
+async def test_where_only_calls_are_covered_a_tool_is():
+    stage = await after_a_call(fillers(covers_replies=False))
+    await stage.hear(silence(1.2))
+    assert texts(stage) == [FILLERS["en"][0]]
 
 
 async def test_without_fillers_nothing_is_said():

@@ -276,8 +276,7 @@ FillerSeconds = Annotated[
     typer.Option(
         rich_help_panel=TURNS,
         min=0.0,
-        help="Silence, while a tool or a cascade's chat model works, before a few words are spoken; 0: never. "
-        "Default: 0.8.",
+        help="Silence, while a tool or a chat model works, before a few words are spoken; 0: never. Default: 0.8.",
     ),
 ]
 Greeting = Annotated[

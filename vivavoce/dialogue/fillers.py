@@ -48,6 +48,8 @@ class FillerVoice:
     speak: Speak
     seconds: float = FILLER_SECONDS
     """Of silence before a filler."""
+    covers_replies: bool = True
+    """Whether a reply without output is covered, not only tool calls without a result."""
     _sounds: OrderedDict[tuple[str, str | None, float], Samples] = field(default_factory=OrderedDict)
 
     async def warm_up(self, languages: Sequence[str], settings: ConversationSettings) -> None:

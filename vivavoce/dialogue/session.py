@@ -120,7 +120,9 @@ class LiveConversation:
             if self._listening.is_user_speaking or is_audible or not self._is_attended.is_set():
                 return False
             generating = self._replies.generating
-            return has_open_calls(self._history) if generating is None else not generating.has_output
+            if generating is None:
+                return has_open_calls(self._history)
+            return voice.covers_replies and not generating.has_output
 
         def start(text: str, sound: Samples) -> None:
             async def speak(_: str) -> AsyncGenerator[Samples, None]:

@@ -78,7 +78,7 @@ class ConversationOptions:
     """Whether speech over a reply is transcribed to decide on an interruption: for a fast recogniser that gets single
     words right."""
     filler_seconds: float = FILLER_SECONDS
-    """Of silence, while a tool or the chat model of a cascade works, before a filler is spoken; 0: none is."""
+    """Of silence, while a tool or a chat model works, before a filler is spoken; 0: none is."""
     guards: GuardLimits = field(default_factory=GuardLimits)
     front_end_processes: int | None = None
     """Processes that compute voice activity, echo and levels beside the event loop; 0: within it; None: by cores."""

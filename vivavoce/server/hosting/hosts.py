@@ -186,7 +186,8 @@ class SpeechHost:
         await self.speech.load()
         filters = LiveResampler(self.speech.rate, self.pipeline.output_rate)
         state = filters.initial_state()
-        async for samples in self.speech.speak(text, voice, speed, ""):
+        named = voice if voice in self.speech.voices else None  # the TTS model has other voices
+        async for samples in self.speech.speak(text, named, speed, ""):
             output, state = filters.step(state, samples[None])
             yield output[0]
         yield filters.flush(state)[0]
@@ -249,9 +250,8 @@ class SpeechHost:
         await _warm_front_end(self.options)
         if isinstance(self.pipeline, LoadedCascade):
             await self.pipeline.warm_up(self.settings)
-            if self.fillers is not None and isinstance(self.pipeline.voice, TTSSynthesiser) and self.pipeline.voices:
-                spoken = [each for each in self.models[0].languages if each in FILLERS]
-                await self.fillers.warm_up(spoken or ["en"], self.settings)
+            if isinstance(self.pipeline.voice, TTSSynthesiser) and self.pipeline.voices:
+                await self._warm_fillers()
         else:
             await self.pipeline.warm_up()
             if self.recogniser is not None:
@@ -260,7 +260,13 @@ class SpeechHost:
                 await self.speech.warm_up()
             if isinstance(self.tool_chat, LocalChat):
                 await self.tool_chat.load_compiler()
+            await self._warm_fillers()
         self.is_ready = True
+
+    async def _warm_fillers(self) -> None:
+        if self.fillers is not None:
+            spoken = [each for each in self.models[0].languages if each in FILLERS]
+            await self.fillers.warm_up(spoken or ["en"], self.settings)
 
 
 def recognition_abilities(transcriber: ReplyTranscriber | None, languages: Sequence[str] = ()) -> RecognitionAbilities:
@@ -306,6 +312,9 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     host.speech = _load_speech_endpoint(options) or TTSEndpoint(
         BUNDLED_TTS, None, partial(_synthesiser, BUNDLED_TTS, options.device)
     )
+    if options.conversation.filler_seconds > 0 and host.abilities.tools:
+        # The model itself answers at once; a chat model that decides on calls may be slow.
+        host.fillers = FillerVoice(host.announce, options.conversation.filler_seconds, tool_chat is not None)
     return host
 
 
