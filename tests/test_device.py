@@ -168,7 +168,7 @@ def ask(package: str, folder: Path) -> dict:
     return json.loads(done.stdout)
 
 
-def test_an_npu_comes_first_in_float16_with_sdpa(tmp_path):
+def test_an_npu_comes_first_in_float16(tmp_path):
     said = ask(STAND_IN, tmp_path)
     assert said["auto"] == "npu:0"
     assert (said["second"], said["name"]) == ("npu:1", "Ascend910B1")

@@ -202,7 +202,7 @@ def _print_diagnosis(found: "Diagnosis") -> None:
     console.print(
         f"viva {found.version} · Python {found.python} · torch {found.torch} · {found.system}", highlight=False
     )
-    devices = table("Devices", "device", "name", "dtypes", "attention", "graphs", "triton", "memory free / total")
+    devices = table("Devices", "device", "name", "dtypes", "graphs", "triton", "memory free / total")
     for device in found.devices:
         devices.add_row(*_device_row(device))
     models = table(f"Models in {found.cache} ({gigabytes(found.disk_free)} free)", "model", "size", "location")
@@ -222,4 +222,4 @@ def _device_row(device: "DeviceReport") -> list[str]:
     dtypes = ", ".join([f"[bold]{device.dtype}[/bold]", *(name for name in device.dtypes if name != device.dtype)])
     memory = f"{gigabytes(device.memory_free)} / {gigabytes(device.memory_total)}"
     yes_no = ["yes" if able else "no" for able in (device.graphs, device.triton)]
-    return [device.device, device.name, dtypes, device.attention, *yes_no, memory]
+    return [device.device, device.name, dtypes, *yes_no, memory]
