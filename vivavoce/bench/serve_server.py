@@ -170,7 +170,8 @@ def serve_plan(plan: ServerPlan) -> None:
     Path(plan.about).write_bytes(
         msgspec.json.encode({"device": target.name, "dtype": dtype, "torch": str(torch.__version__)})
     )
-    dialogue = DialogueOptions(speaking=SpeakingOptions(guards=ENDLESS), front_end=ConversationOptions().front_end())
+    front_end = ConversationOptions().front_end(models_use_cores=target.kind == "cpu")
+    dialogue = DialogueOptions(speaking=SpeakingOptions(guards=ENDLESS), front_end=front_end)
     settings = ConversationSettings(turn=TurnSettings(silence_duration_ms=TURN_SILENCE_MS))
     host = SpeechHost(f"bench-{plan.shape}", pipeline, dialogue, settings)
     event_loop.run(serve(host, server_options(plan, ServerOptions)))

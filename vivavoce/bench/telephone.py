@@ -65,6 +65,7 @@ class TelephoneOptions:
     """Of the bundled ones, asked over both lines; None: all."""
     model: str = "mini-speech"
     device: str = "auto"
+    front_end_processes: int | None = None
 
     def __post_init__(self) -> None:
         if unknown := set(self.parts) - set(PARTS):
@@ -91,7 +92,8 @@ class Served:
 
 def run(options: TelephoneOptions, out: Path | None = None) -> dict[str, Any]:
     """Measure and print; write `telephone.json` to `out`."""
-    result: dict[str, Any] = {"name": options.model, "device": options.device}
+    processes = options.front_end_processes
+    result: dict[str, Any] = {"name": options.model, "device": options.device, "front_end_processes": processes}
     measures: dict[str, Measure] = {
         "load": _load,
         "latency": _latency,
@@ -106,7 +108,8 @@ def run(options: TelephoneOptions, out: Path | None = None) -> dict[str, Any]:
             continue
         model = options.model if is_model else SCRIPTED
         sessions = 2 + max(options.calls, options.model_calls, LOSSY_CALLS)
-        plan = TelephonePlan(free_port(), free_port(), model, options.device, sessions)
+        ports = free_port(), free_port()
+        plan = TelephonePlan(*ports, model, options.device, sessions, options.front_end_processes)
         with stage(f"starting a server with {model}"), TelephoneServer(plan) as server:
             server.wait_until_ready()
             asyncio.run(_calls(Served(plan), 1, 1, LineSettings(), one_turn_questions(QUESTION_SECONDS)))  # warm

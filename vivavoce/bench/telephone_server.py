@@ -20,8 +20,8 @@ from vivavoce.dialogue.events import ConversationSettings, Samples, TurnSettings
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.host import ModelCard
-from vivavoce.server.hosting import load_host, serve
-from vivavoce.server.hosting.config import ConversationOptions
+from vivavoce.server.hosting import load, serve
+from vivavoce.server.hosting.config import ConversationOptions, ServingOptions
 from vivavoce.server.sip.options import SipOptions
 
 REPLY_RATE = 24_000
@@ -39,6 +39,8 @@ class TelephonePlan(msgspec.Struct, frozen=True):
     """`scripted`, or the name of a model."""
     device: str = "auto"
     max_sessions: int = 64
+    front_end_processes: int | None = None
+    """For voice activity, echo and levels; 0: in the event loop; None: by cores."""
 
 
 class TelephoneServer(ServerProcess):
@@ -133,10 +135,11 @@ def serve_telephone(plan: TelephonePlan) -> None:
     options = ServerOptions(
         port=plan.port, doors=0, max_sessions=plan.max_sessions, opens_per_minute=OPENS_PER_MINUTE, sip=sip
     )
+    conversation = ConversationOptions(front_end_processes=plan.front_end_processes)
     if plan.model == SCRIPTED:
-        host: Any = RecordedHost(replace(DialogueOptions(), front_end=ConversationOptions().front_end()))
+        host: Any = RecordedHost(replace(DialogueOptions(), front_end=conversation.front_end(models_use_cores=False)))
     else:
-        host = load_host(plan.model, device=plan.device)
+        host = load(ServingOptions(model=plan.model, device=plan.device, conversation=conversation))
         host.settings = replace(host.settings, turn=replace(host.settings.turn, silence_duration_ms=TURN_SILENCE_MS))
     event_loop.run(serve(host, options))
 

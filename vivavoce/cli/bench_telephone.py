@@ -25,6 +25,10 @@ def bench_telephone(
     ] = None,
     model: Annotated[str, typer.Option(help="The speech-to-speech model.")] = "mini-speech",
     device: DeviceSpec = "auto",
+    front_end_processes: Annotated[
+        int | None,
+        typer.Option(min=0, help="Processes for voice activity and echo; 0: in the event loop. Default: by cores."),
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -36,7 +40,9 @@ def bench_telephone(
         with optional_packages():
             from vivavoce.bench.telephone import PARTS, TelephoneOptions, run
 
-        options = TelephoneOptions(tuple(part or PARTS), calls, model_calls, turns, replies, questions, model, device)
+        options = TelephoneOptions(
+            *(tuple(part or PARTS), calls, model_calls, turns, replies, questions, model, device, front_end_processes)
+        )
         result = run(options, out)
     if as_json:
         print_json(result)

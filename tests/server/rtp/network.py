@@ -76,5 +76,5 @@ class Call:
             samples = self.receiver.pull(now)
             if samples is not None:
                 heard.append(samples)
-                self.excess.append(self.receiver.playout.buffer.excess(now, 0))
+                self.excess.append(self.receiver.playout.buffer.excess(now, FRAME))
         return np.concatenate(heard) if heard else np.zeros(0, np.float32)

@@ -14,6 +14,7 @@ from vivavoce.audio.turn_model import SUFFIX, TurnEndModel
 from vivavoce.audio.vad import SmartTurn
 from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL, CascadeParts
 from vivavoce.cores import usable_cores
+from vivavoce.device import pick
 from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.events import ConversationSettings, Samples, TurnSettings
 from vivavoce.dialogue.fillers import FILLER_SECONDS
@@ -28,7 +29,7 @@ from vivavoce.server.config import ServerOptions, read_options
 from vivavoce.stacks import PARTS, choose_stack
 
 DEFAULT_MODEL = "mini-speech"
-CORES_FOR_A_FRONT_END = 8  # with fewer, a process more takes as much from the models as it takes off the event loop
+CORES_FOR_A_FRONT_END = 8  # with fewer, a process more takes as much from models on the CPU as off the event loop
 MAX_FRONT_END_PROCESSES = 4
 INSTALLED = "installed"
 
@@ -83,11 +84,15 @@ class ConversationOptions:
     front_end_processes: int | None = None
     """Processes that compute voice activity, echo and levels beside the event loop; 0: within it; None: by cores."""
 
-    def front_end(self) -> FrontEndService | None:
-        """The audio front end of all conversations; None where each computes its own."""
-        count = self.front_end_processes
+    def front_end(self, models_use_cores: bool) -> FrontEndService | None:
+        """The audio front end of all conversations; None where each computes its own.
+
+        `models_use_cores`: models run on the cores of this machine.
+        """
+        count, cores = self.front_end_processes, usable_cores()
         if count is None:
-            count = min(MAX_FRONT_END_PROCESSES, usable_cores() // CORES_FOR_A_FRONT_END)
+            fewest = 0 if models_use_cores or cores == 1 else 1
+            count = min(MAX_FRONT_END_PROCESSES, max(fewest, cores // CORES_FOR_A_FRONT_END))
         return FrontEndService(count) if count else None
 
     def options(self, moderation: Moderation | None, turn_model: Callable[[Samples], float] | None) -> DialogueOptions:
@@ -165,6 +170,15 @@ class ServingOptions:
     def is_cascade(self) -> bool:
         """Whether recogniser, chat model and TTS model are separate."""
         return self.chat is not None
+
+    @property
+    def models_use_cores(self) -> bool:
+        """Whether some model runs on the cores of this machine."""
+        if self.is_cascade:
+            parts = (self.cascade.asr, self.cascade.chat, self.cascade.tts)
+            if all(isinstance(part, str) and is_address(part) for part in parts):
+                return False
+        return pick(self.device).kind == "cpu"
 
     @property
     def cascade(self) -> CascadeParts:

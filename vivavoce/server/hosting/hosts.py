@@ -283,7 +283,7 @@ async def _warm_front_end(options: DialogueOptions) -> None:
 
 def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     """The host of these options, its models loaded; it is ready once its parts are entered and warm."""
-    dialogue = replace(options.dialogue(), front_end=options.conversation.front_end())
+    dialogue = replace(options.dialogue(), front_end=options.conversation.front_end(options.models_use_cores))
     settings = options.settings()
     if options.is_cascade:
         return _cascade_host(options, dialogue, settings)

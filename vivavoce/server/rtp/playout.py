@@ -9,8 +9,9 @@ from vivavoce.server.rtp.comfort_noise import ComfortNoise, NoiseDescription
 from vivavoce.server.rtp.jitter import JitterBuffer, MediaPacket, Missing
 from vivavoce.server.wire import WireError
 
-MAX_EXCESS = 0.03  # of the delay over its target; beyond, silent frames are skipped
-MIN_EXCESS = -0.02  # below, silent frames are repeated
+EXCESS_SHARE = 0.75  # of the target, by which the delay may exceed it; beyond, silent frames are skipped
+CALM_EXCESS, JITTER_EXCESS = 0.02, 0.05  # bounds of that excess
+MIN_EXCESS = -0.005  # below, silent frames are repeated
 LARGEST_EXCESS = 1.0  # beyond, any frame is skipped
 SILENCE_POWER = 1e-5  # -50 dBFS
 PAUSE_POWER = 0.01  # of a frame relative to the speech before it, -20 dB
@@ -45,9 +46,10 @@ class Playout:
         """The next 20 ms."""
         concealed = self.concealed
         frame = self._next_frame(now)
-        excess = self.buffer.excess(now, len(self._ready) / self._codec.sample_rate)
+        excess = self.buffer.excess(now, (len(frame) + len(self._ready)) / self._codec.sample_rate)
         is_silent = self._is_silent(frame) and self.concealed == concealed
-        if excess > LARGEST_EXCESS or (is_silent and excess > MAX_EXCESS):
+        max_excess = min(max(EXCESS_SHARE * self.buffer.target, CALM_EXCESS), JITTER_EXCESS)
+        if excess > LARGEST_EXCESS or (is_silent and excess > max_excess):
             frame = self._next_frame(now)
         elif is_silent and excess < MIN_EXCESS:
             self._ready = np.concatenate([frame, self._ready])
