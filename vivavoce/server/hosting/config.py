@@ -91,8 +91,8 @@ class ConversationOptions:
         """
         count, cores = self.front_end_processes, usable_cores()
         if count is None:
-            fewest = 0 if models_use_cores or cores == 1 else 1
-            count = min(MAX_FRONT_END_PROCESSES, max(fewest, cores // CORES_FOR_A_FRONT_END))
+            min_count = 0 if models_use_cores or cores == 1 else 1
+            count = min(MAX_FRONT_END_PROCESSES, max(min_count, cores // CORES_FOR_A_FRONT_END))
         return FrontEndService(count) if count else None
 
     def options(self, moderation: Moderation | None, turn_model: Callable[[Samples], float] | None) -> DialogueOptions:
