@@ -12,6 +12,7 @@ from vivavoce.server.realtime.audio_formats import MU_LAW, WireFormat, decode, e
 
 LINE = WireFormat(MU_LAW, 8_000)
 PACKET = 160
+REPEAT_SECONDS = 2.0
 
 
 class Received:
@@ -133,8 +134,15 @@ class Telephone:
     async def round_trip(self) -> None:
         """Wait until the server has handled what was sent before, within a call."""
         branch = self.request("OPTIONS", sequence=1)
-        while branch not in (await self.next()).header("Via"):
-            pass
+        async with asyncio.timeout(DEADLINE):
+            while True:
+                try:
+                    message = Received(await asyncio.wait_for(self._messages.get(), REPEAT_SECONDS))
+                except TimeoutError:  # UDP may lose packets where many are sent at once
+                    self.request("OPTIONS", branch=branch, sequence=1)
+                else:
+                    if branch in message.header("Via"):
+                        return
 
     async def invite(self, *headers: str, body: str | None = None) -> Received:
         """Call; the final response, which is acknowledged."""
