@@ -27,7 +27,7 @@ def bench_telephone(
     device: DeviceSpec = "auto",
     front_end_processes: Annotated[
         int | None,
-        typer.Option(min=0, help="Processes for voice activity and echo; 0: in the event loop. Default: by cores."),
+        typer.Option(min=0, help="Processes for voice activity and echo; 0: in the event loop. Default: as for serve."),
     ] = None,
     out: Out = None,
     as_json: Json = False,

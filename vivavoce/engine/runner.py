@@ -164,10 +164,10 @@ class Runner:
 
     def _prefill_bucket(self, works: list[Work]) -> int | None:
         """Rows of the smallest prefill graph that holds these works; None: they have no long prompt, or do not fit."""
-        if not self._captures_prefill or len(works) > MAX_PREFILL_WORKS or any(work.drafted for work in works):
+        prompts = [work for work in works if work.total > TILE_ROWS] if self._captures_prefill else []
+        if not prompts or len(works) > MAX_PREFILL_WORKS or any(work.drafted for work in works):
             return None
         total = sum(work.total for work in works)
-        prompts = [work for work in works if work.total > TILE_ROWS]
         read = sum(work.total * (work.start + work.total) for work in prompts) * self._row_bytes
         if total > PREFILL_BUCKETS[-1] or read <= MAX_REREAD_BYTES:
             return None
@@ -225,7 +225,7 @@ class Runner:
         packed, ends = self._packing.pack(works, slots, kind.draft_depth)
         singles = sum(work.total for work in works if self._goes_row_by_row(work))
         pieces = tuple(
-            CachePiece(slice(end - work.total, end), slot, work.start, self._visible(work))
+            self._piece(work, slot, end)
             for work, slot, end in zip(works, slots, ends, strict=True)
             if not self._goes_row_by_row(work)
         )
@@ -259,10 +259,7 @@ class Runner:
     def _replay_prefill(self, works: list[Work], slots: list[int], bucket: int, kind: StepKind) -> list[Drawn]:
         captured = self._graphs.of_prefill(bucket, kind)
         packed, ends = self._packing.pack(works, slots, size=bucket)
-        pieces = [
-            CachePiece(slice(end - work.total, end), slot, work.start)
-            for work, slot, end in zip(works, slots, ends, strict=True)
-        ]
+        pieces = map(self._piece, works, slots, ends)
         drawing = [(work, end - 1) for work, end in zip(works, ends, strict=True) if work.samples]
         inputs = self._graphs.layout(bucket).join(packed, tiles_of(pieces), [row for _, row in drawing])
         rows = captured.read(captured.launch(inputs))
@@ -270,6 +267,10 @@ class Runner:
             _drawn(work, [rows[index]], captured.hidden, range(index, index + 1))
             for index, (work, _) in enumerate(drawing)
         ]
+
+    def _piece(self, work: Work, slot: int, end: int) -> CachePiece:
+        """The rows of a work, which end at `end` of the step's."""
+        return CachePiece(slice(end - work.total, end), slot, work.start, self._visible(work))
 
     def _visible(self, work: Work) -> Tensor | None:
         """The attention mask of a work whose draft branches.  # [row, context] bool"""
