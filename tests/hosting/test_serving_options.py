@@ -22,6 +22,7 @@ from vivavoce.errors import InputError
 from vivavoce.server import hosting
 from vivavoce.server.cluster.options import FleetOptions, PoolOptions
 from vivavoce.server.config import ServerOptions
+from vivavoce.server.hosting import config
 from vivavoce.server.hosting.config import ModerationOptions, ServingOptions, read_serving_options
 
 TOML = """
@@ -214,3 +215,18 @@ def test_what_the_docs_say_may_be_chosen_may_be_chosen(tmp_path):
     known = {option for each in get_command(app).commands["serve"].params for option in each.opts}
     former = {"--most-sessions"}
     assert documented == known - {"--config", "--show"} - former
+
+
+REMOTE = {"asr": "http://asr/v1", "chat": "http://chat/v1", "tts": "http://tts/v1"}
+
+
+@pytest.mark.parametrize(
+    ("options", "cores", "processes"),
+    [({}, 2, 0), ({}, 16, 2), (REMOTE, 2, 1), (REMOTE, 1, 0), (REMOTE | {"tts": "mini-tts"}, 2, 0)],
+    ids=["on two cores", "on sixteen", "elsewhere", "elsewhere, one core", "one of three here"],
+)
+def test_the_front_end_has_a_process_where_models_leave_a_core(monkeypatch, options, cores, processes):
+    monkeypatch.setattr(config, "usable_cores", lambda: cores)
+    serving = ServingOptions(device="cpu", **options)
+    service = serving.conversation.front_end(serving.models_use_cores)
+    assert (0 if service is None else len(service._workers)) == processes

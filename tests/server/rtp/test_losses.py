@@ -113,6 +113,12 @@ def test_a_sender_with_another_clock_is_followed(speech, drift):
     assert abs(call.excess[-1]) < 0.05
 
 
+def test_on_a_calm_network_the_delay_at_the_start_is_given_up(speech):
+    call, _ = over(Network(delay=0.0), speech)
+    assert 0 <= call.excess[-1] <= 0.02
+    assert call.receiver.playout.concealed_seconds == 0
+
+
 def test_silence_takes_back_the_delay_of_a_stall(speech):
     call, _ = over(Network(stalls={2.0: 0.3}), speech)
     assert max(call.excess) > 0.1
