@@ -47,6 +47,7 @@ class DenseRows:
     """The batch that the layers see: one sequence whose KV cache is two plain tensors."""
 
     singles = 0
+    tiles: Tensor | None = None
     shared_mode: int | None = None
 
     def __init__(self, count: int, past_keys: Tensor, past_values: Tensor) -> None:
