@@ -8,7 +8,7 @@ from tests.models.tiny import CONFIG
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
-from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 
 pytestmark = pytest.mark.gpu
 LIMITS = EngineLimits(cache_rows=4096, rows_per_step=64, sequences_per_step=16)
@@ -16,9 +16,11 @@ LIMITED = Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1)
 UNLIMITED = Sampling(temperature=0.8, top_k=0, top_p=0.9)
 
 
-def engine_on(device: str, use_graphs: bool = True, limits: EngineLimits = LIMITS) -> Engine:
+def engine_on(
+    device: str, use_graphs: bool = True, limits: EngineLimits = LIMITS, config: MossSpeechConfig = CONFIG
+) -> Engine:
     picked = pick(device)
-    model = MossSpeech.random(CONFIG, "cpu", torch.float32, seed=4, deviation=0.3).to(picked.torch_device)
+    model = MossSpeech.random(config, "cpu", torch.float32, seed=4, deviation=0.3).to(picked.torch_device)
     return Engine(model, picked, torch.float32, limits, use_graphs)
 
 

@@ -6,9 +6,11 @@ import pytest
 
 from tests.engine.test_cuda import LIMITS, engine_on
 from tests.models.test_moss_speech import CONVERSATIONS, PROMPT
+from tests.models.tiny import CONFIG
 from vivavoce.engine.sampling import Generation, Sampling
 
 pytestmark = pytest.mark.gpu
+LONG = replace(CONFIG, max_position_embeddings=1024)
 
 
 def test_after_warming_up_neither_a_turn_nor_a_reply_is_captured():
@@ -31,7 +33,7 @@ def test_prompts_prefilled_by_a_graph_are_continued_as_without():
     greedy = Generation(Sampling(temperature=0.0), max_new_rows=12)
     replies = []
     for use_graphs in (False, True):
-        engine = engine_on("cuda", use_graphs, replace(LIMITS, rows_per_step=512))
+        engine = engine_on("cuda", use_graphs, replace(LIMITS, rows_per_step=512), LONG)
         first = engine.open(long_prompt(rows, 400))
         engine.generate(first, greedy)
         engine.step()

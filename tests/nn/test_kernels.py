@@ -128,8 +128,9 @@ def attention(dtype, heads, kv_heads, dim, normed) -> tuple[PagedAttention, Rota
 
 @pytest.mark.parametrize(("dtype", "heads", "kv_heads", "dim"), HEADS)
 @pytest.mark.parametrize(("normed", "narrow"), [(True, False), (False, False), (True, True)])
-def test_norm_rotate_store(dtype, heads, kv_heads, dim, normed, narrow):
-    positions = [0, 3, 17, 511, 90]
+@pytest.mark.parametrize("rows", [5, 80])
+def test_norm_rotate_store(dtype, heads, kv_heads, dim, normed, narrow, rows):
+    positions = ([0, 3, 17, 511, 90] * 16)[:rows]
     batch = random_batch(dtype, positions, kv_heads, dim, narrow=narrow)
     exact_batch = in_float64(batch)
     layer, rotary = attention(dtype, heads, kv_heads, dim, normed)

@@ -220,7 +220,8 @@ def _measure_engine(
     )
     engine = Engine(model, device, dtype, limits)
     engine.runner.warm_up(tuple(batches))
-    prefill_seconds = median_seconds(lambda: _prefill_once(engine, prefill), device, repeats=5)
+    prompt = _speech(model.config, prefill, seed=1)
+    prefill_seconds = median_seconds(lambda: _prefill_once(engine, prompt), device, repeats=5)
     sequences = [engine.open(_speech(model.config, context, seed)) for seed in range(max_batch)]
     while engine.has_work:
         engine.step()
@@ -243,9 +244,8 @@ def _decode_seconds(engine: Engine, sequences: list[Sequence], device: Device) -
     return seconds
 
 
-def _prefill_once(engine: Engine, rows: int) -> None:
-    config = engine.model.config  # type: ignore[attr-defined]
-    sequence = engine.open(_speech(config, rows, seed=1))
+def _prefill_once(engine: Engine, prompt: list[Row]) -> None:
+    sequence = engine.open(prompt)
     while engine.has_work:
         engine.step()
     engine.close(sequence)

@@ -414,10 +414,11 @@ class Engine:
     def _check(self, rows: list[Row], sequence: Sequence) -> None:
         """Raise for ids outside the vocabularies, and for more rows than a sequence may have."""
         vocabularies = self.model.vocabularies
-        for row in rows:
-            if len(row) != len(vocabularies):
-                raise InputError(f"a row has {len(vocabularies)} ids in this model, not {len(row)}: {row}")
-            for channel, (value, size) in enumerate(zip(row, vocabularies, strict=True)):
+        odd = next((row for row in rows if len(row) != len(vocabularies)), None)
+        if odd is not None:
+            raise InputError(f"a row has {len(vocabularies)} ids in this model, not {len(odd)}: {odd}")
+        for channel, (values, size) in enumerate(zip(zip(*rows, strict=True), vocabularies, strict=False)):
+            for value in (min(values), max(values)):
                 if not 0 <= value < size:
                     raise InputError(f"id {value} of channel {channel} is not in 0…{size - 1}")
         if len(sequence) + len(rows) > self.capacity:

@@ -40,12 +40,11 @@ if AVAILABLE or TYPE_CHECKING:
         layer_norm,
         modulated_norm,
         norm_linear,
-        norm_rotate_store,
-        rotate_first_head,
         silu_multiply,
         snake,
     )
     from vivavoce.kernels.prefill_attention import paged_prefill
+    from vivavoce.kernels.rotary import norm_rotate_store, rotate_first_head
     from vivavoce.kernels.row_linear import MAX_UNTILED_ROWS, row_linear, row_tile_linear, takes
     from vivavoce.kernels.sampling import MAX_DRAW_COLUMNS, draw, gumbel_noise, small_vocabulary_draw, transcript_rules
     from vivavoce.kernels.small_batch_linear import small_batch_linear

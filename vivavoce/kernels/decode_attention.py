@@ -24,6 +24,29 @@ def softened(scores, inside, peak):
 
 
 @triton.jit
+def attended(
+    queries, keys_ptr, values_ptr, key_scale_ptr, value_scale_ptr, cell, column, inside, seen, scale,
+    peak, weight, total, PRECISION: tl.constexpr, FP8: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Maximum, sum and weighted values of an online softmax after a block of cells of the cache.
+
+    # queries and total [query, dim], cell and inside [block], seen [query or 1, block], peak and weight [query]
+    """
+    place = cell[:, None] * queries.shape[1] + column[None, :]
+    keys = tl.load(keys_ptr + place, mask=inside[:, None], other=0.0)
+    scores = tl.dot(queries, tl.trans(widened(keys, queries.dtype, FAST)), input_precision=PRECISION) * scale
+    if FP8:
+        scores *= tl.load(key_scale_ptr + cell, mask=inside, other=0.0)[None, :]
+    prob, shrink, peak = softened(scores, seen, peak)
+    values = tl.load(values_ptr + place, mask=inside[:, None], other=0.0)
+    weight = weight * shrink + tl.sum(prob, axis=1)
+    if FP8:
+        prob *= tl.load(value_scale_ptr + cell, mask=inside, other=0.0)[None, :]
+    prob, values = prob.to(queries.dtype), widened(values, queries.dtype, FAST)
+    return peak, weight, total * shrink[:, None] + tl.dot(prob, values, input_precision=PRECISION)
+
+
+@triton.jit
 def _decode_split(
     queries_ptr, keys_ptr, values_ptr, key_scale_ptr, value_scale_ptr, slots_ptr, positions_ptr, page_table_ptr,
     table_width, scale, out_ptr, part_ptr, peak_ptr, weight_ptr,
@@ -62,17 +85,10 @@ def _decode_split(
         inside = index < end
         page = tl.load(page_table_ptr + slot * table_width + index // PAGE, mask=inside, other=0).to(tl.int64)
         cell = (page * PAGE + index % PAGE) * KV_HEADS + kv_head
-        keys = tl.load(keys_ptr + cell[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0)
-        scores = tl.dot(queries, tl.trans(widened(keys, queries.dtype, FAST)), input_precision=PRECISION) * scale
-        if FP8:
-            scores *= tl.load(key_scale_ptr + cell, mask=inside, other=0.0)[None, :]
-        prob, shrink, peak = softened(scores, inside[None, :], peak)
-        values = tl.load(values_ptr + cell[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0)
-        weight = weight * shrink + tl.sum(prob, axis=1)
-        if FP8:
-            prob *= tl.load(value_scale_ptr + cell, mask=inside, other=0.0)[None, :]
-        prob, values = prob.to(queries.dtype), widened(values, queries.dtype, FAST)
-        total = total * shrink[:, None] + tl.dot(prob, values, input_precision=PRECISION)
+        peak, weight, total = attended(
+            queries, keys_ptr, values_ptr, key_scale_ptr, value_scale_ptr, cell, column, inside, inside[None, :], scale,
+            peak, weight, total, PRECISION, FP8, FAST,
+        )  # fmt: skip
 
     kept = group < GROUP
     if SPLITS == 1:

@@ -5,13 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vivavoce.kernels.decode_attention import softened
+from vivavoce.kernels.decode_attention import attended
 from vivavoce.kernels.dependent_launch import begin, dependent
-from vivavoce.kernels.widening import widened
 from vivavoce.nn.paged_kv import TILE_ROWS, RowBatch
 
 MAX_HEADS = 4  # query heads of a program, which share the loads of keys and values
 MAX_WIDE_HEADS = 2  # in float32
+BLOCK, WARPS, STAGES = 64, 8, 2
 
 
 @triton.jit
@@ -41,23 +41,27 @@ def _prefill_tile(
     peak = tl.full([ROWS * HEADS], float("-inf"), tl.float32)
     weight = tl.zeros([ROWS * HEADS], tl.float32)
     total = tl.zeros([ROWS * HEADS, DIM], tl.float32)
-    for first in range(0, end, BLOCK):
+    pages_ptr = page_table_ptr + slot * table_width
+    whole = tl.where(rows > 0, (position + 1) // BLOCK * BLOCK, 0)  # every row sees the blocks before
+    for first in range(0, whole, BLOCK):
+        index = first + tl.arange(0, BLOCK)
+        page = tl.load(pages_ptr + index // PAGE).to(tl.int64)
+        cell = (page * PAGE + index % PAGE) * KV_HEADS + kv_head
+        every = tl.full([BLOCK], True, tl.int1)
+        peak, weight, total = attended(
+            queries, keys_ptr, values_ptr, key_scale_ptr, value_scale_ptr, cell, column, every, every[None, :], scale,
+            peak, weight, total, PRECISION, FP8, FAST,
+        )  # fmt: skip
+    for first in range(whole, end, BLOCK):
         index = first + tl.arange(0, BLOCK)
         inside = index < end
-        page = tl.load(page_table_ptr + slot * table_width + index // PAGE, mask=inside, other=0).to(tl.int64)
+        page = tl.load(pages_ptr + index // PAGE, mask=inside, other=0).to(tl.int64)
         cell = (page * PAGE + index % PAGE) * KV_HEADS + kv_head
-        keys = tl.load(keys_ptr + cell[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0)
-        scores = tl.dot(queries, tl.trans(widened(keys, queries.dtype, FAST)), input_precision=PRECISION) * scale
-        if FP8:
-            scores *= tl.load(key_scale_ptr + cell, mask=inside, other=0.0)[None, :]
         seen = inside[None, :] & (index[None, :] <= position + row[:, None])
-        prob, shrink, peak = softened(scores, seen, peak)
-        values = tl.load(values_ptr + cell[:, None] * DIM + column[None, :], mask=inside[:, None], other=0.0)
-        weight = weight * shrink + tl.sum(prob, axis=1)
-        if FP8:
-            prob *= tl.load(value_scale_ptr + cell, mask=inside, other=0.0)[None, :]
-        prob, values = prob.to(queries.dtype), widened(values, queries.dtype, FAST)
-        total = total * shrink[:, None] + tl.dot(prob, values, input_precision=PRECISION)
+        peak, weight, total = attended(
+            queries, keys_ptr, values_ptr, key_scale_ptr, value_scale_ptr, cell, column, inside, seen, scale,
+            peak, weight, total, PRECISION, FP8, FAST,
+        )  # fmt: skip
     out = (total / weight[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + place[:, None] * DIM + column[None, :], out, mask=kept[:, None])
 
@@ -78,6 +82,6 @@ def paged_prefill(queries: Tensor, layer: int, batch: RowBatch, out: Tensor) -> 
         queries, keys, values, key_scales, value_scales, batch.tiles, batch.page_table, batch.page_table.shape[1],
         dim**-0.5, out,
         KV_HEADS=kv_heads, GROUP=group, HEADS=together, ROWS=TILE_ROWS, DIM=dim, PAGE=batch.cache.page_size,
-        BLOCK=32 if is_wide else 64, PRECISION="ieee" if is_wide else "tf32", FP8=batch.cache.is_fp8,
-        FAST=queries.is_cuda, num_warps=8, num_stages=2, **dependent(queries.device),
+        BLOCK=32 if is_wide else BLOCK, PRECISION="ieee" if is_wide else "tf32", FP8=batch.cache.is_fp8,
+        FAST=queries.is_cuda, num_warps=WARPS, num_stages=STAGES, **dependent(queries.device),
     )  # fmt: skip
