@@ -26,9 +26,9 @@ RATE = 16_000
 
 
 def hum() -> np.ndarray:
-    """Mains hum: 50 Hz and its harmonics."""
+    """A steady tone with harmonics, such as a motor's, which a recogniser takes for a voice."""
     time = np.arange(3 * RATE) / RATE
-    return sum(np.sin(2 * np.pi * 50 * k * time) / k for k in range(1, 4)) / 10
+    return sum(np.sin(2 * np.pi * 110 * k * time) / k for k in range(1, 12)) / 5
 
 
 @pytest.fixture(scope="module")
