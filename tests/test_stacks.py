@@ -51,7 +51,17 @@ def test_a_stored_choice_is_read_again_with_its_parts(file):
     assert chosen.models == ("moonshine-base-en", "qwen2.5-coder-0.5b-instruct", "hibari")
     assert chosen.languages == ("en",), "a part that knows English only decides"
     assert choose_stack("assistant") == chosen
-    assert choose_stack("desk") is STACKS["desk"], "the parts belong to the stack that they were stored for"
+    assert choose_stack("mini") is STACKS["mini"], "the parts belong to the stack that they were stored for"
+
+
+def test_the_desk_takes_the_bundled_recogniser_until_a_better_one_is_fetched(file, monkeypatch, caplog):
+    assert choose_stack("desk").models == ("mini-asr", "mini-speech")
+    assert "moonshine-base-en is not on this machine" in caplog.text
+    StackConfig("desk", asr="whisper-base").write(file)
+    assert choose_stack("desk").asr == "mini-asr", "a stored one that is gone is replaced, too"
+    monkeypatch.setattr("vivavoce.stacks.find_spec", lambda module: object())
+    monkeypatch.setattr("vivavoce.stacks.Stack.missing_models", ())
+    assert choose_stack("desk").asr == "whisper-base"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +92,7 @@ def test_the_config_is_in_the_folder_of_the_platform(monkeypatch, tmp_path):
 def test_serve_takes_the_stored_stack_unless_models_are_named(file):
     StackConfig("desk").write(file)
     stored = read_serving_options(None, {})
-    assert (stored.stack, stored.model, stored.asr) == ("desk", "mini-speech", "moonshine-base-en")
+    assert (stored.stack, stored.model, stored.asr) == ("desk", "mini-speech", "mini-asr")
     assert stored.turns_as_text
     named = read_serving_options(None, {"model": "mini-speech"})
     assert (named.stack, named.asr, named.turns_as_text) == (None, None, False)

@@ -4,6 +4,7 @@
 """
 
 import json
+import logging
 import os
 import tomllib
 from dataclasses import dataclass, fields, replace
@@ -16,6 +17,7 @@ import typer
 from vivavoce import hub
 from vivavoce.errors import InputError
 
+logger = logging.getLogger(__name__)
 CONFIG_VARIABLE = "VIVA_CONFIG"
 PARTS = ("model", "asr", "chat", "tts")
 ENGLISH_PACKAGES = {"mini-speech", "hibari"}  # models that are not fetched; of others the catalogue knows the languages
@@ -43,6 +45,8 @@ class Stack:
     model: str | None = None
     asr: str | None = None
     """The recogniser; beside a speech-to-speech model, it writes the user's turns down, and the model reads them."""
+    bundled_asr: str | None = None
+    """The recogniser where `asr` has not been fetched; None: there is no other."""
     chat: str | None = None
     tts: str | None = None
     instructions: str = ""
@@ -89,6 +93,18 @@ class Stack:
         needed = dict.fromkeys(module for name in self.models for module in MODULES_OF_MODEL.get(name, ()))
         return tuple(module for module in needed if find_spec(module) is None)
 
+    def on_this_machine(self) -> "Stack":
+        """The stack, with its bundled recogniser where the better one or a module it needs is missing."""
+        if self.bundled_asr is None or not (self.missing_models or self.missing_modules):
+            return self
+        logger.warning(
+            "%s is not on this machine: %s recognises speech, with more errors; `viva setup --stack %s` fetches it",
+            self.asr,
+            self.bundled_asr,
+            self.name,
+        )
+        return self.with_parts(asr=self.bundled_asr)
+
     def with_parts(self, **parts: str | None) -> "Stack":
         """The stack with some of its models replaced; None leaves one as it is."""
         given = {name: model for name, model in parts.items() if model is not None}
@@ -116,6 +132,7 @@ STACKS = {
             "the front desk of a hotel, for people: a recogniser, then the bundled miniature",
             ("en",),
             asr="moonshine-base-en",
+            bundled_asr="mini-asr",
             model="mini-speech",
             examples=HOTEL_EXAMPLES,
             memory=890_000_000,
@@ -163,7 +180,7 @@ def parameters_of(name: str) -> int | None:
     return BUNDLED_PARAMETERS.get(name) if model is None else model.parameters
 
 
-BUNDLED_PARAMETERS = {"mini-speech": 25_000_000, "mini-asr": 9_900_000, "mini-tts": 7_400_000}
+BUNDLED_PARAMETERS = {"mini-speech": 25_000_000, "mini-asr": 20_000_000, "mini-tts": 7_400_000}
 
 
 @dataclass(frozen=True)
@@ -220,5 +237,5 @@ def choose_stack(name: str | None) -> Stack:
     """The named stack; None: the stored one, else the bundled one. Parts that are stored for a stack belong to it."""
     config = read_config()
     if config is not None and name in (None, config.stack):
-        return config.chosen
-    return stack_named(name or DEFAULT_STACK)
+        return config.chosen.on_this_machine()
+    return stack_named(name or DEFAULT_STACK).on_this_machine()
