@@ -204,19 +204,21 @@ def echo_correlation(microphone: Samples, output: Samples, loudest: float) -> fl
     level = float(np.square(microphone).mean()) / loudest
     if level < FAINT_ECHO:
         return IS_ECHO
-    found = _largest_correlation(microphone, output)
+    found, _ = correlation_peak(microphone, output)
     return found if level >= AUDIBLE else max(found, NO_ECHO)
 
 
-def _largest_correlation(microphone: Samples, output: Samples) -> float:
-    """The largest normalised cross-correlation of a sound with a longer output, 0 to 1."""
+def correlation_peak(microphone: Samples, output: Samples) -> tuple[float, int]:
+    """The largest normalised cross-correlation of a sound with a longer output, 0 to 1, and its lag in samples."""
     heard, played = _emphasised(microphone), _emphasised(output)
     size = len(played)  # what wraps around lies beyond the delays that are read
     crossed = np.fft.irfft(np.fft.rfft(played) * np.fft.rfft(heard, size).conj(), size)[: size - len(heard) + 1]
     energy = np.concatenate([[0.0], np.cumsum(np.square(played, dtype=np.float64))])
     energy = energy[len(heard) :] - energy[: -len(heard)]
     energy = np.maximum(energy, 0.02 * energy.max() + 1e-9)  # hardly any output correlates with everything
-    return float(np.max(np.abs(crossed) / np.sqrt(energy * np.square(heard, dtype=np.float64).sum() + 1e-12)))
+    normalised = np.abs(crossed) / np.sqrt(energy * np.square(heard, dtype=np.float64).sum() + 1e-12)
+    at = int(np.argmax(normalised))
+    return float(normalised[at]), len(output) - len(microphone) - at
 
 
 def _emphasised(samples: Samples) -> Samples:

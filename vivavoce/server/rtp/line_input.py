@@ -1,5 +1,6 @@
-"""What a line sounds like to a session: key tones are detected, quiet callers raised, and the rate is changed last."""
+"""What a line sounds like to a session: without echo and key tones, quiet callers raised, at another rate."""
 
+from vivavoce.audio.line_echo import LineEchoCanceller
 from vivavoce.audio.line_level import LineLevel
 from vivavoce.audio.tone_detection import DigitToneDetector
 from vivavoce.dialogue.events import Samples
@@ -11,6 +12,7 @@ class LineInput:
 
     def __init__(self, rate: int, session_rate: int) -> None:
         self.rate = rate
+        self._echo = LineEchoCanceller(rate)
         self._level = LineLevel(rate)
         self._digits: DigitToneDetector | None = None
         self._resampler = resampler(rate, session_rate)
@@ -20,8 +22,13 @@ class LineInput:
         """Detect key tones from now on, or not: a peer that sends key presses as events needs no detection."""
         self._digits = DigitToneDetector(self.rate) if is_wanted else None
 
+    def note_sent(self, samples: Samples | None) -> None:
+        """What is sent at the time of the next samples, at the rate of the line; None: nothing."""
+        self._echo.note_sent(samples)
+
     def step(self, samples: Samples, is_held: bool) -> tuple[Samples, str]:
         """The next samples for the session, and the keys that they complete; `is_held` keeps the gain."""
+        samples = self._echo.step(samples)
         keys = "" if self._digits is None else self._digits.step(samples)
         output, self._state = self._resampler.step(self._state, self._level.step(samples, is_held)[None])
         return output[0], keys

@@ -70,7 +70,10 @@ class Output:
         self._queue = queue
         self._frame = codec.sample_rate // FRAMES_PER_SECOND
         self._encode = new_encoder(codec)
-        self._silence = self._encode(np.zeros(self._frame, np.float32)) if codec.is_stateless else b""
+        self._silent_frame = np.zeros(self._frame, np.float32)
+        self._silence = self._encode(self._silent_frame) if codec.is_stateless else b""
+        self.frame: Samples = self._silent_frame
+        """The last 20 ms, before they were encoded."""
         self._resampler = resampler(queue.rate, codec.sample_rate)
         self._ratio = queue.rate / codec.sample_rate
         self._state = self._resampler.initial_state()
@@ -84,10 +87,11 @@ class Output:
             samples = self._queue.take(wanted)
             if not len(samples) and self._is_idle:
                 self._state, self._pending = self._resampler.initial_state(), self._pending[:0]
-                return self._silence or self._encode(np.zeros(self._frame, np.float32))
+                self.frame = self._silent_frame
+                return self._silence or self._encode(self.frame)
             self._is_idle = not len(samples)
             padded = np.pad(samples, (0, wanted - len(samples)))
             output, self._state = self._resampler.step(self._state, padded[None])
             self._pending = np.concatenate([self._pending, output[0]])
-        frame, self._pending = self._pending[: self._frame], self._pending[self._frame :]
-        return self._encode(frame)
+        self.frame, self._pending = self._pending[: self._frame], self._pending[self._frame :]
+        return self._encode(self.frame)

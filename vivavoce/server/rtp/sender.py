@@ -4,6 +4,7 @@ import secrets
 
 from aiortc.rtp import RtpPacket
 
+from vivavoce.dialogue.events import Samples
 from vivavoce.server.rtp.codecs import FRAMES_PER_SECOND, RtpCodec
 from vivavoce.server.rtp.dtmf_events import DigitSender
 from vivavoce.server.rtp.output import Output, ReplyQueue
@@ -28,6 +29,8 @@ class RtpSender:
         self._codec, self._dtmf_payload_type = codec, dtmf_payload_type
         self._frame = codec.clock_rate // FRAMES_PER_SECOND
         self._digits = DigitSender(self._frame, codec.clock_rate)
+        self.sent: Samples | None = None
+        """The audio of the last packet, at the sample rate of the codec; None where it had none."""
 
     def add_digit(self, digit: str) -> None:
         """Send a digit after those before it; audio waits meanwhile."""
@@ -37,6 +40,7 @@ class RtpSender:
         """Let frames of 20 ms pass without a packet."""
         self.timestamp = (self.timestamp + frames * self._frame) % TIMESTAMPS
         self._is_talking = False
+        self.sent = None
 
     def packet(self) -> bytes | None:
         """The packet of the next 20 ms; None in the pause between two digits."""
@@ -44,6 +48,7 @@ class RtpSender:
             data = self._packet(self._codec.payload_type, self.timestamp, not self._is_talking, self._output.payload())
             self.timestamp = (self.timestamp + self._frame) % TIMESTAMPS
             self._is_talking = True
+            self.sent = self._output.frame
             return data
         event, now = self._digits.next(), self.timestamp
         self.skip()

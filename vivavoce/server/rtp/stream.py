@@ -268,6 +268,8 @@ class RtpStream:
             )
         if self.queued_seconds:
             self._replied_at = now
+        if settings.codec.sample_rate == self._line.rate:
+            self._line.note_sent(self._sender.sent)
         if settings.receives and (samples := self._receiver.pull(now)) is not None:
             audio, digits = self._line.step(samples, is_held=now - self._replied_at < ECHO_SECONDS)
             for digit in digits:
