@@ -185,3 +185,29 @@ async def test_a_loudspeaker_20_db_softer_does_not_interrupt_itself(delay, guard
         assert "SpeechStarted" not in names and stage.all(ReplyDone)[0].reason == "completed"
     else:
         assert "SpeechStarted" in names, "without the guard it would"
+
+
+class KnownEcho:
+    """An echo remover that lets everything through, and takes a fixed share of it for echo."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def initial_state(self) -> None:
+        """None."""
+
+    def step(self, state: None, microphone: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, float, None]:
+        return microphone, self.share, None
+
+
+@pytest.mark.parametrize(("share", "is_turn"), [(0.8, False), (0.2, True)])
+@pytest.mark.parametrize("lead", [0.0, 0.1], ids=["after the reply", "from its end on"])
+async def test_an_echo_that_outlasts_its_reply_is_no_turn(share, is_turn, lead):
+    stage = Stage.set(spoken(1.0), spoken(1.0), options=DialogueOptions(echo=KnownEcho(share)))
+    stage.conversation.reply()
+    await stage.hear(silence(1.0 - lead))
+    await stage.hear(talk(0.25, seed=9))
+    await stage.hear(silence(1.0))
+    names = stage.names()
+    await stage.close()
+    assert ("SpeechStarted" in names) == is_turn

@@ -23,6 +23,7 @@ BACKCHANNELS = frozenset(
 
 
 END_WINDOWS = 3  # of silence
+ECHO_SHARE = 0.5  # of echo, from which on a sound is taken for it
 FAINT_DB = -16.0  # relative to the user's level: a breath, perhaps before a word
 
 
@@ -156,7 +157,7 @@ class OverlapClassifier:
         if levels.user is not None and level - levels.user < self.limits.bystander_db:
             return False
         voiced = np.mean([window.periodicity > 0.6 for window in state.windows])
-        return bool(voiced > 0.3 and np.mean(state.echoes) < 0.5)
+        return bool(voiced > 0.3 and np.mean(state.echoes) < ECHO_SHARE)
 
 
 # Fitted to 800 interruptions and 800 backchannels in 53 synthesised voices, to hums, coughs and far-off talk, then
@@ -193,7 +194,7 @@ def overlap_features(state: OverlapState, levels: UserLevel) -> dict[str, float]
 
 
 def _harmless_kind(state: OverlapState) -> OverlapVerdict:
-    if float(np.mean(state.echoes)) >= 0.5:
+    if float(np.mean(state.echoes)) >= ECHO_SHARE:
         return OverlapVerdict.ECHO
     periodicity = float(np.mean([window.periodicity for window in state.windows]))
     return OverlapVerdict.BACKCHANNEL if periodicity > 0.55 else OverlapVerdict.NOISE
@@ -235,7 +236,7 @@ class OverlapWatch:
     @property
     def is_echo(self) -> bool:
         """Whether it is mostly echo of the output."""
-        return bool(self.state.echoes) and float(np.mean(self.state.echoes)) >= 0.5
+        return bool(self.state.echoes) and float(np.mean(self.state.echoes)) >= ECHO_SHARE
 
 
 def is_backchannel(words: str) -> bool | None:

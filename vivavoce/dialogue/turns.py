@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vivavoce.audio.vad import RATE, WINDOW_MS
-from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapVerdict, OverlapWatch, UserLevel
+from vivavoce.dialogue.barge_in import ECHO_SHARE, OverlapClassifier, OverlapVerdict, OverlapWatch, UserLevel
 from vivavoce.dialogue.events import (
     AudioPart,
     Item,
@@ -166,7 +166,8 @@ class UserTurns:
             self._listen(self._open or self._open_turn(prefix=0), window.samples)
             return
         event, self._turn = self._taker.step(self._turn, window.probability, self._finished, window.quiet_ms)
-        is_audible = self._replies.is_audible(self._moment)
+        # A reply is heard longer than it is played: its echo comes back later.
+        is_audible = self._replies.is_audible(self._moment) or window.echo >= ECHO_SHARE
         if self._turn.is_speech and not is_audible and self._overlap is None:
             self._user_level.update(window.level_db)
         if self._open is not None:
@@ -232,7 +233,7 @@ class UserTurns:
         watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._user_level)
         is_premature = self._replies.has_hardly_started(self._speech_start) and turn.has_started and not watch.is_echo
         has_no_output = watch.verdict is None and not self._replies.is_audible(self._moment) and turn.has_started
-        if watch.verdict is OverlapVerdict.INTERRUPTION or is_premature or has_no_output:
+        if watch.verdict is OverlapVerdict.INTERRUPTION or is_premature or (has_no_output and not watch.is_echo):
             self._begin_turn()
         elif watch.is_over:
             self._end_overlap()
