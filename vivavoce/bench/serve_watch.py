@@ -25,6 +25,8 @@ SAMPLE_SECONDS = 2.0
 SCRAPE_SECONDS = 20.0
 
 Labels = tuple[tuple[str, str], ...]
+MetricsPage = dict[tuple[str, Labels], float]
+"""Samples of `/metrics`, by name and labels."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +93,15 @@ class ServerWatch:
             for pid, (total, main) in self._cpu_seconds().items()
         ]
         after = await asyncio.to_thread(self._scrape)
-        counters = {name: _total(after, name) - _total(self._metrics, name) for name in COUNTERS}
+        counters = {name: metric_total(after, name) - metric_total(self._metrics, name) for name in COUNTERS}
         gpu = await asyncio.to_thread(gpu_bytes) if self._pid is not None else None
         lags = lag_percentiles(self._metrics, after) | {name: lag * 1e3 for name, lag in self._lags.items()}
         stages = {name: seconds * 1e3 for name, seconds in self._stages.items()}
         self.use = ServerUse(processes, lags, counters, stages, gpu)
 
-    def _scrape(self) -> dict[tuple[str, Labels], float]:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+    def _scrape(self) -> MetricsPage:
         try:
-            with LOCAL.open(Request(f"{self._url}/metrics", headers=headers), timeout=SCRAPE_SECONDS) as response:
-                return samples(response.read().decode())
+            return read_metrics(self._url, self._key)
         except OSError:  # an overloaded server may not answer in time
             logger.warning("the server's /metrics could not be read", exc_info=True)
             return {}
@@ -126,7 +126,14 @@ class ServerWatch:
             await asyncio.sleep(SAMPLE_SECONDS)
 
 
-def samples(page: str) -> dict[tuple[str, Labels], float]:
+def read_metrics(url: str, key: str | None = None) -> MetricsPage:
+    """The metrics of a server; OSError where it does not answer."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with LOCAL.open(Request(f"{url}/metrics", headers=headers), timeout=SCRAPE_SECONDS) as response:
+        return samples(response.read().decode())
+
+
+def samples(page: str) -> MetricsPage:
     """The samples of a page in Prometheus' text format, by name and labels."""
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -137,13 +144,19 @@ def samples(page: str) -> dict[tuple[str, Labels], float]:
     }
 
 
-def lag_percentiles(
-    before: dict[tuple[str, Labels], float], after: dict[tuple[str, Labels], float], share: float = 0.99
-) -> dict[str, float | None]:
-    """Milliseconds under which this share of the lags between two pages was; an edge of a bucket, None above all."""
+def lag_percentiles(before: MetricsPage, after: MetricsPage) -> dict[str, float | None]:
+    """Milliseconds under which 99 % of the lags between two pages were, by process."""
+    return bucket_percentiles(before, after, LAG, 0.99)
+
+
+def bucket_percentiles(before: MetricsPage, after: MetricsPage, metric: str, share: float) -> dict[str, float | None]:
+    """Milliseconds under which this share of the values of a histogram of seconds was between two pages, by process.
+
+    An edge of a bucket; None above all.
+    """
     by_process: dict[str, dict[float, float]] = {}
     for (name, labels), count in after.items():
-        if not name.endswith(f"{LAG}_bucket"):
+        if not name.endswith(f"{metric}_bucket"):
             continue
         edge = float(dict(labels)["le"])
         process = " ".join(value for label, value in labels if label != "le") or "server"
@@ -155,7 +168,7 @@ def lag_percentiles(
     return found
 
 
-def lag_gauges(page: dict[tuple[str, Labels], float]) -> dict[str, float]:
+def lag_gauges(page: MetricsPage) -> dict[str, float]:
     """Seconds of lag that processes report as a gauge, by their labels: "door 1"."""
     return {
         " ".join(part for label in labels for part in label): value
@@ -164,7 +177,7 @@ def lag_gauges(page: dict[tuple[str, Labels], float]) -> dict[str, float]:
     }
 
 
-def stage_gauges(page: dict[tuple[str, Labels], float]) -> dict[str, float]:
+def stage_gauges(page: MetricsPage) -> dict[str, float]:
     """Seconds of the stages before a first sound, by name."""
     return {
         name.removeprefix(STAGE).removesuffix("_seconds"): value
@@ -173,8 +186,11 @@ def stage_gauges(page: dict[tuple[str, Labels], float]) -> dict[str, float]:
     }
 
 
-def _total(page: dict[tuple[str, Labels], float], name: str) -> float:
-    return sum(value for (each, _), value in page.items() if each == name)
+def metric_total(page: MetricsPage, name: str, **wanted: str) -> float:
+    """The sum of a metric's samples that have these labels."""
+    return sum(
+        value for (each, labels), value in page.items() if each == name and wanted.items() <= dict(labels).items()
+    )
 
 
 def process_tree(pid: int) -> list[int]:

@@ -14,35 +14,34 @@ import numpy as np
 from vivavoce.bench.answer import AskedQuestion, bundled_questions
 from vivavoce.bench.serve_server import LOCAL
 from vivavoce.bench.serve_sounds import one_turn_questions
-from vivavoce.bench.telephone_caller import (
-    AskedTurn,
-    CallFailedError,
-    LineSettings,
-    Sideband,
-    SipCaller,
-    SocketCaller,
-)
+from vivavoce.bench.telephone_caller import AskedTurn, CallFailedError, Sideband, SipCaller, SocketCaller
+from vivavoce.bench.telephone_line import LineSettings
 from vivavoce.bench.telephone_media import measure_quality
 from vivavoce.bench.telephone_server import SCRIPTED, TelephonePlan, TelephoneServer
+from vivavoce.bench.telephone_sipp import SippPlan, is_installed, measure_sipp
 from vivavoce.bench.turn_sounds import RATE, Samples
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import free_port, stage
 from vivavoce.train.front_desk import judge
 
-PARTS = ("load", "latency", "loss", "echo", "model", "answers")
+SIPP_PARTS = ("sipp", "sipp-model")
+MODEL_PARTS = ("model", "sipp-model", "answers")
+PARTS = ("load", "sipp", "latency", "loss", "echo", "model", "sipp-model", "answers")
 QUESTION_SECONDS = 1.6
 START_SECONDS = 0.1  # between the first packets of two calls
 QUALITY_SECONDS = 20.0
 LOSSY = LineSettings(loss=0.05, jitter_seconds=0.06)
 ECHO = LineSettings(echo_db=-15.0, echo_seconds=0.12)
-ECHO_CALLS = 4
+ECHO_CALLS = 8
 LOSSY_CALLS = 8
 MAX_EXTRA_V2V = 0.06
 MAX_SCORE_LOSS = 0.3
 MAX_ANSWERS_LOSS = 0.05
 REQUIREMENTS = (
     "all scripted calls are served",
+    "all scripted calls of sipp are served",
     "all calls of the model are served",
+    "all calls of sipp are served by the model",
     "V2V over SIP within 60 ms of WebSocket",
     "no lossy call is dropped",
     "opinion score within 0.3 of clean",
@@ -55,7 +54,8 @@ REQUIREMENTS = (
 class TelephoneOptions:
     """What is measured."""
 
-    parts: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] | None = None
+    """None: all, those with sipp only where it is installed."""
     calls: int = 32
     model_calls: int = 8
     turns: int = 3
@@ -68,8 +68,16 @@ class TelephoneOptions:
     front_end_processes: int | None = None
 
     def __post_init__(self) -> None:
-        if unknown := set(self.parts) - set(PARTS):
+        if unknown := set(self.parts or ()) - set(PARTS):
             raise InputError(f"there is no part {sorted(unknown)[0]!r}; there are {', '.join(PARTS)}")
+        if set(self.parts or ()) & set(SIPP_PARTS) and not is_installed():
+            raise InputError("the parts sipp and sipp-model need sipp, which is in Debian's package sip-tester")
+
+    @property
+    def measured(self) -> list[str]:
+        """The parts that are measured, in their order."""
+        wanted = self.parts or [part for part in PARTS if part not in SIPP_PARTS or is_installed()]
+        return [part for part in PARTS if part in wanted]
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,13 @@ class Served:
     """A running server."""
 
     plan: TelephonePlan
+    show: Callable[[str], None] = lambda text: None
+    """Shows how far a part is."""
+
+    @property
+    def http(self) -> str:
+        """The URL of its API."""
+        return f"http://127.0.0.1:{self.plan.port}"
 
     @property
     def realtime(self) -> str:
@@ -85,7 +100,7 @@ class Served:
 
     def call_of(self, user: str) -> str:
         """The id of the call of a caller."""
-        with LOCAL.open(f"http://127.0.0.1:{self.plan.port}/v1/realtime/calls", timeout=10.0) as response:
+        with LOCAL.open(f"{self.http}/v1/realtime/calls", timeout=10.0) as response:
             calls = json.loads(response.read())["data"]
         return next(str(call["id"]) for call in calls if f"sip:{user}@" in call["caller"])
 
@@ -96,14 +111,16 @@ def run(options: TelephoneOptions, out: Path | None = None) -> dict[str, Any]:
     result: dict[str, Any] = {"name": options.model, "device": options.device, "front_end_processes": processes}
     measures: dict[str, Measure] = {
         "load": _load,
+        "sipp": _sipp_load,
         "latency": _latency,
         "loss": _loss,
         "echo": _echo,
         "model": _model_load,
+        "sipp-model": _sipp_model_load,
         "answers": _answers,
     }
     for is_model in (False, True):
-        wanted = [part for part in options.parts if (part in ("model", "answers")) == is_model]
+        wanted = [part for part in options.measured if (part in MODEL_PARTS) == is_model]
         if not wanted:
             continue
         model = options.model if is_model else SCRIPTED
@@ -114,8 +131,8 @@ def run(options: TelephoneOptions, out: Path | None = None) -> dict[str, Any]:
             server.wait_until_ready()
             asyncio.run(_calls(Served(plan), 1, 1, LineSettings(), one_turn_questions(QUESTION_SECONDS)))  # warm
             for part in wanted:
-                with stage(part):
-                    result[part] = asyncio.run(measures[part](Served(plan), options))
+                with stage(part) as show:
+                    result[part] = asyncio.run(measures[part](Served(plan, show), options))
                 server.check()
     result["requirements"] = requirements(result)
     _print(result)
@@ -138,6 +155,16 @@ async def _load(server: Served, options: TelephoneOptions) -> dict[str, Any]:
 async def _model_load(server: Served, options: TelephoneOptions) -> dict[str, Any]:
     questions = one_turn_questions(QUESTION_SECONDS)
     return await _calls(server, options.model_calls, options.turns, LineSettings(), questions)
+
+
+async def _sipp_load(server: Served, options: TelephoneOptions) -> dict[str, Any]:
+    plan = SippPlan(server.plan.sip_port, options.calls, options.turns)
+    return await measure_sipp(server.http, plan, one_turn_questions(QUESTION_SECONDS))
+
+
+async def _sipp_model_load(server: Served, options: TelephoneOptions) -> dict[str, Any]:
+    plan = SippPlan(server.plan.sip_port, options.model_calls, options.turns)
+    return await measure_sipp(server.http, plan, one_turn_questions(QUESTION_SECONDS))
 
 
 async def _loss(server: Served, options: TelephoneOptions) -> dict[str, Any]:
@@ -206,6 +233,7 @@ async def _echo(server: Served, options: TelephoneOptions) -> dict[str, Any]:
             sideband = await stack.enter_async_context(Sideband(url))
             for turn in range(turns):
                 asked.append(await caller.ask(questions[(number + turn) % len(questions)], RATE))
+                server.show(f"echo: {len(asked)} of {options.replies} replies")
             cut += sideband.cut
 
     await asyncio.gather(*(call(number) for number in range(count)))
@@ -223,6 +251,7 @@ async def _answers(server: Served, options: TelephoneOptions) -> dict[str, Any]:
             right[name].append(judge(transcript, asked.exchange))
         said = dict(zip(right, heard, strict=True))
         replies.append({"intent": asked.exchange.intent, "expected": asked.exchange.reply, **said})
+        server.show(f"answers: {len(replies)} questions")
     shares = {name: float(np.mean(each)) for name, each in right.items()}
     return {"questions": len(replies), **shares, "replies": replies}
 
@@ -266,6 +295,13 @@ def requirements(result: dict[str, Any]) -> dict[str, bool | None]:
         if (calls := result.get(part)) is not None:
             is_whole = not calls["dropped"] and not calls["refused"]
             checks[name] = is_whole and calls["answered"] == calls["asked"]
+    sipp = (
+        ("sipp", "all scripted calls of sipp are served"),
+        ("sipp-model", "all calls of sipp are served by the model"),
+    )
+    for part, name in sipp:
+        if (calls := result.get(part)) is not None:
+            checks[name] = calls["successful"] == calls["calls"] and calls["answered"] == calls["asked"]
     if latency and None not in (latency["sip"]["v2v_ms_p50"], latency["websocket"]["v2v_ms_p50"]):
         extra = latency["sip"]["v2v_ms_p50"] - latency["websocket"]["v2v_ms_p50"]
         checks["V2V over SIP within 60 ms of WebSocket"] = extra <= 1000 * MAX_EXTRA_V2V

@@ -21,6 +21,7 @@ import numpy as np
 import websockets
 
 from vivavoce.audio.io import Sound
+from vivavoce.bench.telephone_line import EchoPath, LineSettings
 from vivavoce.bench.turn_sounds import Samples, room_noise, voiced_bounds
 from vivavoce.errors import VivaError
 from vivavoce.server.realtime.audio_formats import MU_LAW, WireFormat, decode, encode
@@ -37,19 +38,6 @@ SIP_SECONDS = 10.0
 
 class CallFailedError(VivaError):
     """A call was refused, or not answered."""
-
-
-@dataclass(frozen=True)
-class LineSettings:
-    """What a telephone line does to the packets of a caller, and to what it hears."""
-
-    loss: float = 0.0
-    """Share of the packets of the caller that are lost."""
-    jitter_seconds: float = 0.0
-    """Packets are delayed by up to this, evenly distributed."""
-    echo_db: float | None = None
-    """Level of the reply in what the caller sends."""
-    echo_seconds: float = 0.12
 
 
 @dataclass
@@ -238,7 +226,7 @@ class SipCaller:
         self.user, self._call_id, self._tag = f"bench{secrets.token_hex(4)}", secrets.token_hex(8), secrets.token_hex(4)
         self._to_tag, self._responses = "", asyncio.Queue[str]()
         self._chance = np.random.default_rng(self.seed)
-        self._heard, self._echo = HeardSound(LINE.rate), np.zeros(round(self.line.echo_seconds * LINE.rate), np.float32)
+        self._heard, self._echo = HeardSound(LINE.rate), EchoPath(self.line, LINE.rate)
         self.is_hung_up = False
         async with AsyncExitStack() as stack:
             self._sip, _ = await loop.create_datagram_endpoint(
@@ -340,16 +328,13 @@ class SipCaller:
         if len(data) > 12 and data[1] & 0x7F == 0:
             samples = decode(data[12:], LINE)
             self._heard.note(time.monotonic(), samples)
-            if self.line.echo_db is not None:
-                self._echo = np.concatenate([self._echo, samples])[-LINE.rate :]
+            self._echo.receive(int.from_bytes(data[4:8], "big"), samples)
 
     async def _speak(self) -> None:
         loop, number = asyncio.get_running_loop(), 0
         async for now in ticks(self._microphone):
             number += 1
-            samples = self._microphone.packet(now)
-            if self.line.echo_db is not None:
-                samples = samples + self._next_echo(len(samples))
+            samples = self._microphone.packet(now) + self._echo.next(self._microphone.size)
             if self._chance.random() < self.line.loss:
                 continue
             header = struct.pack(">BBHII", 0x80, 0, number & 0xFFFF, number * len(samples) & 0xFFFFFFFF, 7)
@@ -362,15 +347,6 @@ class SipCaller:
     def _send_rtp(self, packet: bytes) -> None:
         if not self._rtp.is_closing():
             self._rtp.sendto(packet, ("127.0.0.1", self._media_port))
-
-    def _next_echo(self, count: int) -> Samples:
-        """The next samples of the echo; the line holds as many as its delay has."""
-        assert self.line.echo_db is not None
-        size = round(self.line.echo_seconds * LINE.rate)
-        if len(self._echo) < size + count:  # no packet came
-            self._echo = np.concatenate([self._echo, np.zeros(count, np.float32)])
-        echo, self._echo = self._echo[:count], self._echo[count:]
-        return (echo * 10 ** (self.line.echo_db / 20)).astype(np.float32)
 
 
 async def ticks(microphone: OpenMicrophone) -> AsyncIterator[float]:

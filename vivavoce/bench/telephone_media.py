@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from vivavoce.audio.io import Sound
-from vivavoce.bench.telephone_caller import LineSettings
+from vivavoce.bench.telephone_line import LineSettings
 from vivavoce.bench.turn_sounds import RATE, Samples, gather
 from vivavoce.errors import MissingDependencyError
 from vivavoce.evaluation.scoring import DNSMOS

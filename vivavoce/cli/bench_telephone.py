@@ -14,7 +14,10 @@ app = typer.Typer()
 def bench_telephone(
     part: Annotated[
         list[str] | None,
-        typer.Option(help="load, latency, loss, echo, model or answers; may be repeated. Default: all."),
+        typer.Option(
+            help="load, sipp, latency, loss, echo, model, sipp-model or answers; may be repeated. Default: all, those "
+            "with sipp where it is installed."
+        ),
     ] = None,
     calls: Annotated[int, typer.Option(min=1, help="Calls at once against scripted replies.")] = 32,
     model_calls: Annotated[int, typer.Option(min=1, help="Calls at once against the model.")] = 8,
@@ -38,10 +41,20 @@ def bench_telephone(
         from vivavoce.errors import optional_packages
 
         with optional_packages():
-            from vivavoce.bench.telephone import PARTS, TelephoneOptions, run
+            from vivavoce.bench.telephone import TelephoneOptions, run
 
         options = TelephoneOptions(
-            *(tuple(part or PARTS), calls, model_calls, turns, replies, questions, model, device, front_end_processes)
+            *(
+                tuple(part) if part else None,
+                calls,
+                model_calls,
+                turns,
+                replies,
+                questions,
+                model,
+                device,
+                front_end_processes,
+            )
         )
         result = run(options, out)
     if as_json:

@@ -23,6 +23,7 @@ from vivavoce.device import Device
 MAX_BUFFER_BYTES = 2**30
 POWER_QUERY = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits", "--loop-ms=500")
 LAG_SECONDS = 0.02
+LINE_SECONDS = 10.0
 SERVER_PORTS = range(12_000, 20_000)
 UNNAMED_THREADS = "others"  # native threads of libraries and the driver
 
@@ -109,21 +110,32 @@ class PowerMeter:
 
 
 @contextmanager
-def stage(text: str) -> Iterator[None]:
-    """Show a status line on stderr while the block runs."""
+def stage(text: str) -> Iterator[Callable[[str], None]]:
+    """Show a status line on stderr while the block runs, which may replace it.
+
+    Where stderr is no terminal, lines that replace it are printed at most every ten seconds.
+    """
+    shown_at = time.monotonic()
+
+    def print_at_times(line: str) -> None:
+        nonlocal shown_at
+        if time.monotonic() - shown_at >= LINE_SECONDS:
+            shown_at = time.monotonic()
+            print(f"… {line}", file=sys.stderr, flush=True)
+
     try:
         from rich.console import Console
     except ImportError:
         print(f"… {text}", file=sys.stderr, flush=True)
-        yield
+        yield print_at_times
         return
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
-        with console.status(text):
-            yield
+        with console.status(text) as status:
+            yield status.update
     else:
         console.print(f"… {text}")
-        yield
+        yield print_at_times
 
 
 class HostWatch:
