@@ -1,8 +1,9 @@
-"""Unmodified SIP programs of Debian as peers: sipp, baresip and kamailio."""
+"""Unmodified SIP programs of Debian as peers: sipp, baresip, linphone and kamailio."""
 
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import wave
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.server.harness import DEADLINE
+from tests.server.harness import DEADLINE, eventually
 from tests.server.scripted import tone
 from vivavoce.audio.io import float_to_pcm16
 from vivavoce.evaluation.machine import free_port
@@ -34,6 +35,15 @@ module ctrl_tcp.so
 module_tmp uuid.so
 module_tmp account.so
 module_app menu.so
+"""
+
+LINPHONE_CONFIG = """
+[sip]
+sip_port={port}
+use_ipv6=0
+contact="Ann" <sip:ann@127.0.0.1>
+[rtp]
+audio_rtp_port={media_port}
 """
 
 KAMAILIO_CONFIG = """
@@ -82,10 +92,10 @@ def program(name: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running_program(folder: Path, *command: str):
+async def running_program(folder: Path, *command: str, **options):
     """Run a program until the end of the block; its output goes to a file."""
     with (folder / "output.log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=log, stderr=log)
+        process = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=log, stderr=log, **options)
         try:
             yield process
         finally:
@@ -103,6 +113,23 @@ async def sipp(folder: Path, target: str, *arguments: str) -> None:
     assert code == 0, f"sipp ended with {code}: {errors or (folder / 'output.log').read_text()[-3000:]}"
 
 
+def write_question(file: Path, rate: int, channels: int = 1) -> None:
+    """A second of silence, a tone, and six seconds of silence."""
+    question = np.concatenate([np.zeros(rate), tone(500, 0.5, rate), np.zeros(6 * rate)]).astype(np.float32)
+    with wave.open(str(file), "wb") as audio:
+        audio.setnchannels(channels)
+        audio.setsampwidth(2)
+        audio.setframerate(rate)
+        audio.writeframes(float_to_pcm16(np.repeat(question, channels)).tobytes())
+
+
+def read_heard(file: Path) -> tuple[np.ndarray, int]:
+    """The first channel of a recording, and its rate."""
+    with wave.open(str(file)) as audio:
+        samples = np.frombuffer(audio.readframes(audio.getnframes()), np.int16).astype(np.float32) / 32768
+        return samples.reshape(-1, audio.getnchannels())[:, 0], audio.getframerate()
+
+
 class Baresip:
     """A softphone that is told what to do over its control port."""
 
@@ -114,13 +141,7 @@ class Baresip:
         (folder / "config").write_text(config)
         (folder / "accounts").write_text(f"<sip:ann@127.0.0.1>;regint=0;audio_codecs={codec}{parameters}\n")
         (folder / "contacts").write_text("")
-        rate, channels = map(int, codec.split("/")[1:])
-        question = np.concatenate([np.zeros(rate), tone(500, 0.5, rate), np.zeros(6 * rate)]).astype(np.float32)
-        with wave.open(str(folder / "question.wav"), "wb") as file:
-            file.setnchannels(channels)
-            file.setsampwidth(2)
-            file.setframerate(rate)
-            file.writeframes(float_to_pcm16(np.repeat(question, channels)).tobytes())
+        write_question(folder / "question.wav", *map(int, codec.split("/")[1:]))
 
     async def __aenter__(self):
         self._stack = contextlib.AsyncExitStack()
@@ -159,6 +180,43 @@ class Baresip:
     def heard(self) -> tuple[np.ndarray, int]:
         """What it has decoded, and its rate; complete once the call has ended."""
         (file,) = self.folder.glob("dump-*-dec.wav")
-        with wave.open(str(file)) as audio:
-            samples = np.frombuffer(audio.readframes(audio.getnframes()), np.int16).astype(np.float32) / 32768
-            return samples.reshape(-1, audio.getnchannels())[:, 0], audio.getframerate()
+        return read_heard(file)
+
+
+class Linphone:
+    """linphonec, with files in place of a sound card; it takes commands from its standard input."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "linphonerc").write_text(LINPHONE_CONFIG.format(port=free_port(), media_port=free_port()))
+        (folder / ".local/share/linphone").mkdir(parents=True)
+        write_question(folder / "question.wav", 8_000)
+
+    async def __aenter__(self):
+        self._stack = contextlib.AsyncExitStack()
+        command = program("linphonec"), "-c", str(self.folder / "linphonerc")
+        options = {"stdin": asyncio.subprocess.PIPE, "env": {**os.environ, "HOME": str(self.folder)}}
+        self._process = await self._stack.enter_async_context(running_program(self.folder, *command, **options))
+        await self.until("linphonec>")
+        self.command("soundcard use files")
+        self.command(f"play {self.folder / 'question.wav'}")
+        self.command(f"record {self.folder / 'heard.wav'}")
+        return self
+
+    async def __aexit__(self, *error) -> None:
+        self.command("quit")
+        await asyncio.wait_for(self._process.wait(), DEADLINE)
+        await self._stack.aclose()
+
+    def command(self, text: str) -> None:
+        """Give a command."""
+        self._process.stdin.write(f"{text}\n".encode())
+
+    async def until(self, text: str) -> None:
+        """Wait until it has printed a text."""
+        output = self.folder / "output.log"
+        await eventually(lambda: text in output.read_text(errors="replace"), f"linphone prints {text!r}")
+
+    def heard(self) -> tuple[np.ndarray, int]:
+        """What it has recorded, and its rate; complete once the call has ended."""
+        return read_heard(self.folder / "heard.wav")

@@ -1,4 +1,4 @@
-"""Calls of unmodified SIP programs: sipp's stock scenarios, baresip with each codec, and kamailio in between."""
+"""Calls of unmodified SIP programs: sipp's stock scenarios, baresip with each codec, linphone, kamailio in between."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from tests.server.harness import eventually
 from tests.server.scripted import pitch, watermark
 from tests.server.sip.phone import metric, sideband
-from tests.server.sip.programs import KAMAILIO_CONFIG, Baresip, program, running_program, sipp
+from tests.server.sip.programs import KAMAILIO_CONFIG, Baresip, Linphone, program, running_program, sipp
 from vivavoce.evaluation.machine import free_port
 
 pytestmark = pytest.mark.debian
@@ -53,11 +53,45 @@ async def test_baresip_asks_hears_the_answer_presses_keys_and_hangs_up(served, t
             await phone.command("hangup")
             assert await client.closed() == 1000
         await eventually(lambda: not server.app.state.server.sip.calls, "the call has ended")
-        heard, rate = phone.heard()
+        check_answer(*phone.heard())
+
+
+def check_answer(heard: np.ndarray, rate: int) -> None:
     loud = np.flatnonzero(np.abs(heard) > 0.1)
     reply = heard[loud[0] : loud[-1]]
     assert 0.3 < len(reply) / rate < 0.6
     assert abs(pitch(reply, rate) - watermark("You said: tone 500")) < 8
+
+
+async def test_linphone_asks_hears_the_answer_presses_a_key_and_hangs_up(served, tmp_path):
+    server = await served()
+    async with Linphone(tmp_path) as phone:
+        phone.command(f"call sip:viva@{address(server)}")
+        await phone.until("Media streams established")
+        (call,) = server.app.state.server.sip.calls.values()
+        async with sideband(server, call.media.session) as client:
+            await client.until("session.created")
+            done = (await client.until("response.done"))["response"]
+            assert done["output"][0]["content"][0]["transcript"] == "You said: tone 500"
+            await client.until("output_audio_buffer.stopped")
+            phone.command("5")
+            assert (await client.until("input_audio_buffer.dtmf_event_received"))["event"] == "5"
+            phone.command("terminate")
+            assert await client.closed() == 1000
+        await eventually(lambda: not server.app.state.server.sip.calls, "the call has ended")
+    assert metric(server, 'calls_ended_total{provider="sip",reason="caller"}') == 1
+    check_answer(*phone.heard())
+
+
+async def test_linphone_is_hung_up_on(served, tmp_path):
+    server = await served()
+    async with Linphone(tmp_path) as phone:
+        phone.command(f"call sip:viva@{address(server)}")
+        await phone.until("Media streams established")
+        (call,) = server.app.state.server.sip.calls.values()
+        await eventually(lambda: call.is_established, "the call is acknowledged")
+        await call.media.session.close(1000, "hung up")
+        await phone.until("ended")
 
 
 async def test_baresip_holds_and_is_hung_up_on(served, tmp_path):
