@@ -169,10 +169,21 @@ async def test_other_requests(served):
         refused = await phone.response("INVITE")
         assert refused.code == 420 and refused.header("Unsupported") == "100rel"
         await phone.invite()
-        phone.request("REFER", "Refer-To: <sip:premium@example.com>")
-        assert (await phone.response("REFER")).code == 405, "nobody makes us call somebody else"
         phone.request("BYE", sequence=1)
         assert (await phone.response("BYE")).code == 500, "an old request"
+
+
+async def test_a_peer_cannot_make_the_server_call_anyone(served):
+    allowed = ("sip:*@127.0.0.1",)
+    server = await served(sip={"dials": allowed, "targets": allowed})
+    async with Telephone(server) as phone:
+        for is_within_a_call in (False, True):
+            if is_within_a_call:
+                await phone.invite()
+            phone.request("REFER", f"Refer-To: <sip:bob@127.0.0.1:{phone.port}>")
+            refused = await phone.response("REFER")
+            assert refused.code == 405 and "REFER" not in refused.header("Allow")
+            assert len(phone.agent.calls) == is_within_a_call, "no other call was placed"
 
 
 async def test_a_session_timer_ends_a_call_that_is_not_refreshed(served, monkeypatch):
