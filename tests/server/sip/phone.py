@@ -137,12 +137,12 @@ class Telephone:
         async with asyncio.timeout(DEADLINE):
             while True:
                 try:
-                    message = Received(await asyncio.wait_for(self._messages.get(), REPEAT_SECONDS))
-                except TimeoutError:  # UDP may lose packets where many are sent at once
+                    async with asyncio.timeout(REPEAT_SECONDS):
+                        while branch not in Received(await self._messages.get()).header("Via"):
+                            pass
+                    return
+                except TimeoutError:  # UDP may lose packets where many are sent at once, also while others arrive
                     self.request("OPTIONS", branch=branch, sequence=1)
-                else:
-                    if branch in message.header("Via"):
-                        return
 
     async def invite(self, *headers: str, body: str | None = None) -> Received:
         """Call; the final response, which is acknowledged."""
