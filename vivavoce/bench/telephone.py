@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -108,7 +109,8 @@ class Served:
 def run(options: TelephoneOptions, out: Path | None = None) -> dict[str, Any]:
     """Measure and print; write `telephone.json` to `out`."""
     processes = options.front_end_processes
-    result: dict[str, Any] = {"name": options.model, "device": options.device, "front_end_processes": processes}
+    machine = {"device": options.device, "cores": os.cpu_count(), "front_end_processes": processes}
+    result: dict[str, Any] = {"name": options.model, **machine}
     measures: dict[str, Measure] = {
         "load": _load,
         "sipp": _sipp_load,

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -11,13 +12,16 @@ from aiortc.rtp import RtcpPacket, RtcpSrPacket, RtpPacket, is_rtcp
 
 from tests.server.harness import eventually
 from vivavoce.errors import InputError
+from vivavoce.server.realtime.audio_formats import MU_LAW, WireFormat, decode, encode
 from vivavoce.server.rtp.codecs import CODECS
+from vivavoce.server.rtp.line_input import LineInput
 from vivavoce.server.rtp.srtp import CryptoAttribute, SrtpKeys
 from vivavoce.server.rtp.stream import MediaSettings, RtpStream
 from vivavoce.server.wire import WireError
 
 PORTS = (20_000, 29_999)
 LOCAL = "127.0.0.1"
+LINE = WireFormat(MU_LAW, 8_000)
 CODEC = {codec.name: codec for codec in CODECS}
 
 
@@ -352,3 +356,38 @@ async def test_a_frame_that_fails_is_logged_with_the_call(caplog):
     stream.configure(MediaSettings(CODEC["PCMU"], 101, (LOCAL, 9)))
     await eventually(lambda: "20 ms of the call rtc_1 failed" in caplog.text, "it is logged")
     await stream.close()
+
+
+class EchoingLine(asyncio.DatagramProtocol):
+    """Sends each packet back as the line's own, after six others and 15 dB softer."""
+
+    def connection_made(self, transport):
+        self._socket, self._payloads = transport, deque([bytes([0xFF]) * 160] * 6)
+        self._number = 0
+
+    def datagram_received(self, data, address):
+        if not is_rtcp(data):
+            self._number += 1
+            self._payloads.append(encode((10 ** (-15 / 20) * decode(data[12:], LINE)).astype(np.float32), LINE))
+            self._socket.sendto(
+                RtpPacket(0, 0, self._number, 160 * self._number, 9, self._payloads.popleft()).serialize(), address
+            )
+
+
+@pytest.mark.parametrize("echo_is_removed", [True, False])
+async def test_the_echo_of_a_line_is_removed(monkeypatch, echo_is_removed):
+    if not echo_is_removed:
+        monkeypatch.setattr(LineInput, "note_sent", lambda line, samples: None)
+    loop = asyncio.get_running_loop()
+    line, _ = await loop.create_datagram_endpoint(EchoingLine, (LOCAL, 0))
+    stream = await RtpStream.open(LOCAL, PORTS)
+    try:
+        listener = Listener(stream)
+        stream.configure(MediaSettings(CODEC["PCMU"], 101, line.get_extra_info("sockname")))
+        stream.write(0.1 * np.random.default_rng(0).standard_normal(2 * stream.rate).astype(np.float32))
+        await eventually(lambda: len(listener.samples) > 2 * stream.rate, "two seconds were heard")
+    finally:
+        await stream.close()
+        line.close()
+    left = np.median([level(listener.samples[at : at + 1_600]) for at in range(stream.rate, 2 * stream.rate, 1_600)])
+    assert (left < 0.002) == echo_is_removed
