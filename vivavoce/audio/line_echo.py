@@ -1,8 +1,9 @@
 """Echo cancellation of a telephone line: what is sent comes back later and softer, from the other end's hybrid.
 
-Frames that are sent and received at the same tick of a call are exactly aligned, so the echo has a constant delay: it
-is found by cross-correlation, and the few milliseconds of dispersion around it by least squares. A block in which the
-filter explains little of what was heard, as the caller speaks or the line has no echo, teaches nothing.
+Frames that are sent and received at the same tick of a call are exactly aligned, and the jitter buffer says by how much
+it has changed its delay, so the delay of the echo is known once it was found by cross-correlation. The few milliseconds
+of dispersion around it are found by least squares. A block in which the filter explains little of what was heard, as
+the caller speaks or the line has no echo, teaches nothing.
 """
 
 import numpy as np
@@ -56,7 +57,9 @@ class LineEchoCanceller:
         self._heard = RecentSamples(self._block)
         self._silence = np.zeros(round(FRAME_SECONDS * rate), np.float32)
         self._silent = self._sent.count + 1  # samples since the last that was not silence
-        self._new = 0  # samples since the filter was learned
+        self._new = 0  # samples since the filter was learned, or the delay has changed
+        self._sent_count = 0
+        self._ahead: int | None = None  # position of the line less the samples that were sent
         self._forget()
 
     def _forget(self) -> None:
@@ -72,6 +75,7 @@ class LineEchoCanceller:
     def note_sent(self, samples: Samples | None) -> None:
         """What is sent at the time of the next frame; None: nothing.  # [time]"""
         frame = self._silence if samples is None else samples
+        self._sent_count += len(frame)
         self._silent = self._silent + len(frame) if samples is None or not samples.any() else 0
         if self._is_active:
             self._sent.append(frame)
@@ -81,8 +85,16 @@ class LineEchoCanceller:
         """Whether something was sent whose echo might be heard."""
         return self._silent <= self._sent.count
 
-    def step(self, heard: Samples) -> Samples:
-        """A frame of the line without echo.  # [time] → [time]"""
+    def step(self, heard: Samples, position: int | None = None) -> Samples:
+        """A frame of the line without echo, and the position in the peer's stream at which it ends.  # [time] → [time]
+
+        A position tells that the jitter buffer has skipped or added something; None: it did not.
+        """
+        if position is not None:
+            ahead = position - self._sent_count
+            if self._ahead is not None and ahead != self._ahead:
+                self._shift(ahead - self._ahead)
+            self._ahead = ahead
         if not self._is_active:
             return heard
         self._heard.append(heard)
@@ -92,6 +104,14 @@ class LineEchoCanceller:
             self._new = 0
             self._learn()
         return left
+
+    def _shift(self, skipped: int) -> None:
+        """What is heard from now on is this much later in the peer's stream, so its echo comes sooner."""
+        self._new = 0
+        if self._delay is not None:
+            self._delay -= skipped
+            if not 0 <= self._delay <= self._reach:
+                self._forget()
 
     def _source(self, delay: int, count: int) -> Samples:
         """What was sent, as far as it is in the echo of the last `count` samples."""

@@ -105,6 +105,11 @@ class JitterBuffer:
             del self._held[0]
 
     @property
+    def cursor(self) -> int | None:
+        """The timestamp, without wrap-around, of what is played next; None while paused."""
+        return self._cursor
+
+    @property
     def gap(self) -> int:
         """Clock units between what was played and the next packet."""
         return self._held[0][0] - self._cursor if self._held and self._cursor is not None else 0

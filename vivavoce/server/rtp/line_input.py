@@ -26,9 +26,12 @@ class LineInput:
         """What is sent at the time of the next samples, at the rate of the line; None: nothing."""
         self._echo.note_sent(samples)
 
-    def step(self, samples: Samples, is_held: bool) -> tuple[Samples, str]:
-        """The next samples for the session, and the keys that they complete; `is_held` keeps the gain."""
-        samples = self._echo.step(samples)
+    def step(self, samples: Samples, is_held: bool, position: int | None = None) -> tuple[Samples, str]:
+        """The next samples for the session, and the keys that they complete; `is_held` keeps the gain.
+
+        They end at this position of the peer's stream; None: it pauses.
+        """
+        samples = self._echo.step(samples, position)
         keys = "" if self._digits is None else self._digits.step(samples)
         output, self._state = self._resampler.step(self._state, self._level.step(samples, is_held)[None])
         return output[0], keys

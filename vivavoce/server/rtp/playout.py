@@ -42,6 +42,12 @@ class Playout:
         """Seconds of audio made up for lost and late packets."""
         return self.concealed / self._codec.sample_rate
 
+    @property
+    def position(self) -> int | None:
+        """Samples of the peer's stream, by its timestamps, up to the end of what was played; None while it pauses."""
+        cursor = self.buffer.cursor
+        return None if cursor is None else round(cursor / self._units) - len(self._ready)
+
     def pull(self, now: float) -> Samples:
         """The next 20 ms."""
         concealed = self.concealed

@@ -242,6 +242,8 @@ class RtpStream:
                 skipped = int((now - self._next_tick) / FRAME_SECONDS)
                 self._next_tick += skipped * FRAME_SECONDS
                 self._sender.skip(skipped)
+                for _ in range(skipped):
+                    self._line.note_sent(None)
             while not self._is_closed and self._next_tick <= now:
                 due = self._next_tick  # after a stall, the frames in between have the times they were due at
                 self._next_tick += FRAME_SECONDS
@@ -271,7 +273,8 @@ class RtpStream:
         if settings.codec.sample_rate == self._line.rate:
             self._line.note_sent(self._sender.sent)
         if settings.receives and (samples := self._receiver.pull(now)) is not None:
-            audio, digits = self._line.step(samples, is_held=now - self._replied_at < ECHO_SECONDS)
+            is_held, position = now - self._replied_at < ECHO_SECONDS, self._receiver.playout.position
+            audio, digits = self._line.step(samples, is_held, position)
             for digit in digits:
                 self.on_digit(digit)
             self.on_audio(audio)
