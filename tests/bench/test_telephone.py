@@ -63,12 +63,12 @@ async def test_a_lossy_network_loses_and_the_stream_conceals():
 
 @pytest.mark.debian
 @pytest.mark.parametrize("served", [2, 1])
-async def test_sipp_counts_its_calls_and_the_server_the_replies(telephone, monkeypatch, served):
+async def test_sipp_counts_its_calls_and_the_server_the_replies(telephone, served):
     if not is_installed():
         pytest.skip("sipp is not installed")
-    monkeypatch.setattr("vivavoce.bench.telephone_sipp.REPLY_SECONDS", 2.0)
     server = await telephone(calls=served)
-    figures = await measure_sipp(server.http, SippPlan(sip_port(server), calls=2, turns=2), [tone(500, 0.5, 24_000)])
+    plan = SippPlan(sip_port(server), calls=2, turns=2, reply_seconds=2.0)
+    figures = await measure_sipp(server.http, plan, [tone(500, 0.5, 24_000)])
     assert (figures["successful"], figures["failed"], figures["asked"]) == (served, 2 - served, 4)
     assert figures["answered"] == 2 * served and figures["calls_at_once"] == served
     assert 100 < figures["v2v_ms_mean"] <= figures["v2v_ms_p95_at_most"]

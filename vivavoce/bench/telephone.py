@@ -29,6 +29,7 @@ SIPP_PARTS = ("sipp", "sipp-model")
 MODEL_PARTS = ("model", "sipp-model", "answers")
 PARTS = ("load", "sipp", "latency", "loss", "echo", "model", "sipp-model", "answers")
 QUESTION_SECONDS = 1.6
+SCRIPTED_SECONDS, MODEL_SECONDS = 7.0, 15.0  # between two questions of sipp, which does not listen
 START_SECONDS = 0.1  # between the first packets of two calls
 QUALITY_SECONDS = 20.0
 LOSSY = LineSettings(loss=0.05, jitter_seconds=0.06)
@@ -160,12 +161,12 @@ async def _model_load(server: Served, options: TelephoneOptions) -> dict[str, An
 
 
 async def _sipp_load(server: Served, options: TelephoneOptions) -> dict[str, Any]:
-    plan = SippPlan(server.plan.sip_port, options.calls, options.turns)
+    plan = SippPlan(server.plan.sip_port, options.calls, options.turns, SCRIPTED_SECONDS)
     return await measure_sipp(server.http, plan, one_turn_questions(QUESTION_SECONDS))
 
 
 async def _sipp_model_load(server: Served, options: TelephoneOptions) -> dict[str, Any]:
-    plan = SippPlan(server.plan.sip_port, options.model_calls, options.turns)
+    plan = SippPlan(server.plan.sip_port, options.model_calls, options.turns, MODEL_SECONDS)
     return await measure_sipp(server.http, plan, one_turn_questions(QUESTION_SECONDS))
 
 

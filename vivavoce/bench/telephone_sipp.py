@@ -26,7 +26,6 @@ PROGRAM = "sipp"
 SCENARIO = Path(__file__).with_name("telephone_sipp.xml")
 SOUND_FILE, STATISTICS_FILE = "questions.ulaw", "statistics.csv"
 LEAD_SECONDS = 1.0
-REPLY_SECONDS = 7.0  # after each question
 CALLS_PER_SECOND = 10
 SPARE_SECONDS = 30.0  # beyond the length of the calls, after which sipp gives up
 ENDED_SECONDS = 10.0
@@ -41,6 +40,8 @@ class SippPlan:
     sip_port: int
     calls: int
     turns: int
+    reply_seconds: float
+    """For a reply, after each question; the next question interrupts one that takes longer."""
 
 
 def is_installed() -> bool:
@@ -48,11 +49,11 @@ def is_installed() -> bool:
     return shutil.which(PROGRAM) is not None
 
 
-def spoken_line(questions: Sequence[Samples], turns: int) -> Samples:
+def spoken_line(questions: Sequence[Samples], plan: SippPlan) -> Samples:
     """What each caller sends: room noise, and questions with time for a reply after each, at 24 kHz."""
     parts = [np.zeros(round(LEAD_SECONDS * RATE), np.float32)]
-    for turn in range(turns):
-        parts += [questions[turn % len(questions)], np.zeros(round(REPLY_SECONDS * RATE), np.float32)]
+    for turn in range(plan.turns):
+        parts += [questions[turn % len(questions)], np.zeros(round(plan.reply_seconds * RATE), np.float32)]
     spoken = np.concatenate(parts)
     return spoken + room_noise(len(spoken) / RATE, NOISE_DBFS)[: len(spoken)]
 
@@ -62,7 +63,7 @@ async def measure_sipp(url: str, plan: SippPlan, questions: Sequence[Samples]) -
     program = shutil.which(PROGRAM)
     if program is None:
         raise InputError("sipp is not installed; it is in Debian's package sip-tester")
-    spoken = spoken_line(questions, plan.turns)
+    spoken = spoken_line(questions, plan)
     before, began = await asyncio.to_thread(read_metrics, url), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="viva-bench-sipp-") as name:
         folder = Path(name)
