@@ -15,21 +15,11 @@ from vivavoce import hub
 from vivavoce.audio.io import Sound, read
 from vivavoce.cascade.parts import CascadeParts, LoadedCascade, load_cascade
 from vivavoce.device import pick
-from vivavoce.dialogue.events import (
-    ConversationSettings,
-    Event,
-    InputTranscript,
-    InputTranscriptFailed,
-    Message,
-    ReplyAudio,
-    ReplyDone,
-    ReplyText,
-    Samples,
-    TextPart,
-    TurnSettings,
-)
+from vivavoce.dialogue.events import Event, InputTranscript, InputTranscriptFailed, ReplyAudio, ReplyDone, ReplyText
+from vivavoce.dialogue.items import Message, Samples, TextPart
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.errors import CheckpointError, InputError, VivaError
 from vivavoce.models.codecs import Codec, open_codec
 from vivavoce.models.registry import family_of, model_type

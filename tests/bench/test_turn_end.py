@@ -10,7 +10,7 @@ from vivavoce import hub
 from vivavoce.audio.io import float_to_pcm16, read
 from vivavoce.audio.turn_model import TurnEndNetwork, write_network
 from vivavoce.bench import turn_end
-from vivavoce.dialogue.events import TurnSettings
+from vivavoce.dialogue.settings import TurnSettings
 from vivavoce.train.turn_end.corpus import TurnUtterance, write_shard
 
 SEMANTIC = TurnSettings(detector="semantic")

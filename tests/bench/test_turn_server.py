@@ -16,7 +16,7 @@ from vivavoce.bench.turn_client import connect
 from vivavoce.bench.turn_scenes import Timing, script
 from vivavoce.bench.turn_sounds import Material, SpokenQuestion, talk
 from vivavoce.dialogue import events as said
-from vivavoce.dialogue.events import AudioPart, Message
+from vivavoce.dialogue.items import AudioPart, Message
 from vivavoce.errors import InputError
 from vivavoce.server.config import ServerOptions
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.browser.chromium import MICROPHONE_RATE, until, visiting
 from tests.server.scripted import pitch, tone, watermark
-from vivavoce.dialogue.events import AudioPart
+from vivavoce.dialogue.items import AudioPart
 
 pytestmark = pytest.mark.debian("chromium")
 

@@ -10,8 +10,9 @@ import numpy as np
 from tests.dialogue.voices import silence, talk
 from vivavoce.audio.player import SimulatedClock
 from vivavoce.dialogue.backend import Ended, Spoke, Wrote
-from vivavoce.dialogue.events import ConversationSettings, ReplyAudio, ReplyDone, ReplyStarted, TurnSettings, Usage
+from vivavoce.dialogue.events import ReplyAudio, ReplyDone, ReplyStarted, Usage
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 
 WINDOW = 512
 RATE = 16_000

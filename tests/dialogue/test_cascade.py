@@ -15,25 +15,11 @@ from vivavoce.cascade.chat_messages import PENDING_OUTPUT, chat_messages
 from vivavoce.cascade.interfaces import ChatEnd, ChatText
 from vivavoce.cascade.remote import ChatEndpoint
 from vivavoce.cascade.whole_turns import WholeTurns
-from vivavoce.dialogue.events import (
-    AudioPart,
-    ConversationSettings,
-    InputTranscript,
-    Item,
-    Message,
-    RecognitionSettings,
-    ReplyAudio,
-    ReplyDone,
-    ReplyItemStarted,
-    ReplyStarted,
-    ReplyText,
-    TextPart,
-    Tool,
-    ToolCall,
-    ToolOutput,
-)
+from vivavoce.dialogue.events import InputTranscript, ReplyAudio, ReplyDone, ReplyItemStarted, ReplyStarted, ReplyText
+from vivavoce.dialogue.items import AudioPart, Item, Message, TextPart, ToolCall, ToolOutput
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, RecognitionSettings, Tool
 from vivavoce.errors import InputError, VivaError
 from vivavoce.tts.text import cleaned
 

@@ -8,19 +8,12 @@ import pytest
 from tests.dialogue.stage import Stage, spoken
 from tests.dialogue.voices import silence, talk
 from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended
-from vivavoce.dialogue.events import (
-    ConversationSettings,
-    Message,
-    RecognitionSettings,
-    ReplyDone,
-    ReplyStarted,
-    ReplyText,
-    TextPart,
-    ToolOutput,
-)
+from vivavoce.dialogue.events import ReplyDone, ReplyStarted, ReplyText
 from vivavoce.dialogue.fillers import FILLERS, FillerVoice, filler_language
 from vivavoce.dialogue.history import History
+from vivavoce.dialogue.items import Message, TextPart, ToolOutput
 from vivavoce.dialogue.session import DialogueOptions
+from vivavoce.dialogue.settings import ConversationSettings, RecognitionSettings
 
 CALL = [CallBegan("call_1", "look"), CallArguments("{}"), Ended("completed")]
 FILLER_SECONDS = 0.6

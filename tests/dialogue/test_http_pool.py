@@ -9,7 +9,7 @@ import pytest
 
 from vivavoce.cascade.interfaces import ChatText
 from vivavoce.cascade.remote import ChatEndpoint
-from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.dialogue.settings import ConversationSettings
 
 
 class KeepingHandler(BaseHTTPRequestHandler):

@@ -13,14 +13,13 @@ from vivavoce.dialogue.events import (
     InputTranscript,
     ItemRetracted,
     ItemTruncated,
-    Message,
     OutputCleared,
     ReplyDone,
     ReplyStarted,
     SpeechStarted,
-    TextPart,
     TurnCommitted,
 )
+from vivavoce.dialogue.items import Message, TextPart
 from vivavoce.dialogue.session import DialogueOptions
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of sockets that other tests left open

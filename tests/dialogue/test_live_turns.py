@@ -7,7 +7,7 @@ import pytest
 
 from vivavoce.cascade.live_turns import DraftPace, LiveTurns
 from vivavoce.dialogue.backend import TurnTranscript
-from vivavoce.dialogue.events import RecognitionSettings
+from vivavoce.dialogue.settings import RecognitionSettings
 
 SECOND = np.zeros(16_000, np.float32)
 ENGLISH = RecognitionSettings(("en",))

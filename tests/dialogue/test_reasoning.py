@@ -16,7 +16,9 @@ from vivavoce.cascade.remote import ChatEndpoint
 from vivavoce.cascade.sentences import CLOSE_TAG, OPEN_TAG, ReasoningFilter
 from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.backend import ReplyPlan, Wrote
-from vivavoce.dialogue.events import ConversationSettings, Message, ReplyDone, ReplyText, TextPart
+from vivavoce.dialogue.events import ReplyDone, ReplyText
+from vivavoce.dialogue.items import Message, TextPart
+from vivavoce.dialogue.settings import ConversationSettings
 
 __all__ = ["serve"]  # a fixture
 

@@ -11,17 +11,8 @@ import pytest
 from tests.dialogue.stage import Stage, answered, spoken, with_turn
 from tests.dialogue.voices import silence, talk
 from vivavoce.dialogue.backend import Ended, Wrote
-from vivavoce.dialogue.events import (
-    AudioPart,
-    InputTranscript,
-    ItemTruncated,
-    Message,
-    ReplyAudio,
-    ReplyDone,
-    ReplyText,
-    TextPart,
-    TurnCommitted,
-)
+from vivavoce.dialogue.events import InputTranscript, ItemTruncated, ReplyAudio, ReplyDone, ReplyText, TurnCommitted
+from vivavoce.dialogue.items import AudioPart, Message, TextPart
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import InputError
 

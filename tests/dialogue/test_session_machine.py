@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from tests.dialogue.stage import Stage, spoken
 from tests.dialogue.voices import hum, silence, talk
 from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, Wrote
-from vivavoce.dialogue.events import ConversationSettings, Message, ReplyRequest, TextPart, TurnSettings
+from vivavoce.dialogue.conversation import ReplyRequest
+from vivavoce.dialogue.items import Message, TextPart
 from vivavoce.dialogue.session import DialogueOptions
+from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.errors import InputError
 
 SOUNDS = {

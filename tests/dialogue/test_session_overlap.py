@@ -11,7 +11,6 @@ from vivavoce.audio.resample import resample
 from vivavoce.dialogue.backend import Ended, Spoke, Wrote
 from vivavoce.dialogue.events import (
     ItemTruncated,
-    Message,
     OutputCleared,
     ReplyAudio,
     ReplyDone,
@@ -20,6 +19,7 @@ from vivavoce.dialogue.events import (
     SpeechStarted,
     TurnCommitted,
 )
+from vivavoce.dialogue.items import Message
 from vivavoce.dialogue.session import DialogueOptions
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of sockets that other tests left open

@@ -6,25 +6,22 @@ import pytest
 from tests.dialogue.stage import Stage, spoken
 from tests.dialogue.voices import silence, talk
 from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, Spoke, Wrote
+from vivavoce.dialogue.conversation import ReplyRequest
 from vivavoce.dialogue.events import (
-    ConversationSettings,
     ItemTruncated,
-    Message,
     ReplyAudio,
     ReplyDone,
     ReplyItemStarted,
-    ReplyRequest,
     ReplyText,
-    TextPart,
     ToolArguments,
-    ToolCall,
-    ToolOutput,
     Warned,
 )
+from vivavoce.dialogue.items import Message, TextPart, ToolCall, ToolOutput
 from vivavoce.dialogue.moderation import Moderation, WordList
 from vivavoce.dialogue.replies import MAX_OUT_OF_BAND
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of sockets that other tests left open

@@ -16,11 +16,11 @@ from vivavoce.dialogue.events import (
     SpeechStarted,
     SpeechStopped,
     TurnCommitted,
-    TurnSettings,
     TurnTimedOut,
     Warned,
 )
 from vivavoce.dialogue.session import DialogueOptions
+from vivavoce.dialogue.settings import TurnSettings
 from vivavoce.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of sockets that other tests left open

@@ -14,16 +14,10 @@ from vivavoce.cascade.interfaces import ChatEnd, ChatText
 from vivavoce.cascade.summary import ChatSummary
 from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue import summary
-from vivavoce.dialogue.events import (
-    ConversationSettings,
-    Message,
-    ReplyDone,
-    TextPart,
-    ToolCall,
-    ToolOutput,
-    Truncation,
-)
+from vivavoce.dialogue.events import ReplyDone
+from vivavoce.dialogue.items import Message, TextPart, ToolCall, ToolOutput
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, Truncation
 from vivavoce.dialogue.summary import SUMMARISE, estimated_tokens
 from vivavoce.errors import VivaError
 

@@ -11,8 +11,10 @@ from tests.dialogue.voices import silence, talk
 from vivavoce.audio.player import SimulatedClock
 from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatText
 from vivavoce.cascade.tool_delegate import ToolDelegate
-from vivavoce.dialogue.events import AudioPart, Message, ReplyAudio, ReplyDone, Tool, ToolCall
+from vivavoce.dialogue.events import ReplyAudio, ReplyDone
+from vivavoce.dialogue.items import AudioPart, Message, ToolCall
 from vivavoce.dialogue.session import LiveConversation
+from vivavoce.dialogue.settings import Tool
 from vivavoce.errors import InputError
 
 TOOLS = (Tool("look", "Looks it up.", {}),)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.audio.vad import WINDOW_MS
-from vivavoce.dialogue.events import TurnSettings
+from vivavoce.dialogue.settings import TurnSettings
 from vivavoce.dialogue.turn_taker import TurnEvent, TurnState, TurnTaker, windows
 
 BEGAN, LIKELY, WENT_ON, OVER = TurnEvent.BEGAN, TurnEvent.LIKELY_OVER, TurnEvent.WENT_ON, TurnEvent.OVER

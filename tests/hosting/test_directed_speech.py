@@ -13,7 +13,8 @@ from vivavoce.cascade.interfaces import ChatEnd, ChatText
 from vivavoce.cascade.parts import TTSSynthesiser
 from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.backend import Ended, ReplyPlan, Spoke
-from vivavoce.dialogue.events import ConversationSettings, Item, Message, TextPart
+from vivavoce.dialogue.items import Item, Message, TextPart
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import InputError
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions

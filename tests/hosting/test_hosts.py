@@ -10,7 +10,7 @@ import vivavoce
 from tests.hosting.similarity import likeness
 from tests.s2s.small_parts import small_asr, small_chat, small_tts
 from vivavoce.audio.io import Sound, read
-from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions

@@ -16,8 +16,10 @@ from vivavoce.audio.level import buzz
 from vivavoce.cascade.remote import RemoteRecogniser, RemoteSynthesiser
 from vivavoce.device import pick
 from vivavoce.dialogue.backend import Address, EndpointRef
-from vivavoce.dialogue.events import AudioPart, ConversationSettings, Message, ReplyAudio, ReplyDone, TextPart
+from vivavoce.dialogue.events import ReplyAudio, ReplyDone
+from vivavoce.dialogue.items import AudioPart, Message, TextPart
 from vivavoce.dialogue.session import LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.errors import CapacityError, InputError, VivaError
 from vivavoce.minis.untrained import untrained_codec, write_untrained

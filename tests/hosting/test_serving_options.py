@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from vivavoce.cascade.parts import CascadeParts
 from vivavoce.cli import app
-from vivavoce.dialogue.events import TurnSettings
 from vivavoce.dialogue.moderation import HttpChecker, WordList
 from vivavoce.dialogue.session import DialogueOptions
+from vivavoce.dialogue.settings import TurnSettings
 from vivavoce.errors import InputError
 from vivavoce.server import hosting
 from vivavoce.server.cluster.options import FleetOptions, PoolOptions

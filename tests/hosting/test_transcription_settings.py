@@ -15,7 +15,7 @@ from tests.hosting.test_remote_parts import KEY, served
 from vivavoce.audio.io import float_to_pcm16, read, write
 from vivavoce.cascade.remote import RemoteRecogniser
 from vivavoce.dialogue.backend import Address
-from vivavoce.dialogue.events import RecognitionSettings
+from vivavoce.dialogue.settings import RecognitionSettings
 from vivavoce.hub import BUNDLED
 from vivavoce.server.hosting import load_audio
 

@@ -10,7 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from vivavoce.cascade.interfaces import ChatCall, ChatText
 from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
 from vivavoce.device import pick
-from vivavoce.dialogue.events import ConversationSettings, Tool
+from vivavoce.dialogue.settings import ConversationSettings, Tool
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.kernels import cpu

@@ -18,16 +18,10 @@ from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
 from vivavoce.cascade.parts import CascadeParts, LocalRecogniser, load_cascade, open_chat
 from vivavoce.cascade.remote import ChatEndpoint
 from vivavoce.device import pick
-from vivavoce.dialogue.events import (
-    ConversationSettings,
-    InputTranscript,
-    RecognitionSettings,
-    ReplyAudio,
-    ReplyDone,
-    ReplyText,
-)
+from vivavoce.dialogue.events import InputTranscript, ReplyAudio, ReplyDone, ReplyText
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, RecognitionSettings
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.errors import InputError, VivaError

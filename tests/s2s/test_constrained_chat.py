@@ -9,7 +9,7 @@ from tests.s2s.small_parts import small_chat
 from vivavoce.cascade.interfaces import ChatCall, ChatText
 from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
 from vivavoce.device import pick
-from vivavoce.dialogue.events import ConversationSettings, Tool
+from vivavoce.dialogue.settings import ConversationSettings, Tool
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Sampling
 from vivavoce.errors import InputError

@@ -20,24 +20,21 @@ from vivavoce.audio.level import buzz
 from vivavoce.audio.player import SimulatedClock
 from vivavoce.device import pick
 from vivavoce.dialogue.backend import ReplyPlan, Spoke
+from vivavoce.dialogue.conversation import ReplyRequest
 from vivavoce.dialogue.events import (
-    AudioPart,
-    ConversationSettings,
     InputTranscript,
     ItemTruncated,
-    Message,
     ReplyAudio,
     ReplyDone,
-    ReplyRequest,
     ReplyStarted,
     ReplyText,
-    TextPart,
     TurnCommitted,
-    TurnSettings,
 )
+from vivavoce.dialogue.items import AudioPart, Message, TextPart
 from vivavoce.dialogue.moderation import CallableChecker, Moderation
 from vivavoce.dialogue.reply import GuardLimits, SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.engine.sequence import Admission

@@ -11,7 +11,7 @@ from tests.s2s.small_parts import SpeechParts, small_asr, small_chat, small_spee
 from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import LocalRecogniser
 from vivavoce.dialogue.backend import Ended, ReplyPlan, Spoke
-from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.runtime.executor import DeadlineExecutor, executor_for
 from vivavoce.s2s.moss_speech import MossSpeechBackend
 

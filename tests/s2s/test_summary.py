@@ -16,8 +16,10 @@ from vivavoce.cascade.interfaces import ChatText
 from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.summary import ChatSummaryWriter
 from vivavoce.dialogue import summary
-from vivavoce.dialogue.events import ConversationSettings, Message, ReplyDone, TextPart, Truncation
+from vivavoce.dialogue.events import ReplyDone
+from vivavoce.dialogue.items import Message, TextPart
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, Truncation
 from vivavoce.models.llama import chat_file
 from vivavoce.s2s.moss_speech import MossSpeechOptions, load_speech
 

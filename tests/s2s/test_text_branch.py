@@ -13,19 +13,9 @@ from tests.dialogue.voices import silence, talk
 from tests.s2s.small_parts import SpeechParts, small_speech
 from tests.s2s.test_moss_speech import Caller
 from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, ReplyPlan, Spoke, Wrote
-from vivavoce.dialogue.events import (
-    ConversationSettings,
-    HostedCall,
-    HostedTool,
-    Item,
-    Message,
-    ReplyAudio,
-    ReplyDone,
-    TextPart,
-    Tool,
-    ToolCall,
-    ToolOutput,
-)
+from vivavoce.dialogue.events import ReplyAudio, ReplyDone
+from vivavoce.dialogue.items import HostedCall, Item, Message, TextPart, ToolCall, ToolOutput
+from vivavoce.dialogue.settings import ConversationSettings, HostedTool, Tool
 from vivavoce.s2s.moss_speech import MossSpeechOptions, checkpoint_options
 from vivavoce.s2s.text_branch import NO_CALL, call_turn, offer, output_turn
 

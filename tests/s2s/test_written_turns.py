@@ -7,15 +7,10 @@ import pytest
 
 from tests.s2s.small_parts import SpeechParts, small_speech
 from tests.s2s.test_moss_speech import SHORT, Caller, asked, pages_held
-from vivavoce.dialogue.events import (
-    AudioPart,
-    InputTranscript,
-    InputTranscriptFailed,
-    Message,
-    ReplyDone,
-    ReplyRequest,
-    TurnSettings,
-)
+from vivavoce.dialogue.conversation import ReplyRequest
+from vivavoce.dialogue.events import InputTranscript, InputTranscriptFailed, ReplyDone
+from vivavoce.dialogue.items import AudioPart, Message
+from vivavoce.dialogue.settings import TurnSettings
 from vivavoce.errors import VivaError
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.tts.text import numbers_as_words

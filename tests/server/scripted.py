@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vivavoce.dialogue import events as dialogue
-from vivavoce.dialogue.events import AudioPart, Item, Message, TextPart, ToolCall, ToolOutput
+from vivavoce.dialogue.conversation import ReplyRequest
+from vivavoce.dialogue.items import AudioPart, Item, Message, TextPart, ToolCall, ToolOutput
+from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.server.host import ModelCard
 
@@ -46,7 +48,7 @@ class Reply:
     id: str
     item: str
     text: str
-    settings: dialogue.ConversationSettings
+    settings: ConversationSettings
     is_out_of_band: bool
     played_ms: int = 0
     made_ms: int = 0
@@ -59,10 +61,10 @@ class ScriptedConversation:
     input_rate = RATE
     output_rate = RATE
 
-    def __init__(self, settings: dialogue.ConversationSettings) -> None:
+    def __init__(self, settings: ConversationSettings) -> None:
         self.settings = settings
         self.items: list[Item] = []
-        self.reply_settings: list[dialogue.ConversationSettings] = []
+        self.reply_settings: list[ConversationSettings] = []
         self.is_closed = self.is_paused = False
         self.heard = np.zeros(0, np.float32)
         self.total_ms = 0
@@ -175,7 +177,7 @@ class ScriptedConversation:
         return self._cut(id, audio_end_ms)
 
     def reply(self, request=None) -> str:
-        request = request or dialogue.ReplyRequest()
+        request = request or ReplyRequest()
         if self._reply is not None and not request.is_out_of_band:
             raise InputError(f"the reply {self._reply.id} is under way")
         settings = request.settings or self.settings
@@ -307,8 +309,8 @@ class ScriptedConversation:
 class ScriptedHost:
     """A host of scripted conversations, all of which can be looked at."""
 
-    settings: dialogue.ConversationSettings = field(
-        default_factory=lambda: dialogue.ConversationSettings(turn=dialogue.TurnSettings(silence_duration_ms=240))
+    settings: ConversationSettings = field(
+        default_factory=lambda: ConversationSettings(turn=TurnSettings(silence_duration_ms=240))
     )
     is_ready: bool = True
     room: int = 1000
@@ -316,7 +318,7 @@ class ScriptedHost:
     models: Sequence[ModelCard] = (ModelCard("scripted-1", 1_700_000_000), ModelCard("scripted-2"))
     voices: Sequence[str] = ("ada", "ben")
 
-    def open(self, settings: dialogue.ConversationSettings, model: str) -> ScriptedConversation:
+    def open(self, settings: ConversationSettings, model: str) -> ScriptedConversation:
         if len(self.alive) >= self.room:
             raise CapacityError(f"no room for more than {self.room} conversations")
         self.opened.append(ScriptedConversation(settings))

@@ -9,6 +9,7 @@ import pytest
 from tests.server.harness import connected, eventually
 from tests.server.scripted import pitch, tone, watermark
 from vivavoce.dialogue import events as dialogue
+from vivavoce.dialogue.items import AudioPart, Item, Message
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
 
 RATE = 24_000
@@ -171,8 +172,8 @@ async def test_sound_is_ducked_without_a_step(server):
         await client.until("response.output_audio.delta")
         await client.until("response.output_audio.delta")  # the first 0.2 s went out at once
         conversation.emit(dialogue.ReplyAudio("resp", "item", sound, gain=0.25))
-        part = dialogue.AudioPart(np.concatenate([sound, sound]), 16_000, "")
-        conversation.emit(dialogue.ReplyItemDone("resp", dialogue.Item("item", dialogue.Message("assistant", (part,)))))
+        part = AudioPart(np.concatenate([sound, sound]), 16_000, "")
+        conversation.emit(dialogue.ReplyItemDone("resp", Item("item", Message("assistant", (part,)))))
         conversation.emit(dialogue.ReplyDone("resp", "completed", dialogue.Usage()))
         await client.until("response.done")
         heard = decode(client.sound(), WireFormat())

@@ -18,7 +18,7 @@ from tests.server.harness import DEADLINE, connected, eventually
 from tests.server.scripted import pitch, watermark
 from tests.server.test_live_conversation import RATE, LiveHost, Voice, speaking
 from tests.server.test_openai_python import says, until
-from vivavoce.dialogue.events import Item, Message, TextPart
+from vivavoce.dialogue.items import Item, Message, TextPart
 from vivavoce.errors import InputError
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions

@@ -20,9 +20,9 @@ from vivavoce.audio.resample import LiveResampler
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatText
 from vivavoce.cascade.whole_turns import WholeTurns
-from vivavoce.dialogue.events import ConversationSettings, TurnSettings
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.errors import InputError
 from vivavoce.server.host import ModelCard
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode

@@ -7,7 +7,7 @@ import pytest
 from tests.server.harness import DEADLINE, drop_connections, eventually
 from tests.server.scripted import tone
 from tests.server.stock_clients import stock_client
-from vivavoce.dialogue.events import TextPart
+from vivavoce.dialogue.items import TextPart
 from vivavoce.server.realtime.audio_formats import WireFormat, encode
 
 pytestmark = pytest.mark.full

@@ -10,7 +10,7 @@ import websockets
 
 from tests.server.harness import DEADLINE, drop_connections
 from tests.server.scripted import ScriptedHost, pitch, tone, watermark
-from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode
 
 RATE = 24_000

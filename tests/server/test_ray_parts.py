@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import CapacityError, InputError, MissingDependencyError
 from vivavoce.server.cluster.options import FleetOptions, SessionPolicy
 from vivavoce.server.cluster.registry import PENDING_SECONDS, STALE_SECONDS, Placement, ReplicaRegistry, ReplicaReport

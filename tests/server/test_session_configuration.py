@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from vivavoce.dialogue.events import ConversationSettings, TurnSettings
+from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.server.realtime.client_events import decode_object
 from vivavoce.server.realtime.session_config import conversation_settings, default_session, merged, turn_settings
 from vivavoce.server.realtime.session_types import SemanticVad, SessionParams, TranscriptionSessionObject

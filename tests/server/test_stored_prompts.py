@@ -5,7 +5,7 @@ import pytest
 
 from tests.server.scripted import ScriptedHost
 from tests.server.test_openai_python import until
-from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import InputError
 from vivavoce.server.config import ServerOptions
 

@@ -19,9 +19,9 @@ from vivavoce.audio.io import read, write
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatEnd, ChatText
 from vivavoce.cascade.whole_turns import WholeTurns
-from vivavoce.dialogue.events import ConversationSettings, TurnSettings
 from vivavoce.dialogue.fillers import FillerVoice
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.server.hosting import load, read_serving_options
 from vivavoce.stacks import StackConfig
 from vivavoce.talk.audio import FileAudio, PacketPace

@@ -29,18 +29,10 @@ from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser,
 from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.cores import usable_cores
 from vivavoce.dialogue.backend import TurnTranscript
-from vivavoce.dialogue.events import (
-    ConversationSettings,
-    Event,
-    InputTranscript,
-    RecognitionSettings,
-    ReplyAudio,
-    ReplyDone,
-    ReplyText,
-    Samples,
-    TurnSettings,
-)
+from vivavoce.dialogue.events import Event, InputTranscript, ReplyAudio, ReplyDone, ReplyText
+from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.session import LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, RecognitionSettings, TurnSettings
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import stage
 from vivavoce.evaluation.scoring import error_rate

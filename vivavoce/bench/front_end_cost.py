@@ -9,9 +9,9 @@ import numpy as np
 from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.level import buzz
 from vivavoce.audio.vad import RATE, WINDOW_SECONDS, voice_activity
-from vivavoce.dialogue.events import Samples
 from vivavoce.dialogue.front_end import AudioFrontEnd
 from vivavoce.dialogue.front_end_batch import FrontEndBatch, InputChunk, Operation
+from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.output_timeline import OutputTimeline
 
 WIRE_RATE = 24_000

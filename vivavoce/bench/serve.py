@@ -32,9 +32,11 @@ from vivavoce.bench.serve_parts import (
     stages,
 )
 from vivavoce.device import Device, pick
-from vivavoce.dialogue.events import ConversationSettings, ReplyAudio, ReplyDone, Samples, TurnSettings
+from vivavoce.dialogue.events import ReplyAudio, ReplyDone
+from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.reply import GuardLimits, SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.errors import InputError, VivaError
 from vivavoce.evaluation.machine import HostWatch, PowerMeter, stage
 from vivavoce.models.moss_speech.codec import ENCODER_RATE

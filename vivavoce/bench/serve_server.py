@@ -140,9 +140,9 @@ def serve_plan(plan: ServerPlan) -> None:
     from vivavoce.bench.serve import BATCHES, ENDLESS
     from vivavoce.bench.serve_parts import ServeLoad, build
     from vivavoce.device import pick
-    from vivavoce.dialogue.events import ConversationSettings, TurnSettings
     from vivavoce.dialogue.reply import SpeakingOptions
     from vivavoce.dialogue.session import DialogueOptions
+    from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
     from vivavoce.engine.sequence import Admission
     from vivavoce.log import configure
     from vivavoce.runtime import event_loop

@@ -16,8 +16,9 @@ from vivavoce.bench.turn_sounds import BUNDLED
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatEnd, ChatText
 from vivavoce.cascade.whole_turns import WholeTurns
-from vivavoce.dialogue.events import ConversationSettings, Samples, TurnSettings
+from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.host import ModelCard
 from vivavoce.server.hosting import load, serve

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vivavoce.audio.turn_model import TurnEndModel
 from vivavoce.audio.vad import RATE, WINDOW, WINDOW_MS, SmartTurn, smart_turn_file, speech_probabilities, voice_activity
-from vivavoce.dialogue.events import TurnSettings
+from vivavoce.dialogue.settings import TurnSettings
 from vivavoce.dialogue.turn_taker import TurnEvent, TurnState, TurnTaker
 from vivavoce.train.turn_end.corpus import read_shards
 from vivavoce.train.turn_end.examples import Pause, pauses

@@ -40,15 +40,10 @@ from vivavoce.dialogue.backend import (
     Wrote,
     failed,
 )
-from vivavoce.dialogue.events import (
-    AudioPart,
-    ConversationSettings,
-    Item,
-    Message,
-    Samples,
-    Usage,
-)
+from vivavoce.dialogue.events import Usage
 from vivavoce.dialogue.history import new_id, written
+from vivavoce.dialogue.items import AudioPart, Item, Message, Samples
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import NothingToSayError
 from vivavoce.log import log_failure
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from vivavoce.dialogue.events import HostedCall, ImagePart, Item, Message, Tool, ToolCall, ToolOutput
 from vivavoce.dialogue.history import written
+from vivavoce.dialogue.items import HostedCall, ImagePart, Item, Message, ToolCall, ToolOutput
+from vivavoce.dialogue.settings import Tool
 
 PENDING_OUTPUT = "(There is no result yet.)"
 DENIED_OUTPUT = "(The call was not approved, and was not made.)"

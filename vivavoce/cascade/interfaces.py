@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from vivavoce.dialogue.backend import TurnTranscript
-from vivavoce.dialogue.events import ConversationSettings, RecognitionSettings, Samples
+from vivavoce.dialogue.items import Samples
+from vivavoce.dialogue.settings import ConversationSettings, RecognitionSettings
 
 OnWords = Callable[[str], None]
 

@@ -14,7 +14,8 @@ from typing import Protocol
 from vivavoce.cascade.interfaces import LiveRecognition, OnWords
 from vivavoce.cascade.whole_turns import WholeTurn
 from vivavoce.dialogue.backend import ReplyTranscriber, TurnTranscript
-from vivavoce.dialogue.events import RecognitionSettings, Samples
+from vivavoce.dialogue.items import Samples
+from vivavoce.dialogue.settings import RecognitionSettings
 from vivavoce.log import log_failure
 
 logger = logging.getLogger(__name__)

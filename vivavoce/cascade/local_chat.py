@@ -16,7 +16,7 @@ from vivavoce.cascade.interfaces import ChatEnd, ChatPiece, ChatText
 from vivavoce.cascade.sentences import CLOSE_TAG, OPEN_TAG, ReasoningFilter
 from vivavoce.cascade.tool_calls import CLOSE_CALL, OPEN_CALL, ToolCallReader, forced_start
 from vivavoce.device import pick, resolve_dtype
-from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.engine.constraints import CallSchema, Grammar
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling

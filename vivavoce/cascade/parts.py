@@ -32,7 +32,9 @@ from vivavoce.dialogue.backend import (
     TurnTranscript,
     is_address,
 )
-from vivavoce.dialogue.events import ConversationSettings, RecognitionSettings, Samples, TokenLogprob
+from vivavoce.dialogue.events import TokenLogprob
+from vivavoce.dialogue.items import Samples
+from vivavoce.dialogue.settings import ConversationSettings, RecognitionSettings
 from vivavoce.implementations import choose_turn_recogniser
 from vivavoce.models.whisper.steps import TranscriptionOptions, TranscriptSegment
 from vivavoce.models.whisper.transcriber import WhisperTranscriber

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vivavoce.cascade.sentences import CLOSERS, ENDS, PAUSES
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 
 QUIET = 10 ** (-50 / 20)
 ONSET_SECONDS = 0.03  # kept before the first sample above it, for soft consonants

@@ -20,7 +20,9 @@ from vivavoce.cascade.http_pool import ConnectionPool
 from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatPiece, ChatText
 from vivavoce.cascade.sentences import ReasoningFilter
 from vivavoce.dialogue.backend import EndpointRef, RecognitionAbilities, Resolver, TurnTranscript
-from vivavoce.dialogue.events import ConversationSettings, RecognitionSettings, Samples, TokenLogprob
+from vivavoce.dialogue.events import TokenLogprob
+from vivavoce.dialogue.items import Samples
+from vivavoce.dialogue.settings import ConversationSettings, RecognitionSettings
 from vivavoce.errors import EndpointError, InputError, UnreachableEndpointError, shown
 from vivavoce.runtime.event_loop import iterate_on_thread
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from vivavoce.cascade.chat_messages import chat_messages, text_of
 from vivavoce.cascade.interfaces import ChatModel, ChatText, LimitedChatModel
-from vivavoce.dialogue.events import ConversationSettings, Item
+from vivavoce.dialogue.items import Item
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.dialogue.summary import (
     FULL,
     HIGH,

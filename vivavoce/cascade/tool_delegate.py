@@ -22,7 +22,9 @@ from vivavoce.dialogue.backend import (
     TurnTranscript,
 )
 from vivavoce.dialogue.delegated_reply import DelegatedReply, may_call
-from vivavoce.dialogue.events import ConversationSettings, Item, Samples, Usage
+from vivavoce.dialogue.events import Usage
+from vivavoce.dialogue.items import Item, Samples
+from vivavoce.dialogue.settings import ConversationSettings
 
 
 class ToolDelegate:

@@ -6,7 +6,8 @@ import numpy as np
 
 from vivavoce.cascade.interfaces import LiveRecognition, OnWords
 from vivavoce.dialogue.backend import ReplyTranscriber, TurnTranscript, transcribe_turn
-from vivavoce.dialogue.events import RecognitionSettings, Samples
+from vivavoce.dialogue.items import Samples
+from vivavoce.dialogue.settings import RecognitionSettings
 
 
 class WholeTurns:

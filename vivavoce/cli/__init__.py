@@ -13,6 +13,7 @@ from vivavoce import __version__, log
 from vivavoce.cli import (
     bench,
     bench_duplex,
+    bench_serve,
     bench_telephone,
     bench_tools,
     call,
@@ -58,6 +59,7 @@ app.add_typer(models.app, name="models")
 app.command()(models.verify)
 bench.app.add_typer(bench_duplex.app)
 bench.app.add_typer(bench_tools.app)
+bench.app.add_typer(bench_serve.app)
 bench.app.add_typer(bench_telephone.app)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")

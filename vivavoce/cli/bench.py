@@ -23,7 +23,7 @@ Out = Annotated[
 ]
 
 
-def _batches(text: str) -> str:
+def counts_text(text: str) -> str:
     if not all(part.strip().isdecimal() and int(part) > 0 for part in text.split(",")):
         raise typer.BadParameter(f"{text!r} is not a list of positive numbers such as 1,8,32")
     return text
@@ -36,7 +36,7 @@ def bench_lm(
     shape: Annotated[
         ShapeOption, typer.Option(help="The published shape, or a small one that fits any machine.")
     ] = ShapeOption.true,
-    batch: Annotated[str, typer.Option(callback=_batches, help="Batch sizes, comma-separated.")] = "1,8,32,64,128",
+    batch: Annotated[str, typer.Option(callback=counts_text, help="Batch sizes, comma-separated.")] = "1,8,32,64,128",
     context: Annotated[int, typer.Option(min=1, help="Rows already in the cache at each measured step.")] = 1024,
     prefill: Annotated[int, typer.Option(min=1, help="Rows of the measured prefill.")] = 512,
     peer: Annotated[bool, typer.Option("--peer/--no-peer", help="Also measure the eager transformers layers.")] = True,
@@ -91,7 +91,9 @@ def bench_codec(
     shape: Annotated[
         ShapeOption, typer.Option(help="The published shape, or a small one that fits any machine.")
     ] = ShapeOption.true,
-    sessions: Annotated[str, typer.Option(callback=_batches, help="Concurrent sessions, comma-separated.")] = "1,8,32",
+    sessions: Annotated[
+        str, typer.Option(callback=counts_text, help="Concurrent sessions, comma-separated.")
+    ] = "1,8,32",
     hops: Annotated[int, typer.Option(min=10, help="Hops of the long reply.")] = 200,
     left_chunks: Annotated[int, typer.Option(min=0, help="Left context of the flow decoder, in chunks.")] = 8,
     speech: Annotated[
@@ -199,7 +201,7 @@ def bench_tts(
             "onnxruntime or onnxruntime-int8; may be repeated. Default: all that fit."
         ),
     ] = None,
-    threads: Annotated[str, typer.Option(callback=_batches, help="CPU threads, comma-separated.")] = "1,2",
+    threads: Annotated[str, typer.Option(callback=counts_text, help="CPU threads, comma-separated.")] = "1,2",
     streams: Annotated[
         str | None, typer.Option(help="Concurrent texts, comma-separated. Default on a GPU: 1,16,64.")
     ] = None,
@@ -226,7 +228,7 @@ def bench_tts(
             device=device,
             backends=backend,
             threads=[int(part) for part in threads.split(",")],
-            streams=None if streams is None else [int(part) for part in _batches(streams).split(",")],
+            streams=None if streams is None else [int(part) for part in counts_text(streams).split(",")],
             frames=frames,
             shape="tiny" if tiny else "true",
             model=model,
@@ -242,7 +244,7 @@ def bench_cosyvoice(
     device: DeviceSpec = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     tiny: Annotated[bool, typer.Option("--tiny", help="A tiny shape, to check that everything runs.")] = False,
-    streams: Annotated[str, typer.Option(callback=_batches, help="Concurrent texts, comma-separated.")] = "1,16",
+    streams: Annotated[str, typer.Option(callback=counts_text, help="Concurrent texts, comma-separated.")] = "1,16",
     only: Annotated[str, typer.Option(help="Some of finite,hops,first_sound,together,parts,memory.")] = "",
     out: Out = None,
     as_json: Json = False,
@@ -269,7 +271,9 @@ def bench_asr(
     max_recordings: Annotated[
         int | None, typer.Option("--max-recordings", "--most", min=1, help="Use at most this many recordings.")
     ] = None,
-    batch: Annotated[str, typer.Option(callback=_batches, help="Concurrent recordings, comma-separated.")] = "1,4,16",
+    batch: Annotated[
+        str, typer.Option(callback=counts_text, help="Concurrent recordings, comma-separated.")
+    ] = "1,4,16",
     padding: Annotated[Padding, typer.Option(help="Padding of windows; the other is also measured.")] = Padding.trim,
     moonshine: Annotated[Path | None, typer.Option(file_okay=False, help="Unpacked npm package of Moonshine.")] = None,
     peer: Annotated[bool, typer.Option("--peer/--no-peer", help="Also measure faster-whisper.")] = True,
@@ -355,169 +359,5 @@ def bench_recognisers(
         from vivavoce.bench.recognisers import run
 
         result = run(model or ["mini-asr"], speech, max_recordings, language, prompt, beams, device, dtype, out)
-    if as_json:
-        print_json(result)
-
-
-@app.command("serve")
-def bench_serve(
-    device: DeviceSpec = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="Dtype of the language model: auto, float32, bfloat16 or float16.")
-    ] = "auto",
-    shape: Annotated[
-        str,
-        typer.Option(help="true: random weights of the published shape; tiny: a tiny one; mini: mini-speech."),
-    ] = "true",
-    sessions: Annotated[
-        str | None,
-        typer.Option(
-            callback=lambda text: None if text is None else _batches(text),
-            help="Concurrent sessions of each level, comma-separated. Default: 1,16,32,64,128,192.",
-        ),
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.4, help="Length of each reply in seconds. Default: 20; in process 60.")
-    ] = None,
-    question: Annotated[float, typer.Option(min=0.08, help="Length of each question in seconds, about.")] = 2.0,
-    spread: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="A rush: seconds within which the sessions start. Default: 8; in process 4."),
-    ] = None,
-    steady: Annotated[
-        float | None,
-        typer.Option(min=1.0, help="A steady stream instead of a rush: Poisson arrivals, measured this many seconds."),
-    ] = None,
-    interrupt: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of the callers who interrupt their first reply.")
-    ] = 0.0,
-    transport: Annotated[str, typer.Option(help="websocket, webrtc, or binary (Opus frames).")] = "websocket",
-    callers: Annotated[
-        int | None, typer.Option(min=1, help="Caller processes. Default: three eighths of the cores, at most 6.")
-    ] = None,
-    max_lateness: Annotated[
-        float,
-        typer.Option(min=1.0, help="Milliseconds (p99) by which callers may be late before figures are withheld."),
-    ] = 20.0,
-    url: Annotated[str | None, typer.Option(help="Measure a running server instead of starting one.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="VIVA_API_KEY", help="The key of the server at --url.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model's name at --url.")] = None,
-    doors: Annotated[int | None, typer.Option(min=0, help="Door processes of the server. Default: its own.")] = None,
-    max_sessions: Annotated[
-        int | None, typer.Option(min=1, help="Limit of the server, to measure refusals. Default: above the load.")
-    ] = None,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Also sample where the server's processes spend host time, by py-spy.")
-    ] = False,
-    in_process: Annotated[
-        bool, typer.Option("--in-process", help="Without sockets, voice activity and echo guard, in this process.")
-    ] = False,
-    newcomers: Annotated[
-        int, typer.Option(min=0, help="In process: additional sessions that start during the replies.")
-    ] = 8,
-    left_chunks: Annotated[int, typer.Option(min=1, help="Left context of the vocoder, in chunks.")] = 8,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Continue after a level that does not hold.")
-    ] = False,
-    simulate: Annotated[
-        bool,
-        typer.Option("--simulate", "--rehearse", help="Simulate an H200 in virtual time; ignores device and shape."),
-    ] = False,
-    out: Out = None,
-    as_json: Json = False,
-) -> None:
-    """How many concurrent conversations one server holds: latency, underruns, refusals, CPU, memory and power."""
-    is_alone = simulate or in_process
-    counts = [int(part) for part in (sessions or ("1,8,32,64,128" if is_alone else "1,16,32,64,128,192")).split(",")]
-    with progress_to(as_json):
-        if is_alone:
-            from vivavoce.bench import serve
-
-            script = serve.Script(question, seconds or 60.0, 4.0 if spread is None else spread, newcomers)
-            if simulate:
-                from vivavoce.bench import serve_simulation  # needs the server's packages
-
-                result = serve_simulation.run(counts, script, keep_going, out=out)
-            else:
-                result = serve.run(
-                    *(device, dtype, shape, counts, script.reply, question, script.spread, newcomers),
-                    *(left_chunks, keep_going, out),
-                )
-        else:
-            from vivavoce.errors import optional_packages
-
-            with optional_packages():
-                from vivavoce.bench import serve_door
-
-            server = serve_door.ServerChoice(
-                url, api_key, model, shape, device, dtype, left_chunks, max_sessions, doors
-            )
-            options = serve_door.DoorOptions(
-                sessions=counts,
-                seconds=seconds or 20.0,
-                question=question,
-                spread=8.0 if spread is None else spread,
-                steady=steady,
-                interrupt=interrupt,
-                transport=transport,
-                callers=callers,
-                max_lateness_ms=max_lateness,
-                keep_going=keep_going,
-                profile=profile,
-            )
-            result = serve_door.run(server, options, out)
-    if as_json:
-        print_json(result)
-
-
-@app.command("budget")
-def bench_budget(
-    model: Model = "mini-speech",
-    sessions: Annotated[int, typer.Option(min=1, help="Concurrent conversations.")] = 8,
-    out: Out = None,
-    as_json: Json = False,
-) -> None:
-    """CPU time of each stage of a conversation, and how many conversations this machine can serve."""
-    with progress_to(as_json):
-        from vivavoce.bench.capacity import run_budget
-
-        result = run_budget(model, sessions, out)
-    if as_json:
-        print_json(result)
-
-
-@app.command("sessions")
-def bench_sessions(
-    model: Model = "mini-speech",
-    count: Annotated[int, typer.Option(min=2, help="Total number of sessions, of which a few are concurrent.")] = 200,
-    out: Out = None,
-    as_json: Json = False,
-) -> None:
-    """Memory of a server over many sessions, some of which are cancelled during a reply."""
-    with progress_to(as_json):
-        from vivavoce.bench.capacity import run_sessions
-
-        result = run_sessions(model, count, out=out)
-    if as_json:
-        print_json(result)
-
-
-@app.command("simulate")
-@app.command("rehearsal", hidden=True)  # the former name
-def bench_simulate(
-    model: Model = "mini-speech",
-    scene: Annotated[list[str] | None, typer.Option(help="A scene of `viva bench turn`; may be repeated.")] = None,
-    turns: Annotated[int, typer.Option(min=1, help="Turns per scene and call.")] = 3,
-    sessions: Annotated[int, typer.Option(min=1, help="Concurrent calls of the load test, besides the scenes.")] = 8,
-    silence_ms: Annotated[int, typer.Option(min=0, help="Milliseconds of silence that end a turn.")] = 200,
-    slowdown: Annotated[float, typer.Option(min=0.05, help="Factor by which the simulated CPU is slower.")] = 1.0,
-    out: Out = None,
-    as_json: Json = False,
-) -> None:
-    """Turn-taking in virtual time that advances with CPU time, independent of other load on this machine."""
-    with progress_to(as_json):
-        from vivavoce.bench.simulation import run
-
-        result = run(model, scene, turns, sessions, silence_ms, slowdown, out)
     if as_json:
         print_json(result)

@@ -24,18 +24,10 @@ from vivavoce.audio.player import PlaybackClock
 from vivavoce.cascade.interfaces import ChatModel, ChatText
 from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
-from vivavoce.dialogue.events import (
-    ConversationSettings,
-    Event,
-    InputTranscript,
-    ReplyAudio,
-    ReplyDone,
-    ReplyText,
-    Samples,
-    SpeechStopped,
-    TurnSettings,
-)
+from vivavoce.dialogue.events import Event, InputTranscript, ReplyAudio, ReplyDone, ReplyText, SpeechStopped
+from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.engine.sampling import Generation
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE

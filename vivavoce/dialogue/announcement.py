@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from vivavoce.dialogue.backend import Ended, Piece, Spoke, Wrote
-from vivavoce.dialogue.events import Announcement, Usage
+from vivavoce.dialogue.conversation import Announcement
+from vivavoce.dialogue.events import Usage
 
 
 class AnnouncementStream:

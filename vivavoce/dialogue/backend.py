@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from vivavoce.dialogue.events import ConversationSettings, Item, RecognitionSettings, Samples, TokenLogprob, Usage
+from vivavoce.dialogue.events import TokenLogprob, Usage
+from vivavoce.dialogue.items import Item, Samples
+from vivavoce.dialogue.settings import ConversationSettings, RecognitionSettings
 from vivavoce.errors import InputError, public_message
 
 

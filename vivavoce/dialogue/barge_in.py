@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from vivavoce.audio.vad import WINDOW_MS
-from vivavoce.dialogue.events import Samples
 from vivavoce.dialogue.front_end import WindowFeatures, spectral_change, window_features
+from vivavoce.dialogue.items import Samples
 
 BACKCHANNELS = frozenset(
     "mm mhm mmhm mmhmm hm hmm uh-huh uhhuh uh huh aha ah oh okay ok yeah yep yes right sure I see got it good great "

@@ -1,7 +1,7 @@
 """Bounds the calls that the server makes for one turn: its replies to outputs could call tools again without end."""
 
-from vivavoce.dialogue.events import Message, ToolCall
 from vivavoce.dialogue.history import History
+from vivavoce.dialogue.items import Message, ToolCall
 
 MAX_CALLS = 16  # since the user's last turn
 

@@ -4,7 +4,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, Piece, ReplyStream, Wrote
-from vivavoce.dialogue.events import ConversationSettings, Usage
+from vivavoce.dialogue.events import Usage
+from vivavoce.dialogue.settings import ConversationSettings
 
 
 def may_call(settings: ConversationSettings) -> bool:

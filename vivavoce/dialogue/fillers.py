@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vivavoce.audio.player import Clock
-from vivavoce.dialogue.events import ConversationSettings, Message, Samples, ToolCall, ToolOutput
 from vivavoce.dialogue.history import History, written
+from vivavoce.dialogue.items import Message, Samples, ToolCall, ToolOutput
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.log import log_failure
 
 logger = logging.getLogger(__name__)

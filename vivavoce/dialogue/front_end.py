@@ -14,7 +14,7 @@ from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.resample import LiveResampler
 from vivavoce.audio.vad import RATE, WINDOW, VoiceActivity
 from vivavoce.dialogue.capture_clock import CaptureClock
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.errors import InputError
 
 BLOCK = RATE // 250  # samples: 4 ms

@@ -24,8 +24,8 @@ from vivavoce.audio.resample import LiveResampler, LiveResamplerState
 from vivavoce.audio.rows import FEW, Rows
 from vivavoce.audio.vad import RATE, WINDOW, VoiceActivity
 from vivavoce.dialogue.capture_clock import CaptureClock
-from vivavoce.dialogue.events import Samples
 from vivavoce.dialogue.front_end import BLOCK, SETTLED_WINDOWS, AudioWindow, EchoRemover, SilenceDetector
+from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.output_timeline import OutputTimeline
 from vivavoce.nn.modules import scripted
 

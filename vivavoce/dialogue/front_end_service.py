@@ -23,7 +23,6 @@ import numpy as np
 
 from vivavoce.audio.resample import check_rate
 from vivavoce.audio.vad import VoiceActivity
-from vivavoce.dialogue.events import Samples
 from vivavoce.dialogue.front_end import AudioWindow, Deliver, EchoRemover, checked
 from vivavoce.dialogue.front_end_worker import (
     Answer,
@@ -36,6 +35,7 @@ from vivavoce.dialogue.front_end_worker import (
     framed,
     main,
 )
+from vivavoce.dialogue.items import Samples
 from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from vivavoce.dialogue.events import AudioPart, Content, Item, Message, Part, Samples, TextPart, ToolCall, ToolOutput
+from vivavoce.dialogue.items import AudioPart, Content, Item, Message, Part, Samples, TextPart, ToolCall, ToolOutput
 from vivavoce.errors import InputError
 
 MAX_ITEMS = 2000

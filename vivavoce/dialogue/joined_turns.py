@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vivavoce.audio.vad import WINDOW_MS
-from vivavoce.dialogue.events import Samples
 from vivavoce.dialogue.history import History
+from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.reply import ActiveReply
 
 JOIN_WITHIN_MS = 2000

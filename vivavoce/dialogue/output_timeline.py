@@ -8,7 +8,7 @@ import numpy as np
 
 from vivavoce.audio.batched_resample import BatchedResampler
 from vivavoce.audio.resample import LiveResampler
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 
 STORED_SECONDS = 8.0
 SMALLEST_GAP = 0.02  # seconds: a shorter gap counts as none

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from vivavoce.audio.vad import WINDOW_SECONDS
-from vivavoce.dialogue.events import Samples
 from vivavoce.dialogue.history import WORD
+from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.turns import OpenTurn
 from vivavoce.log import log_failure
 

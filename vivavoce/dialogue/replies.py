@@ -9,21 +9,13 @@ import numpy as np
 from vivavoce.audio.player import Clock
 from vivavoce.dialogue.announcement import AnnouncementStream
 from vivavoce.dialogue.backend import ConversationState, ReplyPlan, ReplyStream
-from vivavoce.dialogue.events import (
-    Announcement,
-    ConversationSettings,
-    Event,
-    Item,
-    ItemRetracted,
-    ItemTruncated,
-    OutputCleared,
-    ReplyAudio,
-    ReplyRequest,
-    Samples,
-)
+from vivavoce.dialogue.conversation import Announcement, ReplyRequest
+from vivavoce.dialogue.events import Event, ItemRetracted, ItemTruncated, OutputCleared, ReplyAudio
 from vivavoce.dialogue.history import History, new_id
+from vivavoce.dialogue.items import Item, Samples
 from vivavoce.dialogue.output_timeline import PlayedOutput
 from vivavoce.dialogue.reply import ActiveReply, ReplyContext, SpeakingOptions
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import InputError
 
 MAX_COMPLETED_REPLIES = 8  # still tracked, as they may be playing

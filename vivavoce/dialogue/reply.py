@@ -11,27 +11,21 @@ from numpy.typing import NDArray
 from vivavoce.audio.player import Clock, PlaybackClock
 from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, Piece, ReplyStream, Spoke, Wrote
 from vivavoce.dialogue.events import (
-    AudioPart,
-    ConversationSettings,
     EndReason,
     Event,
-    HostedCall,
-    Item,
-    Message,
     ReplyAudio,
     ReplyDone,
     ReplyItemDone,
     ReplyItemStarted,
     ReplyStarted,
     ReplyText,
-    Samples,
-    TextPart,
     ToolArguments,
-    ToolCall,
     Warned,
 )
 from vivavoce.dialogue.history import History, SpokenWords, new_id
+from vivavoce.dialogue.items import AudioPart, HostedCall, Item, Message, Samples, TextPart, ToolCall
 from vivavoce.dialogue.moderation import Moderation
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import public_message
 from vivavoce.log import log_failure
 

@@ -15,30 +15,19 @@ from vivavoce.audio.vad import RATE, VoiceActivity, voice_activity
 from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber, TurnTranscript, transcribe_turn
 from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapWatch
 from vivavoce.dialogue.call_limit import may_call_again
-from vivavoce.dialogue.events import (
-    Announcement,
-    AudioPart,
-    Content,
-    ConversationSettings,
-    Event,
-    HostedCall,
-    InputTranscript,
-    InputTranscriptFailed,
-    Item,
-    Message,
-    ReplyRequest,
-    Samples,
-    ToolCall,
-)
+from vivavoce.dialogue.conversation import Announcement, ReplyRequest
+from vivavoce.dialogue.events import Event, InputTranscript, InputTranscriptFailed
 from vivavoce.dialogue.fillers import FillerVoice, FillerWatch, has_open_calls
 from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, EchoRemover, FrontEnd, InlineFrontEnd
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.history import History
+from vivavoce.dialogue.items import AudioPart, Content, HostedCall, Item, Message, Samples, ToolCall
 from vivavoce.dialogue.joined_turns import JOIN_WITHIN_MS
 from vivavoce.dialogue.output_timeline import OutputTimeline, PlayedOutput
 from vivavoce.dialogue.partial_transcripts import PartialTranscripts
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.reply import SpeakingOptions
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.dialogue.turn_taker import LIKELY_END_MS
 from vivavoce.dialogue.turns import ListeningOptions, OpenTurn, UserTurns
 from vivavoce.errors import InputError, public_message

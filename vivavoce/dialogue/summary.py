@@ -10,8 +10,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from vivavoce.dialogue.events import Item, Message, ToolCall
 from vivavoce.dialogue.history import MAX_ITEMS, written
+from vivavoce.dialogue.items import Item, Message, ToolCall
 from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 

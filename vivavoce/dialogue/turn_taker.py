@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from vivavoce.audio.vad import WINDOW_MS
-from vivavoce.dialogue.events import TurnSettings
+from vivavoce.dialogue.settings import TurnSettings
 
 HYSTERESIS = 0.15
 LIKELY_END_MS = 72

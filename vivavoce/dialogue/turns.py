@@ -13,19 +13,10 @@ import numpy as np
 
 from vivavoce.audio.vad import RATE, WINDOW_MS
 from vivavoce.dialogue.barge_in import ECHO_SHARE, OverlapClassifier, OverlapVerdict, OverlapWatch, UserLevel
-from vivavoce.dialogue.events import (
-    AudioPart,
-    Item,
-    Message,
-    Samples,
-    SpeechStarted,
-    SpeechStopped,
-    TurnCommitted,
-    TurnTimedOut,
-    Warned,
-)
+from vivavoce.dialogue.events import SpeechStarted, SpeechStopped, TurnCommitted, TurnTimedOut, Warned
 from vivavoce.dialogue.front_end import AudioWindow
 from vivavoce.dialogue.history import new_id
+from vivavoce.dialogue.items import AudioPart, Item, Message, Samples
 from vivavoce.dialogue.joined_turns import AnsweredTurn
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.turn_taker import TurnEvent, TurnState, TurnTaker, ended

@@ -11,8 +11,8 @@ import torch
 from vivavoce.audio.io import Sound
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.dialogue.backend import Piece, ReplyPlan, Spoke, Wrote
-from vivavoce.dialogue.events import Samples
 from vivavoce.dialogue.history import WORD, speaking_seconds
+from vivavoce.dialogue.items import Samples
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.moss_speech.codec import DECODER_RATE
 from vivavoce.models.moss_speech.prompt import Turn

@@ -18,8 +18,9 @@ import torch
 from vivavoce.audio.io import Sound
 from vivavoce.dialogue.backend import ReplyPlan, ReplyStream
 from vivavoce.dialogue.delegated_reply import DelegatedReply, may_call
-from vivavoce.dialogue.events import AudioPart, ConversationSettings, Item, Message, Samples, ToolCall, ToolOutput
 from vivavoce.dialogue.history import HistoryWindow, first_retained, written
+from vivavoce.dialogue.items import AudioPart, Item, Message, Samples, ToolCall, ToolOutput
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.engine.sequence import Sequence as EngineSequence
 from vivavoce.engine.sequence import rows_in_common
 from vivavoce.errors import VivaError

@@ -21,7 +21,7 @@ from vivavoce.audio.io import read
 from vivavoce.audio.level import buzz
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.dialogue.backend import ConversationState, OnTranscript, ReplyPlan, ReplyTranscriber
-from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.dialogue.summary import SummaryWriter
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Sampling

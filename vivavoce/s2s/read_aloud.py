@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.models.moss_speech.model import AUDIO, TEXT
 from vivavoce.models.moss_speech.prompt import Turn

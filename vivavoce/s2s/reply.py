@@ -15,7 +15,8 @@ from vivavoce.audio.chunking import next_chunk
 from vivavoce.audio.level import OnsetGate
 from vivavoce.audio.stretch import FASTEST, SLOWEST, TimeStretch
 from vivavoce.dialogue.backend import Ended, Piece, PieceQueue, ReplyPlan, Spoke, Wrote, failed
-from vivavoce.dialogue.events import Samples, Usage
+from vivavoce.dialogue.events import Usage
+from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.reply import loop_length
 from vivavoce.engine.constraints import Grammar
 from vivavoce.engine.sampling import Generation

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vivavoce.dialogue.events import AudioPart, Item, Message
 from vivavoce.dialogue.history import written
+from vivavoce.dialogue.items import AudioPart, Item, Message
 from vivavoce.dialogue.summary import FULL, MAX_TOKENS, SUMMARISE, RunningSummary, SummaryWriter
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence

@@ -12,8 +12,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, Piece, PieceQueue, ReplyPlan, Wrote, failed
-from vivavoce.dialogue.events import Tool, ToolCall, Usage
+from vivavoce.dialogue.events import Usage
 from vivavoce.dialogue.history import new_id
+from vivavoce.dialogue.items import ToolCall
+from vivavoce.dialogue.settings import Tool
 from vivavoce.engine.constraints import CLOSE_CALL, OPEN_CALL, CallSchema
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.engine.sequence import Sequence as EngineSequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vivavoce.dialogue.backend import OnTranscript, ReplyTranscriber, TurnTranscript
-from vivavoce.dialogue.events import AudioPart, Item, Message, Samples
+from vivavoce.dialogue.items import AudioPart, Item, Message, Samples
 from vivavoce.log import log_failure
 from vivavoce.models.interface import Row
 from vivavoce.s2s.conversation import EncodedTurn, MossSpeechConversation

@@ -6,7 +6,9 @@ from typing import Protocol, runtime_checkable
 
 from vivavoce.audio.io import Sound
 from vivavoce.dialogue.backend import RecognitionAbilities
-from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
+from vivavoce.dialogue.conversation import Conversation
+from vivavoce.dialogue.items import Samples
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.server.rest.transcripts import WireSegment
 
 STOCK_VOICES = (

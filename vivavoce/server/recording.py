@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from vivavoce.dialogue.events import AudioPart, Item, Message, Samples
 from vivavoce.dialogue.history import text_of_part
+from vivavoce.dialogue.items import AudioPart, Item, Message, Samples
 from vivavoce.log import log_failure
 from vivavoce.server.realtime.audio_formats import resampler
 

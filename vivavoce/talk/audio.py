@@ -11,7 +11,7 @@ import numpy as np
 
 from vivavoce.audio.io import Sound, read, write
 from vivavoce.audio.resample import LiveResampler
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.talk.playback import PlaybackBuffer
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 
 AUDIBLE = 0.01  # of full scale: the first sample above it is the first that is heard
 

@@ -9,27 +9,24 @@ from dataclasses import replace
 import numpy as np
 
 from vivavoce.audio.level import peak, to_db
+from vivavoce.dialogue.conversation import Conversation
 from vivavoce.dialogue.events import (
-    AudioPart,
-    Conversation,
     Event,
     InputTranscript,
     InputTranscriptFailed,
-    Item,
     ItemRetracted,
     ItemTruncated,
-    Message,
     OutputCleared,
     ReplyAudio,
     ReplyDone,
     ReplyStarted,
     ReplyText,
-    Samples,
     SpeechStarted,
     TurnCommitted,
     Warned,
 )
 from vivavoce.dialogue.history import written
+from vivavoce.dialogue.items import AudioPart, Item, Message, Samples
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.server.hosting.hosts import SpeechHost
 from vivavoce.talk.audio import FileAudio, TalkAudio

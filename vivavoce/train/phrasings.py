@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from vivavoce.cascade.interfaces import ChatText
 from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
-from vivavoce.dialogue.events import ConversationSettings
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.engine.sampling import Sampling
 from vivavoce.errors import InputError
 from vivavoce.train.front_desk import LANGUAGES, SpokenLanguage, language

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.log import log_failure
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.doors.link import Kind, Link, LinkChannel

@@ -16,12 +16,13 @@ from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL, CascadeParts
 from vivavoce.cores import usable_cores
 from vivavoce.device import pick
 from vivavoce.dialogue.backend import Resolver, is_address
-from vivavoce.dialogue.events import ConversationSettings, Samples, TurnSettings
 from vivavoce.dialogue.fillers import FILLER_SECONDS
 from vivavoce.dialogue.front_end_service import FrontEndService
+from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.moderation import Checker, HttpChecker, Moderation, Several, WordList
 from vivavoce.dialogue.reply import GuardLimits, SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions
+from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.engine.engine import EngineLimits
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.s2s.remote_codec import RemoteCodec

@@ -9,7 +9,7 @@ from typing import Generic, Self, TypeVar
 from vivavoce.asr import RATE
 from vivavoce.audio.io import Sound
 from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.server.host import TranscriptionRequest

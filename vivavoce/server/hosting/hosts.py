@@ -28,9 +28,11 @@ from vivavoce.cascade.summary import ChatSummaryWriter
 from vivavoce.cascade.tool_delegate import ToolDelegate
 from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.backend import RecognitionAbilities, ReplyTranscriber, Resolver, TurnTranscriber, is_address
-from vivavoce.dialogue.events import Conversation, ConversationSettings, Samples
+from vivavoce.dialogue.conversation import Conversation
 from vivavoce.dialogue.fillers import FILLERS, FillerVoice
+from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
 from vivavoce.s2s.read_aloud import ReadAloud

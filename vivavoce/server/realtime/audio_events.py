@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.server.realtime.audio_formats import FormatWriter, OpusWriter, SoundWriter, WireFormat
 from vivavoce.server.realtime.server_events import OutputAudioDelta, encode
 from vivavoce.server.realtime.session_types import FormatName, SampleRate

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vivavoce.audio.io import float_to_pcm16, pcm16_to_float
 from vivavoce.audio.resample import TELEPHONE, LiveResampler
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.errors import MissingDependencyError
 from vivavoce.server.realtime.session_types import AudioFormat, BetaFormat, Binary, FormatName, SampleRate
 from vivavoce.server.wire import WireError

@@ -14,7 +14,7 @@ import numpy as np
 
 from vivavoce.audio.io import float_to_pcm16
 from vivavoce.audio.resample import LiveResampler
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.errors import MissingDependencyError
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime.audio_formats import resampler, to_mono

@@ -11,6 +11,8 @@ from typing import Any
 from msgspec import UNSET
 
 from vivavoce.dialogue import events as dialogue
+from vivavoce.dialogue.conversation import Conversation
+from vivavoce.dialogue.items import Item, Message
 from vivavoce.errors import InputError, VivaError
 from vivavoce.log import log_failure
 from vivavoce.server.metrics import Metrics, TraceSpan, TurnClock, new_span
@@ -50,7 +52,7 @@ class ResponseRequest:
 class EventEncoder:
     """Encodes the events of one conversation. `send` takes each event when it is due."""
 
-    conversation: dialogue.Conversation
+    conversation: Conversation
     send: Callable[[ServerEvent], None]
     output: AudioSink
     metrics: Metrics
@@ -68,7 +70,7 @@ class EventEncoder:
     truncated: tuple[str, int] | None = None
     """The item truncated last, and its end in milliseconds."""
     last_reply: str = ""
-    on_hosted_call: Callable[[dialogue.Item, int], None] | None = None
+    on_hosted_call: Callable[[Item, int], None] | None = None
     """Makes a call of a tool that is not the client's: its item, and its index in the response."""
     on_played: Callable[[str], None] = lambda _: None
     """Is told which reply was sent whole and is no longer played."""
@@ -135,7 +137,7 @@ class EventEncoder:
         """The reply in progress that has this item."""
         return next((reply.id for reply in self._replies.values() if item in reply.items), None)
 
-    def announce_turn(self, item: dialogue.Item, previous: str | None) -> None:
+    def announce_turn(self, item: Item, previous: str | None) -> None:
         """Send the events of a committed turn."""
         wire = wire_item(item)
         self.send(events.InputAudioBufferCommitted(item.id, previous))
@@ -283,7 +285,7 @@ class EventEncoder:
 
     def _reply_item_done(self, event: dialogue.ReplyItemDone) -> None:
         reply = self._replies[event.reply]
-        if isinstance(event.item.content, dialogue.Message) and reply.modality == "audio":
+        if isinstance(event.item.content, Message) and reply.modality == "audio":
             self._output(event.reply).end_item(event.reply, event.item.id)
         index = len(reply.items) - 1
         self._send_in_order(event.reply, lambda: reply.item_done(self._heard(reply, event.item)))
@@ -364,9 +366,9 @@ class EventEncoder:
             return True
         return False
 
-    def _heard(self, reply: ResponseEncoder, item: dialogue.Item) -> dialogue.Item:
+    def _heard(self, reply: ResponseEncoder, item: Item) -> Item:
         """The item as the history has it: where playback was cut, with the words that were heard."""
-        if reply.cut is None or reply.is_out_of_band or not isinstance(item.content, dialogue.Message):
+        if reply.cut is None or reply.is_out_of_band or not isinstance(item.content, Message):
             return item
         with suppress(InputError):  # it was deleted meanwhile
             return dataclasses.replace(self.conversation.item(item.id), is_complete=False)

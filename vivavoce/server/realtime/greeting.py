@@ -4,7 +4,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from vivavoce.dialogue.events import Announcement, ReplyRequest
+from vivavoce.dialogue.conversation import Announcement, ReplyRequest
 from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 from vivavoce.server.config import ServerOptions

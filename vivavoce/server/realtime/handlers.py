@@ -6,7 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from vivavoce.dialogue.events import Content, Conversation, ImagePart, Message, ReplyRequest, Samples
+from vivavoce.dialogue.conversation import Conversation, ReplyRequest
+from vivavoce.dialogue.items import Content, ImagePart, Message, Samples
 from vivavoce.errors import InputError, VivaError
 from vivavoce.server.metrics import TurnClock
 from vivavoce.server.realtime import client_events as client

@@ -13,8 +13,10 @@ from typing import Any
 
 from msgspec import UNSET
 
-from vivavoce.dialogue.events import Conversation, HostedCall, HostedTool, Item, Message, Tool, ToolCall, ToolOutput
+from vivavoce.dialogue.conversation import Conversation
 from vivavoce.dialogue.history import new_id
+from vivavoce.dialogue.items import HostedCall, Item, Message, ToolCall, ToolOutput
+from vivavoce.dialogue.settings import HostedTool, Tool
 from vivavoce.errors import InputError, VivaError
 from vivavoce.log import log_failure
 from vivavoce.server.mcp.allowed import AllowedServers

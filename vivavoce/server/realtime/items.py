@@ -6,7 +6,19 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from vivavoce.dialogue import events as dialogue
+from vivavoce.dialogue.items import (
+    AudioPart,
+    Content,
+    HostedCall,
+    ImagePart,
+    Item,
+    Message,
+    Part,
+    Role,
+    TextPart,
+    ToolCall,
+    ToolOutput,
+)
 from vivavoce.server.realtime.audio_formats import WireFormat, decode, encode, resample
 from vivavoce.server.realtime.mcp_types import ListedTool, McpCallError
 from vivavoce.server.realtime.session_types import AudioFormat, Maybe, Modality, ResponseOptions
@@ -58,7 +70,6 @@ class BetaAudio(OutputAudio, tag_field="type", tag="audio", forbid_unknown_field
 
 
 ContentPart = InputText | OutputText | InputAudio | InputImage | OutputAudio | BetaText | BetaAudio
-Role = Literal["system", "user", "assistant"]
 Status = Literal["in_progress", "completed", "incomplete"]
 PARTS_OF: dict[Role, tuple[type, ...]] = {
     "system": (InputText, BetaText),
@@ -212,37 +223,37 @@ class Response(Struct, kw_only=True):
 IMAGE_TYPES = ("data:image/png;base64,", "data:image/jpeg;base64,")
 
 
-def content_of(item: ClientItem, format: WireFormat, rate: int, param: str = "item") -> dialogue.Content:
+def content_of(item: ClientItem, format: WireFormat, rate: int, param: str = "item") -> Content:
     """The content of an item of a client; its audio is resampled to `rate`."""
     if isinstance(item, FunctionCallItem):
-        return dialogue.ToolCall(item.call_id or "", item.name, item.arguments)
+        return ToolCall(item.call_id or "", item.name, item.arguments)
     if isinstance(item, FunctionCallOutputItem):
-        return dialogue.ToolOutput(item.call_id, item.output)
+        return ToolOutput(item.call_id, item.output)
     if not item.content:
         raise WireError(f"{param}.content must be a list of at least one part", param=f"{param}.content")
     parts = [_part_of(part, format, rate, f"{param}.content[{index}]") for index, part in enumerate(item.content)]
-    return dialogue.Message(item.role, tuple(parts))
+    return Message(item.role, tuple(parts))
 
 
-def _part_of(part: ContentPart, format: WireFormat, rate: int, param: str) -> dialogue.Part:
+def _part_of(part: ContentPart, format: WireFormat, rate: int, param: str) -> Part:
     if isinstance(part, InputText | OutputText):
-        return dialogue.TextPart(part.text)
+        return TextPart(part.text)
     if isinstance(part, InputImage):
         return _image_of(part, param)
     if part.audio is None or part.audio is UNSET:
         if isinstance(part, OutputAudio):
-            return dialogue.TextPart(part.transcript or "")  # a history of another server: the text without the audio
+            return TextPart(part.transcript or "")  # a history of another server: the text without the audio
         raise WireError(f"Missing required parameter: '{param}.audio'.", "missing_required_parameter", f"{param}.audio")
-    return dialogue.AudioPart(resample(decode(part.audio, format), format.rate, rate), rate, part.transcript)
+    return AudioPart(resample(decode(part.audio, format), format.rate, rate), rate, part.transcript)
 
 
-def _image_of(part: InputImage, param: str) -> dialogue.ImagePart:
+def _image_of(part: InputImage, param: str) -> ImagePart:
     param = f"{param}.image_url"
     if not part.image_url:
         raise WireError(f"Missing required parameter: '{param}'.", "missing_required_parameter", param)
     if not part.image_url.startswith(IMAGE_TYPES):
         raise WireError(f"Invalid '{param}'. Expected a base64-encoded data URI of a PNG or JPEG image.", param=param)
-    return dialogue.ImagePart(part.image_url, part.detail or "auto")
+    return ImagePart(part.image_url, part.detail or "auto")
 
 
 def image_param(items: Sequence[ConversationItem | ItemReference], params: Sequence[str]) -> str | None:
@@ -258,9 +269,9 @@ def contents_of(
     items: Sequence[ClientItem | ItemReference],
     format: WireFormat,
     rate: int,
-    find: Callable[[str], dialogue.Item],
+    find: Callable[[str], Item],
     param: str = "response.input",
-) -> list[dialogue.Content]:
+) -> list[Content]:
     """The contents of the input items of a response; `find` resolves references by id."""
     return [
         find(item.id).content
@@ -271,14 +282,14 @@ def contents_of(
 
 
 def wire_item(
-    item: dialogue.Item, status: Status | None = None, audio: tuple[WireFormat, WireFormat] | None = None
+    item: Item, status: Status | None = None, audio: tuple[WireFormat, WireFormat] | None = None
 ) -> ConversationItem:
     """An item for clients; with its audio where `audio` has the formats of the user's audio and of ours."""
     status = status or ("completed" if item.is_complete else "incomplete")
     content = item.content
-    if isinstance(content, dialogue.ToolCall) and content.hosted is not None:
+    if isinstance(content, ToolCall) and content.hosted is not None:
         return _hosted_item(item.id, status, content.arguments, content.hosted)
-    if isinstance(content, dialogue.ToolCall):
+    if isinstance(content, ToolCall):
         return FunctionCallItem(
             id=item.id,
             object="realtime.item",
@@ -287,7 +298,7 @@ def wire_item(
             call_id=content.call_id,
             arguments=content.arguments,
         )
-    if isinstance(content, dialogue.ToolOutput):
+    if isinstance(content, ToolOutput):
         return FunctionCallOutputItem(
             id=item.id, object="realtime.item", status=status, call_id=content.call_id, output=content.output
         )
@@ -295,9 +306,7 @@ def wire_item(
     return MessageItem(id=item.id, object="realtime.item", status=status, role=content.role, content=parts)
 
 
-def _hosted_item(
-    id: str, status: Status, arguments: str, call: dialogue.HostedCall
-) -> McpApprovalRequestItem | McpCallItem:
+def _hosted_item(id: str, status: Status, arguments: str, call: HostedCall) -> McpApprovalRequestItem | McpCallItem:
     """A call that the server makes, or the request to approve it."""
     label, name = call.tool.server, call.tool.name
     if call.state in ("asked", "approved", "denied"):
@@ -320,14 +329,14 @@ def _hosted_item(
 
 
 def _wire_part(
-    role: dialogue.Role,
-    part: dialogue.Part,
+    role: Role,
+    part: Part,
     audio: tuple[WireFormat, WireFormat] | None,
 ) -> ContentPart:
     is_ours = role == "assistant"
-    if isinstance(part, dialogue.TextPart):
+    if isinstance(part, TextPart):
         return OutputText(part.text) if is_ours else InputText(part.text)
-    if isinstance(part, dialogue.ImagePart):
+    if isinstance(part, ImagePart):
         return InputImage(UNSET if audio is None else part.url, part.detail)
     kind = OutputAudio if is_ours else InputAudio
     if audio is None:
@@ -337,8 +346,8 @@ def _wire_part(
     return kind(part.transcript, encode(samples, format))
 
 
-def audio_ms(item: dialogue.Item) -> int | None:
+def audio_ms(item: Item) -> int | None:
     """Duration of the audio of an item; None without audio."""
-    parts = item.content.parts if isinstance(item.content, dialogue.Message) else ()
-    spoken = [part for part in parts if isinstance(part, dialogue.AudioPart)]
+    parts = item.content.parts if isinstance(item.content, Message) else ()
+    spoken = [part for part in parts if isinstance(part, AudioPart)]
     return round(sum(len(part.samples) / part.rate for part in spoken) * 1000) if spoken else None

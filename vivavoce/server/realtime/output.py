@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from vivavoce.audio.player import ROUNDING_SECONDS, PlaybackClock
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.engine.sliding_maximum import Extreme
 from vivavoce.server.config import ServerOptions
 

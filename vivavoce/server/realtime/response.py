@@ -9,8 +9,9 @@ from msgspec import UNSET
 
 from vivavoce.audio.io import check_finite
 from vivavoce.dialogue import events as dialogue
-from vivavoce.dialogue.events import EndReason, Item, ReplyItemStarted
+from vivavoce.dialogue.events import EndReason, ReplyItemStarted
 from vivavoce.dialogue.history import written
+from vivavoce.dialogue.items import AudioPart, Item, Message, TextPart, ToolCall
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.audio_events import OPUS, AudioHead, AudioPiece, Encoding
@@ -117,7 +118,7 @@ class ResponseEncoder:
     def item_done(self, item: Item) -> list[ServerEvent]:
         """Events of the end of an item, complete or not."""
         opened = self.open[item.id]
-        is_cut = self.cut is not None and self.modality == "audio" and isinstance(item.content, dialogue.Message)
+        is_cut = self.cut is not None and self.modality == "audio" and isinstance(item.content, Message)
         if is_cut and self.is_out_of_band:  # the history does not say what was heard
             item = self._item_until_sent(opened)
         wire = wire_item(item)
@@ -151,10 +152,10 @@ class ResponseEncoder:
 
     def _content_done(self, item: Item, opened: OpenItem) -> list[ServerEvent]:
         position, content = self._position(item.id), item.content
-        if isinstance(content, dialogue.ToolCall) and content.hosted is not None:
+        if isinstance(content, ToolCall) and content.hosted is not None:
             is_call = content.hosted.state == "running"
             return [events.McpCallArgumentsDone(*position, arguments=content.arguments)] if is_call else []
-        if isinstance(content, dialogue.ToolCall):
+        if isinstance(content, ToolCall):
             call_id = opened.started.call_id or item.id
             return [
                 events.FunctionCallArgumentsDone(
@@ -180,16 +181,16 @@ class ResponseEncoder:
     def _empty(self, started: ReplyItemStarted) -> Item:
         if started.kind == "tool_call":
             return Item(started.item, _call_of(started, ""))
-        return Item(started.item, dialogue.Message("assistant", ()))
+        return Item(started.item, Message("assistant", ()))
 
     def _item_until_sent(self, opened: OpenItem) -> Item:
         started = opened.started
         if started.kind == "tool_call":
             return Item(started.item, _call_of(started, opened.text), is_complete=False)
-        part: dialogue.TextPart | dialogue.AudioPart = dialogue.TextPart(opened.text)
+        part: TextPart | AudioPart = TextPart(opened.text)
         if self.modality == "audio":
-            part = dialogue.AudioPart(np.zeros(0, np.float32), 24_000, opened.text)
-        return Item(started.item, dialogue.Message("assistant", (part,)), is_complete=False)
+            part = AudioPart(np.zeros(0, np.float32), 24_000, opened.text)
+        return Item(started.item, Message("assistant", (part,)), is_complete=False)
 
     def _response(
         self, status: ResponseStatus, details: StatusDetails | None, usage: dialogue.Usage | None
@@ -213,12 +214,12 @@ class ResponseEncoder:
 def is_running(item: Item) -> bool:
     """Whether an item is a complete call that the server now makes; its end is told when there is an output."""
     content = item.content
-    hosted = content.hosted if isinstance(content, dialogue.ToolCall) else None
+    hosted = content.hosted if isinstance(content, ToolCall) else None
     return item.is_complete and hosted is not None and hosted.state == "running"
 
 
-def _call_of(started: ReplyItemStarted, arguments: str) -> dialogue.ToolCall:
-    return dialogue.ToolCall(started.call_id or started.item, started.tool_name or "", arguments, started.hosted)
+def _call_of(started: ReplyItemStarted, arguments: str) -> ToolCall:
+    return ToolCall(started.call_id or started.item, started.tool_name or "", arguments, started.hosted)
 
 
 def response_usage(usage: dialogue.Usage) -> ResponseUsage:
@@ -239,7 +240,7 @@ def response_usage(usage: dialogue.Usage) -> ResponseUsage:
 
 
 def _text_of(item: Item) -> str:
-    return written(item) if isinstance(item.content, dialogue.Message) else ""
+    return written(item) if isinstance(item.content, Message) else ""
 
 
 # Audio

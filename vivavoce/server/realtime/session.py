@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from vivavoce.dialogue.events import Conversation
+from vivavoce.dialogue.conversation import Conversation
 from vivavoce.errors import CapacityError, VivaError
 from vivavoce.log import log_failure
 from vivavoce.server.config import ServerOptions

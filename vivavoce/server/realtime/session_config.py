@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import asdict, replace
 
-from vivavoce.dialogue.events import (
+from vivavoce.dialogue.settings import (
     ConversationSettings,
     HostedTool,
     RecognitionSettings,

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Protocol
 
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime.call_peer import CallListener, CallPeer
 from vivavoce.server.realtime.event_log import Cursor

@@ -11,7 +11,7 @@ import av
 import numpy as np
 
 from vivavoce.audio.io import Sound, TooLongError, float_to_pcm16, read, write
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime.audio_formats import FormatWriter, SoundWriter, WireFormat, resampler
 from vivavoce.server.wire import WireError

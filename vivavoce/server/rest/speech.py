@@ -6,7 +6,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.server.auth import Identity
 from vivavoce.server.host import STOCK_VOICES, SpeechMaker, stand_in
 from vivavoce.server.realtime.session_config import voice_name

@@ -9,7 +9,7 @@ import av
 import numpy as np
 
 from vivavoce.audio.io import float_to_pcm16, pcm16_to_float
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.server.realtime.audio_formats import (
     A_LAW,
     MU_LAW,

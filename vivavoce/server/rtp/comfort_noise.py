@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.audio.level import from_db
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 
 MAX_ORDER = 12  # reflection coefficients that are used; RFC 3389 lets a receiver ignore the rest
 MAX_REFLECTION = 0.98  # bounds the resonance of the filter

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 
 HISTORY_SECONDS = 0.05
 MIN_PITCH_SECONDS, MAX_PITCH_SECONDS = (

@@ -3,7 +3,7 @@
 from vivavoce.audio.line_echo import LineEchoCanceller
 from vivavoce.audio.line_level import LineLevel
 from vivavoce.audio.tone_detection import DigitToneDetector
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.server.realtime.audio_formats import resampler
 
 

@@ -5,7 +5,7 @@ from math import ceil
 
 import numpy as np
 
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.server.realtime.audio_formats import resampler
 from vivavoce.server.rtp.codecs import FRAMES_PER_SECOND, RtpCodec, new_encoder
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from aiortc.rtp import RtpPacket
 
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.server.rtp.codecs import COMFORT_NOISE_PAYLOAD_TYPE, RtpCodec
 from vivavoce.server.rtp.dtmf_events import DigitReceiver
 from vivavoce.server.rtp.jitter import MediaPacket

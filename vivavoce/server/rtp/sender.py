@@ -4,7 +4,7 @@ import secrets
 
 from aiortc.rtp import RtpPacket
 
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.server.rtp.codecs import FRAMES_PER_SECOND, RtpCodec
 from vivavoce.server.rtp.dtmf_events import DigitSender
 from vivavoce.server.rtp.output import Output, ReplyQueue

@@ -11,7 +11,7 @@ from typing import Literal
 from aiortc.rtp import is_rtcp
 
 from vivavoce.audio.tones import digit_tones
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.errors import shown
 from vivavoce.log import FailureLog
 from vivavoce.server.rtp.codecs import CODECS, FRAME_SECONDS, TELEPHONE_EVENT, Codec, RtpCodec

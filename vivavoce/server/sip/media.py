@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 from vivavoce.errors import InputError
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.realtime.output import OutputPiece, Pacing

@@ -10,7 +10,7 @@ import numpy as np
 
 from vivavoce.audio.answering_machine import Answer, AnsweringMachineDetector
 from vivavoce.audio.tone_detection import CallProgressDetector
-from vivavoce.dialogue.events import Samples
+from vivavoce.dialogue.items import Samples
 
 AnsweringMachinePolicy = Literal["ignore", "report", "hang_up", "leave_message"]
 
