@@ -91,6 +91,10 @@ class DemoResult:
                     self.times["first_voice"] = now + begins / self.rate
                 self.pieces.append(samples)
                 self.player.feed(now, len(samples) / self.rate)
+            case ReplyDone(reason="turn_detected"):  # the question went on after a pause: another reply follows
+                self.heard = self.said = ""
+                self.pieces, self.player = [], PlaybackClock()
+                self.times = {name: at for name, at in self.times.items() if not name.startswith("first_")}
             case ReplyDone(reason=reason, error=error):
                 self.reason, self.error = reason, error
 
