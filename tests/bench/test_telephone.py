@@ -12,7 +12,7 @@ from vivavoce.bench.telephone import PARTS, TelephoneOptions, requirements
 from vivavoce.bench.telephone_caller import CallFailedError, SipCaller, SocketCaller
 from vivavoce.bench.telephone_line import EchoPath, LineSettings
 from vivavoce.bench.telephone_media import STREAM_RATE, heard_over
-from vivavoce.bench.telephone_sipp import SippPlan, is_installed, measure_sipp
+from vivavoce.bench.telephone_sipp import SippPlan, measure_sipp
 from vivavoce.cli import app
 from vivavoce.errors import InputError
 from vivavoce.server.sip.options import SipOptions
@@ -61,11 +61,9 @@ async def test_a_lossy_network_loses_and_the_stream_conceals():
         assert 0.7 * STREAM_RATE < np.convolve(loud, np.ones(400), "same").astype(bool).sum() < 1.4 * STREAM_RATE
 
 
-@pytest.mark.debian
+@pytest.mark.debian("sipp")
 @pytest.mark.parametrize("served", [2, 1])
 async def test_sipp_counts_its_calls_and_the_server_the_replies(telephone, served):
-    if not is_installed():
-        pytest.skip("sipp is not installed")
     server = await telephone(calls=served)
     plan = SippPlan(sip_port(server), calls=2, turns=2, reply_seconds=2.0)
     figures = await measure_sipp(server.http, plan, [tone(500, 0.5, 24_000)])

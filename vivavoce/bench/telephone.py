@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -19,8 +18,9 @@ from vivavoce.bench.telephone_caller import AskedTurn, CallFailedError, Sideband
 from vivavoce.bench.telephone_line import LineSettings
 from vivavoce.bench.telephone_media import measure_quality
 from vivavoce.bench.telephone_server import SCRIPTED, TelephonePlan, TelephoneServer
-from vivavoce.bench.telephone_sipp import SippPlan, is_installed, measure_sipp
+from vivavoce.bench.telephone_sipp import SippPlan, is_installed, measure_sipp, sipp_program
 from vivavoce.bench.turn_sounds import RATE, Samples
+from vivavoce.cores import usable_cores
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import free_port, stage
 from vivavoce.train.front_desk import judge
@@ -72,8 +72,8 @@ class TelephoneOptions:
     def __post_init__(self) -> None:
         if unknown := set(self.parts or ()) - set(PARTS):
             raise InputError(f"there is no part {sorted(unknown)[0]!r}; there are {', '.join(PARTS)}")
-        if set(self.parts or ()) & set(SIPP_PARTS) and not is_installed():
-            raise InputError("the parts sipp and sipp-model need sipp, which is in Debian's package sip-tester")
+        if set(self.parts or ()) & set(SIPP_PARTS):
+            sipp_program()
 
     @property
     def measured(self) -> list[str]:
@@ -110,7 +110,7 @@ class Served:
 def run(options: TelephoneOptions, out: Path | None = None) -> dict[str, Any]:
     """Measure and print; write `telephone.json` to `out`."""
     processes = options.front_end_processes
-    machine = {"device": options.device, "cores": os.cpu_count(), "front_end_processes": processes}
+    machine = {"device": options.device, "cores": usable_cores(), "front_end_processes": processes}
     result: dict[str, Any] = {"name": options.model, **machine}
     measures: dict[str, Measure] = {
         "load": _load,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vivavoce.audio.level import from_db
 from vivavoce.bench.turn_sounds import Samples
 
 TIMESTAMPS = 1 << 32
@@ -27,7 +28,7 @@ class EchoPath:
     """Returns what was received, softer and after a constant delay by its RTP timestamps, whatever its jitter was."""
 
     def __init__(self, line: LineSettings, rate: int) -> None:
-        self._gain = 0.0 if line.echo_db is None else 10 ** (line.echo_db / 20)
+        self._gain = 0.0 if line.echo_db is None else from_db(line.echo_db)
         self._delay = round(line.echo_seconds * rate)
         self._returned = 0  # samples
         self._start: int | None = None

@@ -49,6 +49,14 @@ def is_installed() -> bool:
     return shutil.which(PROGRAM) is not None
 
 
+def sipp_program() -> str:
+    """The path of sipp."""
+    path = shutil.which(PROGRAM)
+    if path is None:
+        raise InputError("the parts sipp and sipp-model need sipp, which is in Debian's package sip-tester")
+    return path
+
+
 def spoken_line(questions: Sequence[Samples], plan: SippPlan) -> Samples:
     """What each caller sends: room noise, and questions with time for a reply after each, at 24 kHz."""
     parts = [np.zeros(round(LEAD_SECONDS * RATE), np.float32)]
@@ -60,10 +68,7 @@ def spoken_line(questions: Sequence[Samples], plan: SippPlan) -> Samples:
 
 async def measure_sipp(url: str, plan: SippPlan, questions: Sequence[Samples]) -> dict[str, Any]:
     """Run the calls; what sipp has counted, and what the server has."""
-    program = shutil.which(PROGRAM)
-    if program is None:
-        raise InputError("sipp is not installed; it is in Debian's package sip-tester")
-    spoken = spoken_line(questions, plan)
+    program, spoken = sipp_program(), spoken_line(questions, plan)
     before, began = await asyncio.to_thread(read_metrics, url), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="viva-bench-sipp-") as name:
         folder = Path(name)

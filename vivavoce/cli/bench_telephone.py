@@ -44,17 +44,15 @@ def bench_telephone(
             from vivavoce.bench.telephone import TelephoneOptions, run
 
         options = TelephoneOptions(
-            *(
-                tuple(part) if part else None,
-                calls,
-                model_calls,
-                turns,
-                replies,
-                questions,
-                model,
-                device,
-                front_end_processes,
-            )
+            parts=tuple(part) if part else None,
+            calls=calls,
+            model_calls=model_calls,
+            turns=turns,
+            replies=replies,
+            questions=questions,
+            model=model,
+            device=device,
+            front_end_processes=front_end_processes,
         )
         result = run(options, out)
     if as_json:

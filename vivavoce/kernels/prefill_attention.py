@@ -11,7 +11,7 @@ from vivavoce.nn.paged_kv import TILE_ROWS, RowBatch
 
 MAX_HEADS = 4  # query heads of a program, which share the loads of keys and values
 MAX_WIDE_HEADS = 2  # in float32
-BLOCK, WARPS, STAGES = 64, 8, 2
+BLOCK, WARPS, STAGES = 64, 8, 2  # keys of a block; larger ones need more shared memory than some GPUs have
 
 
 @triton.jit
