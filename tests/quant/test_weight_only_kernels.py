@@ -68,6 +68,16 @@ def test_a_batch_is_multiplied_by_the_widened_matrix(scheme, rows, outputs, spli
     assert_near(kernels.small_batch_linear(x, weight, bias, kernels.Tile(32, 64, 3, 4, split=split), gated), exact)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES[1:])
+@pytest.mark.parametrize(("outputs", "inputs"), [(97, 512), (64, 1216)])
+def test_many_rows_are_multiplied_by_the_dequantised_matrix(scheme, outputs, inputs):
+    torch.manual_seed(outputs)
+    weight, wide = matrix(outputs, inputs, scheme, DTYPE)
+    x = torch.randn(3, 7, inputs).to(DTYPE).to(DEVICE)
+    bias = torch.randn(outputs).to(DTYPE).to(DEVICE)
+    assert_near(kernels.dequantised_linear(x, weight, bias), x.double() @ wide.T + bias.double())
+
+
 @pytest.mark.parametrize(
     ("scheme", "rows", "stages"),
     [

@@ -13,6 +13,7 @@ from vivavoce.kernels.tiles import (
     FUSED_NORM_ROWS,
     Entries,
     Tile,
+    is_supported,
     name_around,
     store_tiles,
     tile_for,
@@ -33,6 +34,7 @@ if AVAILABLE or TYPE_CHECKING:
         store_rows,
         takes_one_row,
     )
+    from vivavoce.kernels.dequantise import dequantised_linear
     from vivavoce.kernels.float32_linear import float32_linear, takes_float32
     from vivavoce.kernels.norms import (
         add_layer_norm,
@@ -70,9 +72,11 @@ __all__ = [
     "add_moments",
     "add_rms_norm",
     "chunk_attention",
+    "dequantised_linear",
     "draw",
     "float32_linear",
     "gumbel_noise",
+    "is_supported",
     "known_tiles",
     "layer_norm",
     "modulated_norm",

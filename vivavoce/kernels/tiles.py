@@ -69,7 +69,7 @@ def tile_for(weight: Tensor | QuantisedWeight, x: Tensor, gated: bool) -> Tile |
     rows = x.shape[0]
     data = weight.data if isinstance(weight, QuantisedWeight) else weight
     limit = MAX_QUANTISED_ROWS if isinstance(weight, QuantisedWeight) else MAX_ROWS
-    if rows > limit or not _is_supported(weight, data):
+    if rows > limit or not is_supported(weight):
         return None
     name = tile_name(scheme_of(weight), x.shape[1], data.shape[0], rows, gated)
     measured = tiles(x.device)
@@ -151,13 +151,14 @@ def window_attention_name(rows: int, heads: int, dim: int) -> str:
     return f"window attention {heads}x{dim} rows {1 << (rows - 1).bit_length()}"
 
 
-def _is_supported(weight: Tensor | QuantisedWeight, data: Tensor) -> bool:
+def is_supported(weight: Tensor | QuantisedWeight) -> bool:
+    """Whether kernels can read a matrix."""
     if not isinstance(weight, QuantisedWeight):
         return weight.dtype == torch.bfloat16
     if not weight.is_interleaved:
         return False
     if weight.scheme == "float8":
-        return not data.is_cuda or torch.cuda.get_device_capability(data.device) >= (8, 9)
+        return not weight.data.is_cuda or torch.cuda.get_device_capability(weight.data.device) >= (8, 9)
     if weight.scheme == "int4":
         assert weight.scale is not None
         in_pairs = weight.scale.stride() == (2, 2 * weight.outputs)

@@ -163,6 +163,8 @@ class CudaLinear(QuantisedLinear):
             return kernels.small_batch_linear(flat, self.quantised, self._bias(x), tile).unflatten(0, x.shape[:-1])
         if self.like.activations != "float" and rows >= MIN_INT8_ROWS and self.like.inputs % 16 == 0:
             return self._integer_product(x)
+        if kernels.usable(x) and kernels.is_supported(self.quantised):
+            return kernels.dequantised_linear(x, self.quantised, self._bias(x))
         return super().forward(x)
 
     def _integer_product(self, x: Tensor) -> Tensor:
