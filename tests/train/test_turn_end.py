@@ -1,17 +1,34 @@
 """The corpus and the training of the turn-end model."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
 
-from vivavoce.audio.turn_model import RATE, SECONDS, TurnEndNetwork
+from tests.models.tiny_kokoro import tiny_kokoro, write_folder
+from vivavoce.audio.mel import WhisperMel
 from vivavoce.bench.turn_sounds import talk
 from vivavoce.errors import InputError
 from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
-from vivavoce.train.turn_end.corpus import TurnUtterance, kokoro_plan, read_shards, write_shard
+from vivavoce.models.kokoro.model import Kokoro
+from vivavoce.models.turn_end import TurnEndConfig, load_network
+from vivavoce.train.batch_synthesis import BatchSynthesizer
+from vivavoce.train.loop import Budget
+from vivavoce.train.turn_end.beginnings import beginning
+from vivavoce.train.turn_end.corpus import (
+    TurnUtterance,
+    read_plan,
+    read_shards,
+    speak_plan,
+    turn_plan,
+    write_plan,
+    write_shard,
+)
 from vivavoce.train.turn_end.examples import MIN_REST, Examples, end_of_speech, pauses
 from vivavoce.train.turn_end.texts import WORDS, turn_texts
-from vivavoce.train.turn_end.train import TurnTraining, fit
+from vivavoce.train.turn_end.train import initialised, train
+from vivavoce.train.voices import RATE
 
 pytestmark = pytest.mark.quick
 
@@ -21,7 +38,7 @@ def utterance(seconds=2.0, is_finished=True, word_ends=(), part="train", seed=2)
     speech = talk(seconds * 1.5, seed=seed)[: round(seconds * RATE)]
     sound[: len(speech)] = speech
     samples = (sound * 32767).astype(np.int16)
-    return TurnUtterance(part, "en", "Hello there.", "voice", is_finished, 1.0, tuple(word_ends), samples)
+    return TurnUtterance(part, "en", "Hello.", "voice", is_finished, word_ends=tuple(word_ends), samples=samples)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -38,8 +55,10 @@ def test_held_out_texts_share_no_sentence_with_training(language):
 
 
 def test_held_out_voices_only_evaluate():
-    plan = kokoro_plan(60)
-    assert plan == kokoro_plan(60) and {each.language for each in plan} == {"en", "zh"}
+    sentences = [f"There are {number} boxes in the old house." for number in range(300)]
+    plan = turn_plan(400, sentences)
+    assert plan == turn_plan(400, sentences) and {each.language for each in plan} == {"en", "zh"}
+    assert {each.part for each in plan} == {"train", "held_out"}
     held = {voice for voices in HELD_OUT_VOICES.values() for voice in voices}
     for each in plan:
         assert (each.voice in held) == (each.part == "held_out")
@@ -61,34 +80,87 @@ def test_trailing_silence_is_not_speech():
     assert end_of_speech(sound) == RATE // 2
 
 
-def test_batches_are_half_ends_and_depend_on_the_seed_alone():
-    spoken = [utterance(seed=1), utterance(is_finished=False, seed=5)]
-    sounds, labels = Examples(spoken, 3).batch(6)
-    again, _ = Examples(spoken, 3).batch(6)
-    assert sounds.shape == (6, SECONDS * RATE) and labels.tolist() == [1.0, 0.0] * 3
-    assert torch.equal(sounds, again) and not torch.equal(sounds, Examples(spoken, 4).batch(6)[0])
+def test_batches_depend_on_the_seed_and_tell_nothing_but_the_place():
+    spoken = [utterance(seed=1, word_ends=(0.6, 1.2, 2.0)), utterance(is_finished=False, seed=5)]
+    examples = Examples(spoken, 2 * RATE)
+    sounds, labels = examples.batch(64, 3)
+    again, _ = examples.batch(64, 3)
+    assert sounds.shape == (64, 2 * RATE) and 0.3 < labels.mean() < 0.7
+    assert torch.equal(sounds, again) and not torch.equal(sounds, examples.batch(64, 4)[0])
+    assert not examples.batch(8, 1, ("cut",))[1].any() and examples.batch(8, 1, ("end",))[1].all()
+    alike = Examples([utterance(seed=1), utterance(is_finished=False, seed=1)], 2 * RATE)
+    levels, finished = [], []
+    for seed in range(6):
+        sounds, labels = alike.batch(64, seed, ("end", "beginning"))
+        levels.append(sounds.square().mean(1).log())
+        finished.append(labels)
+    correlation = torch.corrcoef(torch.stack([torch.cat(levels), torch.cat(finished)]))[0, 1]
+    assert abs(correlation) < 0.2, "room, noise and level follow the label"
+
+
+def test_the_sound_before_a_pause_ends_the_window():
+    spoken = [utterance(seconds=2.0)]
+    examples = Examples(spoken, 4 * RATE, strength=0.0)
+    sounds, _ = examples.batch(8, 0, ("end",))
+    quiet = sounds[:, -RATE // 20 :].square().mean(1)
+    loud = sounds[:, -2 * RATE : -RATE // 4].square().mean(1)
+    assert (loud > 100 * quiet).all()
+
+
+def test_a_beginning_stops_where_no_sentence_can():
+    source = random.Random(0)
+    begun = {beginning("We would like a table for four at eight.", "en", source) for _ in range(40)}
+    assert all(text and text.rstrip(",. ") != "We would like a table for four at eight" for text in begun)
+    assert any(text.startswith("We would like a table for") for text in begun)
+    assert beginning("Coffee.", "en", source) is None
+    assert beginning("我想要訂一個靠窗的位子。", "zh", source)
+
+
+def test_a_plan_is_spoken_with_the_ends_of_its_words(tmp_path):
+    folder = write_folder(tiny_kokoro(), tmp_path / "kokoro")
+    planned = [
+        TurnUtterance("train", "en", "one and more", "af_heart", True, phonemes="wˈʌn ænd mɔɹ"),
+        TurnUtterance(
+            "train", "en", "one and more", "af_heart", True, phonemes="wˈʌn ænd mɔɹ", drawn_out=1, lengthening=3.0
+        ),
+    ]
+    write_plan(tmp_path / "plan.xz", planned)
+    assert read_plan(tmp_path / "plan.xz") == planned
+    synthesizer = BatchSynthesizer(Kokoro.load(folder), folder)
+    plain, slow = speak_plan(read_plan(tmp_path / "plan.xz"), synthesizer)
+    assert len(plain.word_ends) == 3 and list(plain.word_ends) == sorted(plain.word_ends)
+    assert slow.word_ends[1] - slow.word_ends[0] > plain.word_ends[1] - plain.word_ends[0]
+    (tmp_path / "plan.xz").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="plan"):
+        read_plan(tmp_path / "plan.xz")
 
 
 def test_shards_survive_the_disk(tmp_path):
     spoken = [utterance(word_ends=(0.5, 2.0)), utterance(is_finished=False)]
-    write_shard(tmp_path / "kokoro-0000", spoken)
-    write_shard(tmp_path / "hibari-0000", spoken[1:])
-    assert read_shards(tmp_path, "kokoro") == spoken and len(read_shards(tmp_path)) == 3
-    assert np.array_equal(read_shards(tmp_path, "kokoro")[0].samples, spoken[0].samples)
+    write_shard(tmp_path / "train-0000", spoken)
+    write_shard(tmp_path / "held_out-0000", spoken[1:])
+    assert read_shards(tmp_path, "train") == spoken and len(read_shards(tmp_path)) == 3
+    assert np.array_equal(read_shards(tmp_path, "train")[0].samples, spoken[0].samples)
     with pytest.raises(InputError, match="turn-end-data"):
-        read_shards(tmp_path, "programs")
+        read_shards(tmp_path / "none")
 
 
-def test_training_learns_what_differs_at_the_end_and_repeats_itself():
+def test_training_learns_and_writes_what_can_be_read(tmp_path):
+    """Ends are loud and beginnings soft at their last moment here, so that a few steps suffice."""
+    spoken = []
+    for seed in range(6):
+        for is_finished in (True, False):
+            each = utterance(is_finished=is_finished, seed=seed, word_ends=(2.0,))
+            end = end_of_speech(each.samples / np.float32(32768))
+            each.samples[end - RATE // 2 : end] = 12_000 * np.sin(np.arange(RATE // 2) * (0.9 if is_finished else 0.1))
+            spoken.append(each)
     torch.manual_seed(0)
-    labels = torch.tensor([1.0, 0.0] * 32)
-    features = torch.randn(64, 80, 120)
-    features[:, :20, -30:] += 3 * (labels[:, None, None] - 0.5)
-    options, losses = TurnTraining(epochs=6, batch=16, rate=1e-2), []
-    made = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        network = fit(TurnEndNetwork(16), features, labels, options, lambda values: losses.append(values["loss"]))
-        made.append(network(features))
-    assert losses[5] < 0.4 < losses[0]
-    assert torch.equal(*made) and losses[:6] == losses[6:]
+    network = initialised(TurnEndConfig(d_model=32, layers=1, heads=2, ffn=64, seconds=2), None)
+    train(network, spoken, tmp_path, Budget(60, warmup=5), batch=16, rate=3e-3)
+    examples = Examples(spoken, 2 * RATE, strength=0.0)
+    with torch.inference_mode():
+        odds = {
+            kind: load_network(tmp_path)(WhisperMel(80)(examples.batch(32, 9, (kind,))[0]))
+            for kind in ("end", "beginning")
+        }
+    assert odds["end"].mean() > odds["beginning"].mean() + 1

@@ -6,7 +6,7 @@ pause within a sentence is taken over if it lasts longer than that.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,11 +14,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.audio.turn_model import TurnEndModel
+from vivavoce.audio.io import float_to_pcm16
 from vivavoce.audio.vad import RATE, WINDOW, WINDOW_MS, SmartTurn, smart_turn_file, speech_probabilities, voice_activity
+from vivavoce.bench.recognisers import asterisk_prompts
 from vivavoce.dialogue.settings import TurnSettings
 from vivavoce.dialogue.turn_taker import TurnEvent, TurnState, TurnTaker
-from vivavoce.train.turn_end.corpus import read_shards
+from vivavoce.models.turn_end import BUNDLED, TurnEndModel
+from vivavoce.train.turn_end.corpus import TurnUtterance, read_shards
 from vivavoce.train.turn_end.examples import Pause, pauses
 
 Samples = NDArray[np.float32]
@@ -26,6 +28,7 @@ TurnModel = Callable[[Samples], float]
 LEAD, SILENCE = 0.4, 8.5  # seconds of silence before and after the speech
 FLOOR_DB = -70.0
 SPEECH_DB = -26.0
+PERSON = "a person"
 PAUSES = (0.4, 0.7, 1.0, 1.2)
 CUTS_AN_UTTERANCE = 2
 EAGERNESS: tuple[Literal["high", "auto", "low"], ...] = ("high", "auto", "low")
@@ -43,8 +46,8 @@ class SilentPlace:
 
     @property
     def kind(self) -> str:
-        """`end`, `cut` (within fluent speech) or `beginning` (spoken as one, with a hesitation)."""
-        return "end" if self.place.is_finished else "cut" if self.place.is_cut else "beginning"
+        """`end`, `cut` (at a word within a sentence) or `beginning` (spoken as one, with a hesitation)."""
+        return "cut" if self.place.is_cut else self.place.kind
 
 
 @dataclass(frozen=True)
@@ -56,16 +59,22 @@ class Detection:
     model: TurnModel | None = None
 
 
-def silent_places(folder: Path, source: str = "") -> list[SilentPlace]:
-    """The held-out ends, cuts and beginnings of a folder of spoken turns; `source`: `kokoro` or `programs`."""
+def silent_places(utterances: Iterable[TurnUtterance]) -> list[SilentPlace]:
+    """The ends, cuts and beginnings of spoken turns."""
     found = []
-    for utterance in read_shards(folder, source):
-        if utterance.part != "held_out":
-            continue
+    for utterance in utterances:
         end, *cuts = pauses(utterance)
         chosen = cuts[:: max(1, len(cuts) // CUTS_AN_UTTERANCE)][:CUTS_AN_UTTERANCE]
         found += [_silent(place) for place in (end, *chosen)]
     return found
+
+
+def people_utterances(root: Path) -> list[TurnUtterance]:
+    """Prompts of a telephone system, spoken by a person; the ends of their words are not known."""
+    return [
+        TurnUtterance("held_out", "en", prompt.text, PERSON, True, samples=float_to_pcm16(prompt.samples.numpy()))
+        for prompt in asterisk_prompts(root)
+    ]
 
 
 def _silent(place: Pause) -> SilentPlace:
@@ -95,35 +104,47 @@ def silence_until_end(place: SilentPlace, detection: Detection) -> float:
     return last - place.end_ms if last > place.end_ms else float("inf")
 
 
-def detections(weights: Path | None = None) -> list[Detection]:
+def detections(weights: Path = BUNDLED) -> list[Detection]:
     """Silence alone, a model of `viva train turn-end` at each eagerness, and Smart Turn where it is installed."""
     found = [
         Detection("server_vad, 500 ms", TurnSettings()),
         Detection("server_vad, 1000 ms", TurnSettings(silence_duration_ms=1000)),
     ]
-    if weights is not None:
-        model = TurnEndModel(weights)
-        for eagerness in EAGERNESS:
-            settings = TurnSettings(detector="semantic", eagerness=eagerness)
-            found.append(Detection(f"semantic_vad, {eagerness}", settings, model))
+    model = _remembered(TurnEndModel.load(weights))
+    for eagerness in EAGERNESS:
+        settings = TurnSettings(detector="semantic", eagerness=eagerness)
+        found.append(Detection(f"semantic_vad, {eagerness}", settings, model))
     if smart_turn_file() is not None:
         found.append(Detection("semantic_vad, auto, Smart Turn", TurnSettings(detector="semantic"), SmartTurn()))
     return found
 
 
+def _remembered(model: TurnModel) -> TurnModel:
+    """A model that answers the same sound once: eagerness changes no answer."""
+    answers: dict[bytes, float] = {}
+
+    def answer(samples: Samples) -> float:
+        key = samples.tobytes()
+        if key not in answers:
+            answers[key] = model(samples)
+        return answers[key]
+
+    return answer
+
+
 def score(detection: Detection, places: Sequence[SilentPlace]) -> dict[str, Any]:
-    """Latency after ends, and the share of pauses of each length that are taken over, by language and kind."""
+    """Latency after ends, and the share of pauses of each length that are taken over, by speakers and kind."""
     silences = [silence_until_end(place, detection) for place in places]
     rows = []
-    for language in sorted({place.place.utterance.language for place in places}):
+    for speakers in sorted({_speakers(place) for place in places}):
         by_kind: dict[str, list[float]] = {"end": [], "cut": [], "beginning": []}
         for place, silence in zip(places, silences, strict=True):
-            if place.place.utterance.language == language:
+            if _speakers(place) == speakers:
                 by_kind[place.kind].append(silence)
         ends = by_kind["end"]
         rows.append(
             {
-                "language": language,
+                "speakers": speakers,
                 "ends": len(ends),
                 "latency_ms_p50": float(np.percentile(ends, 50)),
                 "latency_ms_p90": float(np.percentile(ends, 90)),
@@ -135,7 +156,13 @@ def score(detection: Detection, places: Sequence[SilentPlace]) -> dict[str, Any]
                 "beginnings": len(by_kind["beginning"]),
             }
         )
-    return {"name": detection.name, "languages": rows}
+    return {"name": detection.name, "speakers": rows}
+
+
+def _speakers(place: SilentPlace) -> str:
+    """The language, or who spoke where it was no synthetic voice."""
+    utterance = place.place.utterance
+    return PERSON if utterance.voice == PERSON else utterance.language
 
 
 def share_under(values: Sequence[float], limit: float) -> float:
@@ -143,23 +170,31 @@ def share_under(values: Sequence[float], limit: float) -> float:
     return sum(value <= limit for value in values) / max(1, len(values))
 
 
-def run(folder: Path, weights: Path | None = None, source: str = "", out: Path | None = None) -> dict[str, Any]:
+def run(
+    folder: Path,
+    weights: Path | None = None,
+    people: Path | None = None,
+    max_turns: int | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
     """Score each way of detecting ends; print a table, write `turn_end.json` to `out`."""
     from rich.console import Console
     from rich.table import Table
 
-    places = silent_places(folder, source)
-    scored = [score(each, places) for each in detections(weights)]
+    places = silent_places(
+        [*read_shards(folder, "held_out")[:max_turns], *(people_utterances(people) if people else [])[:max_turns]]
+    )
+    scored = [score(each, places) for each in detections(weights or BUNDLED)]
     table = Table(
         title=f"{len(places)} held-out places of {folder.name}; pauses taken over: cut / spoken as a beginning"
     )
     for title in ("detection", "", "p50 ms", "p90 ms", *(f"{pause} s" for pause in PAUSES)):
         table.add_column(title, justify="left" if title in ("detection", "") else "right")
     for each in scored:
-        for row in each["languages"]:
+        for row in each["speakers"]:
             taken = [f"{row['cuts_taken'][str(p)]:.0%} / {row['beginnings_taken'][str(p)]:.0%}" for p in PAUSES]
             table.add_row(
-                each["name"], row["language"], f"{row['latency_ms_p50']:.0f}", f"{row['latency_ms_p90']:.0f}", *taken
+                each["name"], row["speakers"], f"{row['latency_ms_p50']:.0f}", f"{row['latency_ms_p90']:.0f}", *taken
             )
     Console(stderr=True, width=120).print(table)
     result = {"what": "turn ends on held-out voices and sentences", "folder": folder.name, "detections": scored}

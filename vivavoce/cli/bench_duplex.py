@@ -92,9 +92,13 @@ def bench_turn_end(
     ],
     weights: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="A turn-end model, written by `viva train turn-end`."),
+        typer.Option(exists=True, file_okay=False, help="Folder of `viva train turn-end`. Default: the bundled model."),
     ] = None,
-    source: Annotated[str, typer.Option(help="Only turns spoken by `kokoro` or by `programs`.")] = "",
+    people: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Also Asterisk's prompts, from Debian's packages below here."),
+    ] = None,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Use at most this many turns of each.")] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -102,6 +106,6 @@ def bench_turn_end(
     with progress_to(as_json):
         from vivavoce.bench.turn_end import run
 
-        result = run(folder, weights, source, out)
+        result = run(folder, weights, people, max_turns, out)
     if as_json:
         print_json(result)

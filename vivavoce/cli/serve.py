@@ -166,7 +166,8 @@ SmartTurn = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=TURNS,
-        help="End-of-turn model: a smart-turn-v3 ONNX file, `installed` for pipecat's, or `viva train turn-end`'s.",
+        help="End-of-turn model: a folder of `viva train turn-end`, a smart-turn-v3 ONNX file, or `installed` for "
+        "pipecat's. Default: the bundled one.",
     ),
 ]
 WordFile = Annotated[

@@ -33,8 +33,8 @@ STEPS = {  # name: module and function, help
         "vivavoce.train.tts.train:evaluate_main",
         "Measure intelligibility and opinion score of a TTS model.",
     ),
-    "turn-end-data": ("vivavoce.train.turn_end.corpus:main", "Synthesize finished and unfinished turns, on the CPU."),
-    "turn-end": ("vivavoce.train.turn_end.train:main", "Train the turn-end model, on the CPU."),
+    "turn-end-data": ("vivavoce.train.turn_end.corpus:main", "Synthesize finished and unfinished turns."),
+    "turn-end": ("vivavoce.train.turn_end.train:main", "Train the turn-end model."),
     "questions": ("vivavoce.train.corpus:questions_main", "Synthesize spoken questions that no training uses."),
     "package": ("vivavoce.train.package:main", "Pack a trained miniature for distribution."),
 }

@@ -23,7 +23,7 @@ STRETCH = {"low": 2.5, "medium": 1.0, "high": 0.8, "auto": 1.0}
 # Probability of a finished turn from which on the model's answer shortens the silence.
 SURE = {"low": 0.7, "medium": 0.5, "high": 0.35, "auto": 0.5}
 # Probability from which on the model is in doubt; below it the turn is taken for unfinished.
-DOUBTFUL = {"low": 0.5, "medium": 0.2, "high": 0.15, "auto": 0.2}
+DOUBTFUL = {"low": 0.2, "medium": 0.02, "high": 0.02, "auto": 0.02}
 
 
 class TurnEvent(Enum):

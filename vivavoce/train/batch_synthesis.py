@@ -12,12 +12,15 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from vivavoce.errors import InputError
 from vivavoce.models.kokoro.config import RATE as KOKORO_RATE
@@ -25,6 +28,7 @@ from vivavoce.models.kokoro.config import read_vocabulary
 from vivavoce.models.kokoro.decoder import time_mask
 from vivavoce.models.kokoro.model import Kokoro, PhonemeText
 from vivavoce.models.kokoro.voices import VoiceTables
+from vivavoce.models.kokoro.windows import FEATURES_A_SECOND
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.utterances import PARTS, Utterance, plan_of_texts, read_plan
 from vivavoce.train.voices import CLICK, FRAME, LEAD, QUIET, RATE, TAIL
@@ -34,6 +38,26 @@ MAX_ROWS = 256
 CUDA_SECONDS, CPU_SECONDS = 500.0, 12.0  # of sound in a batch, padding included
 BLOCK = KOKORO_RATE // 4  # samples that the lengths of batches are multiples of: few distinct transforms
 AUDIBLE = 1e-3
+
+
+class PlannedSpeech(Protocol):
+    """A text with its phonemes, and how to speak it."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def voice(self) -> str: ...
+    @property
+    def speed(self) -> float: ...
+    @property
+    def phonemes(self) -> str: ...
+
+
+class SpokenWords(NamedTuple):
+    """Speech at 16 kHz, and when each of its words ends, in seconds."""
+
+    samples: NDArray[np.int16]
+    word_ends: tuple[float, ...]
 
 
 class BatchSynthesizer:
@@ -46,7 +70,7 @@ class BatchSynthesizer:
         device = model.bert_encoder.weight.device
         self.seconds_a_batch = seconds_a_batch or (CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS)
 
-    def batches(self, utterances: Sequence[Utterance]) -> list[list[int]]:
+    def batches(self, utterances: Sequence[PlannedSpeech]) -> list[list[int]]:
         """Indices of utterances by length; the padded sound of a batch is about `seconds_a_batch` long."""
         expected = [len(each.phonemes) / PHONEMES_A_SECOND / each.speed + 1.0 for each in utterances]
         batches: list[list[int]] = [[]]
@@ -57,27 +81,49 @@ class BatchSynthesizer:
             batches[-1].append(index)
         return batches
 
-    @torch.inference_mode()
-    def speak(self, utterances: Sequence[Utterance]) -> list[NDArray[np.int16] | None]:
+    def speak(self, utterances: Sequence[PlannedSpeech]) -> list[NDArray[np.int16] | None]:
         """The sound of each at 16 kHz, trimmed; None where it is silent."""
-        sounds = self.model([self._text(each) for each in utterances])
-        lengths = torch.tensor([len(sound) for sound in sounds], device=sounds[0].device)
-        size = -(-max(map(len, sounds)) // BLOCK) * BLOCK
-        rows = torch.zeros(len(sounds), size, device=sounds[0].device)
-        for row, sound in zip(rows, sounds, strict=True):
-            row[: len(sound)] = sound
-        low = at_training_rate(rows)
+        return [None if spoken is None else spoken.samples for spoken in self.speak_words(utterances)]
+
+    @torch.inference_mode()
+    def speak_words(
+        self, utterances: Sequence[PlannedSpeech], lengthening: Sequence[Sequence[float]] = ()
+    ) -> list[SpokenWords | None]:
+        """As `speak`, with the ends of words; `lengthening`: factors on the durations of each text's phonemes."""
+        factors = lengthening or [()] * len(utterances)
+        texts = [self._text(each, factor) for each, factor in zip(utterances, factors, strict=True)]
+        prepared = self.model.prepare(texts)
+        rows = self.model.generate(prepared).samples
+        lengths = prepared.row_lengths * self.model.config.generator.hop
+        rows = rows * time_mask(lengths, rows.shape[1])[:, 0]
+        low = at_training_rate(functional.pad(rows, (0, -rows.shape[1] % BLOCK)))
         begins, ends = speech_bounds(low, lengths * RATE // KOKORO_RATE)
         samples = (low.clamp(-1, 1) * 32767).round().to(torch.int16).cpu().numpy()
-        bounds = zip(samples, begins.tolist(), ends.tolist(), strict=True)
-        return [row[begin:end].copy() if end > begin else None for row, begin, end in bounds]
+        spoken = list[SpokenWords | None]()
+        for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+            moments = _word_ends(self._spoken(utterances[number]), prepared.durations[number])
+            word_ends = tuple(round(moment - begin / RATE, 3) for moment in moments)
+            spoken.append(SpokenWords(samples[number, begin:end].copy(), word_ends) if end > begin else None)
+        return spoken
 
-    def _text(self, utterance: Utterance) -> PhonemeText:
-        ids = [self.vocabulary[phoneme] for phoneme in utterance.phonemes if phoneme in self.vocabulary]
-        ids = ids[: self.model.config.max_phonemes]
+    def _spoken(self, utterance: PlannedSpeech) -> str:
+        """The phonemes that the model knows, as many as it takes."""
+        known = "".join(phoneme for phoneme in utterance.phonemes if phoneme in self.vocabulary)
+        return known[: self.model.config.max_phonemes]
+
+    def _text(self, utterance: PlannedSpeech, lengthening: Sequence[float]) -> PhonemeText:
+        ids = [self.vocabulary[phoneme] for phoneme in self._spoken(utterance)]
         if not ids:
             raise InputError(f"{utterance.text!r} has no phonemes in the plan; write it with `viva train plan`")
-        return PhonemeText(ids, self.tables.style(utterance.voice, len(ids)), utterance.speed, len(ids))
+        style = self.tables.style(utterance.voice, len(ids))
+        return PhonemeText(ids, style, utterance.speed, len(ids), tuple(lengthening))
+
+
+def _word_ends(phonemes: str, durations: Sequence[int]) -> list[float]:
+    """Seconds at which the words of a text end; `durations` begin and end with a boundary."""
+    starts = [0, *accumulate(durations)]
+    ends = [*(place for place, phoneme in enumerate(phonemes) if phoneme == " "), len(phonemes)]
+    return [starts[place + 1] * 2 / FEATURES_A_SECOND for place in ends]
 
 
 def at_training_rate(rows: Tensor) -> Tensor:
@@ -135,7 +181,10 @@ def _ordered(utterances: Sequence[Utterance], synthesizer: BatchSynthesizer) -> 
         yield from ([chosen[index] for index in batch] for batch in batches)
 
 
-def with_phonemes(utterances: Sequence[Utterance], known: Callable[[str], bool]) -> Iterator[Utterance]:
+Planned = TypeVar("Planned", bound=Any)
+
+
+def with_phonemes(utterances: Sequence[Planned], known: Callable[[str], bool]) -> Iterator[Planned]:
     """The utterances with their phonemes; those that have none are left out."""
     from vivavoce.tts.phonemes import phonemiser_of
 

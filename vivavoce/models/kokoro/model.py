@@ -36,6 +36,8 @@ class PhonemeText:
     speed: float = 1.0
     seed: int | None = 0
     """Draws the excitation's noise; None omits it."""
+    lengthening: Sequence[float] = ()
+    """Factor on the duration of each phoneme; none: all 1."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,11 @@ class Kokoro(nn.Module):
 
     def _frames(self, predicted: Tensor, texts: Sequence[PhonemeText]) -> list[list[int]]:
         speed = torch.tensor([[text.speed] for text in texts], device=predicted.device)
-        rounded = torch.round(predicted / speed).clamp_min(1).long().tolist()
+        factors = torch.ones_like(predicted)
+        for row, text in zip(factors, texts, strict=True):
+            if text.lengthening:
+                row[1 : len(text.ids) + 1] = torch.tensor(text.lengthening, device=row.device)
+        rounded = torch.round(predicted * factors / speed).clamp_min(1).long().tolist()
         return [row[: len(text.ids) + 2] for row, text in zip(rounded, texts, strict=True)]
 
     @staticmethod

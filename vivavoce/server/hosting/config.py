@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.asr.backends import BackendName
-from vivavoce.audio.turn_model import SUFFIX, TurnEndModel
 from vivavoce.audio.vad import SmartTurn
 from vivavoce.cascade.parts import DEFAULT_CHAT_MODEL, CascadeParts
 from vivavoce.cores import usable_cores
@@ -25,6 +24,7 @@ from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.engine.engine import EngineLimits
 from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.models.turn_end import BUNDLED, TurnEndModel
 from vivavoce.s2s.remote_codec import RemoteCodec
 from vivavoce.server.config import ServerOptions, read_options
 from vivavoce.stacks import PARTS, choose_stack
@@ -143,8 +143,8 @@ class ServingOptions:
     instructions: str = ""
     """Used for clients that send none; `@path` reads a file."""
     smart_turn: str | None = None
-    """The model that decides semantic turn detection: the ONNX file of a Smart Turn model, `installed`, or the
-    safetensors file that `viva train turn-end` wrote."""
+    """The model that decides semantic turn detection: the ONNX file of a Smart Turn model, `installed`, or a folder
+    of `viva train turn-end`; None: the bundled one."""
     turn: TurnSettings = field(default_factory=TurnSettings)
     moderation: ModerationOptions = field(default_factory=ModerationOptions)
     conversation: ConversationOptions = field(default_factory=ConversationOptions)
@@ -206,11 +206,11 @@ class ServingOptions:
         """The options of conversations that clients cannot choose."""
         return self.conversation.options(self.moderation.moderation(), self._turn_model())
 
-    def _turn_model(self) -> Callable[[Samples], float] | None:
+    def _turn_model(self) -> Callable[[Samples], float]:
         if self.smart_turn is None:
-            return None
-        if self.smart_turn.endswith(SUFFIX):
-            return TurnEndModel(self.smart_turn)
+            return TurnEndModel.load(BUNDLED)
+        if Path(self.smart_turn).is_dir():
+            return TurnEndModel.load(self.smart_turn)
         return SmartTurn(None if self.smart_turn == INSTALLED else self.smart_turn)
 
 

@@ -1,52 +1,49 @@
 """`viva train turn-end-data --out DIR`: sentences that are finished or left unfinished, spoken with the ends of words.
 
-Kokoro speaks them with its training voices and mixtures of them; flite, festival and espeak-ng a second part for
-variety; hibari, which is quick, a third one in English. Held-out voices speak what only evaluates. Shards are written
-one after the other, so that a stopped run resumes and training can begin with what is there.
+Kokoro speaks them in large batches with its training voices and mixtures of them; held-out voices speak what only
+evaluates. A plan with phonemes can be written first (`--plan-only`) and spoken on a machine without a phonemiser
+(`--plan`), such as one with a GPU. Some words are drawn out, as speakers do who think of the next one.
 """
 
 import argparse
 import json
+import lzma
 import os
 import random
-import re
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.audio.io import Sound, float_to_pcm16
-from vivavoce.errors import InputError, VivaError
+from vivavoce import hub
+from vivavoce.errors import InputError
 from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
-from vivavoce.models.kokoro.windows import WindowLengths
+from vivavoce.models.kokoro.model import Kokoro
+from vivavoce.train.batch_synthesis import BatchSynthesizer, with_phonemes
 from vivavoce.train.front_desk import language, user_sentences
-from vivavoce.train.synthesizers import Programs
+from vivavoce.train.turn_end.beginnings import beginning
 from vivavoce.train.turn_end.texts import TurnText, turn_texts
 from vivavoce.train.utterances import mixture
-from vivavoce.train.voices import HELD_OUT, RATE, SyntheticVoice, draw, programs, speak, training_voices
-from vivavoce.tts.hibari import HibariTTS
-from vivavoce.tts.interface import SpeakingStyle
-from vivavoce.tts.kokoro import KokoroTTS
 
 Samples = NDArray[np.int16]
-Planned = TypeVar("Planned")
-SHARD = 12  # utterances of a shard
-ROUND = (("zh", "train"), ("en", "held_out"), ("zh", "train"), ("en", "train"), ("zh", "held_out"), ("zh", "train"))
-"""What Kokoro speaks, again and again: mostly Mandarin, as there are quicker voices for English."""
-RECEPTION = 0.25  # share of sentences said to the front desk
-SPEEDS = (0.85, 1.2)
-WHOLE_SENTENCES = WindowLengths(60.0, 60.0, 60.0)
-ESPEAK_MANDARIN = ("cmn+m1", "cmn+f2", "cmn+m7", "cmn+f5", "cmn+klatt2", "cmn+Annie", "cmn+benjamin", "cmn+max")
-ESPEAK_MANDARIN_HELD_OUT = ("cmn+m3", "cmn+f4")
+SHARD = 400  # utterances of a shard
+LANGUAGES = ("en", "zh")
+HELD_OUT = 0.04  # share of utterances in held-out voices
+LISTED, RECEPTION = 0.35, 0.3  # shares of texts made of lists, and said to the front desk; the rest is from `--texts`
+UNFINISHED = 0.4  # share of the front desk's and the given sentences that are left unfinished
+SPEEDS = (0.8, 1.25)
+DRAWN_OUT = 0.35  # share of utterances with a drawn-out word
+LENGTHENINGS = (1.3, 2.6)  # of the last phonemes of such a word
+LENGTHENED_PHONEMES = 3
 
 
 @dataclass(frozen=True)
 class TurnUtterance:
-    """A spoken text. `word_ends` are seconds, known for voices that tell them."""
+    """A spoken text, or one to be spoken. `word_ends` are seconds."""
 
     part: str
     language: str
@@ -54,153 +51,182 @@ class TurnUtterance:
     voice: str
     is_finished: bool
     speed: float = 1.0
+    phonemes: str = ""
+    drawn_out: int | None = None
+    """The word whose end is lengthened, if one is."""
+    lengthening: float = 1.0
     word_ends: tuple[float, ...] = ()
     samples: Samples = field(default_factory=lambda: np.zeros(0, np.int16), repr=False, compare=False)
 
+    def lengthenings(self) -> list[float]:
+        """The factor on the duration of each phoneme."""
+        factors = [1.0] * len(self.phonemes)
+        if self.drawn_out is not None:
+            ends = [*(place for place, phoneme in enumerate(self.phonemes) if phoneme == " "), len(self.phonemes)]
+            end = ends[min(self.drawn_out, len(ends) - 1)]
+            for place in range(max(0, end - LENGTHENED_PHONEMES), end):
+                factors[place] = self.lengthening
+        return factors
 
-def kokoro_plan(count: int, seed: int = 0) -> list[TurnUtterance]:
-    """Utterances in the order of `ROUND`."""
-    source = random.Random(f"turn ends kokoro {seed}")
-    texts = {(code, part): _texts(code, part, count, seed) for code in ("en", "zh") for part in ("train", "held_out")}
+
+def turn_plan(count: int, sentences: Sequence[str] = (), seed: int = 0) -> list[TurnUtterance]:
+    """Utterances of both languages, without phonemes; `sentences`: English ones beside the lists and the desk's."""
+    source = random.Random(f"turn ends {seed}")
+    held = round(count * HELD_OUT / len(LANGUAGES))
+    parts = {"train": count // len(LANGUAGES) - held, "held_out": held}
     plan = []
-    for index in range(count):
-        code, part = ROUND[index % len(ROUND)]
-        text = next(texts[code, part])
-        voice = source.choice(HELD_OUT_VOICES[code]) if part == "held_out" else mixture(code, source)
-        speed = 1.0 if part == "held_out" else round(source.uniform(*SPEEDS), 2)
-        plan.append(TurnUtterance(part, code, text.text, voice, text.is_finished, speed))
+    for code in LANGUAGES:
+        for part, size in parts.items():
+            chosen = [text for place, text in enumerate(sentences) if (place % 25 == 0) == (part == "held_out")]
+            for text in _texts(code, part, size, chosen if code == "en" else [], source, seed):
+                voice = source.choice(HELD_OUT_VOICES[code]) if part == "held_out" else mixture(code, source)
+                speed = round(source.uniform(*SPEEDS), 2)
+                planned = TurnUtterance(part, code, text.text, voice, text.is_finished, speed)
+                plan.append(_drawn_out(planned, source) if source.random() < DRAWN_OUT else planned)
+    source.shuffle(plan)
     return plan
 
 
-def program_plan(count: int, installed: Programs, seed: int = 0) -> list[tuple[TurnUtterance, SyntheticVoice]]:
-    """Utterances of synthesis programs, every other one in Mandarin, one of eight held out."""
-    source = random.Random(f"turn ends programs {seed}")
-    texts = {
-        (code, part): _texts(code, part, count, seed + 1) for code in ("en", "zh") for part in ("train", "held_out")
-    }
-    plan = []
-    for index in range(count):
-        code, part = ("en", "zh")[index % 2], "held_out" if index // 2 % 8 == 0 else "train"
-        text = next(texts[code, part])
-        if code == "zh":
-            voice = _mandarin_voice(source.choice(ESPEAK_MANDARIN_HELD_OUT if part == "held_out" else ESPEAK_MANDARIN))
-        elif part == "held_out":
-            voice = source.choice(HELD_OUT)
+def _texts(
+    code: str, part: str, count: int, sentences: Sequence[str], source: random.Random, seed: int
+) -> Iterator[TurnText]:
+    """Texts made of lists, sentences said to the front desk, and given ones; some of them left unfinished."""
+    listed = iter(turn_texts(code, part, count, seed))
+    desk = iter(user_sentences(part, count, seed, language(code, 2)))
+    given = iter(sentences)
+    for _ in range(count):
+        kind = source.random()
+        sentence = None if kind < LISTED else next(desk if kind < LISTED + RECEPTION else given, None)
+        begun = beginning(sentence, code, source) if sentence and source.random() < UNFINISHED else None
+        if begun:
+            yield TurnText(code, begun, False)
         else:
-            (voice,) = draw(source, 1, training_voices(installed))
-        plan.append((TurnUtterance(part, code, text.text, voice.name, text.is_finished), voice))
-    return plan
+            yield TurnText(code, sentence, True) if sentence else next(listed)
 
 
-def hibari_plan(count: int, seed: int = 0) -> list[TurnUtterance]:
-    """English utterances of one quick voice, all to learn from."""
-    source = random.Random(f"turn ends hibari {seed}")
-    return [
-        TurnUtterance("train", "en", text.text, "hibari", text.is_finished, round(source.uniform(*SPEEDS), 2))
-        for text in _texts("en", "train", count, seed + 2)
-    ]
+def _drawn_out(planned: TurnUtterance, source: random.Random) -> TurnUtterance:
+    """The utterance with a lengthened word: mostly one within it, where a speaker would pause to think."""
+    place = source.randrange(max(1, len(planned.text) // (6 if planned.language == "en" else 2)))
+    return replace(planned, drawn_out=place, lengthening=round(source.uniform(*LENGTHENINGS), 2))
 
 
-def _mandarin_voice(name: str) -> SyntheticVoice:
-    return SyntheticVoice(f"espeak-{name}", "espeak-ng", ("-v", name, "-s", "165", "-a", "30"))
-
-
-def _texts(code: str, part: str, count: int, seed: int) -> Iterator[TurnText]:
-    """Texts made of lists, and finished ones said to the front desk."""
-    source = random.Random(f"turn ends {code} {part} {seed}")
-    spoken = iter(user_sentences(part, max(1, count), seed, language(code, 2)))
-    for text in turn_texts(code, part, count, seed):
-        sentence = next(spoken, None) if text.is_finished and source.random() < RECEPTION else None
-        yield text if sentence is None else TurnText(code, sentence, True)
-
-
-def speak_kokoro(model: KokoroTTS, utterance: TurnUtterance) -> TurnUtterance:
-    """The utterance with its sound at 16 kHz, and the ends of its words."""
-    style = SpeakingStyle(speed=utterance.speed, clean=False, pause=0.0)
-    pieces = list(model.speak(utterance.text, utterance.voice, style))
-    samples = Sound(np.concatenate([piece.samples for piece in pieces], axis=1), model.rate).resampled(RATE).samples[0]
-    ends = [word.end for piece in pieces for word in piece.words if re.search(r"\w", word.word)]
-    return _with_sound(utterance, samples, ends)
-
-
-def speak_hibari(model: HibariTTS, utterance: TurnUtterance) -> TurnUtterance:
-    """The utterance with its sound."""
-    style = SpeakingStyle(speed=utterance.speed, clean=False, pause=0.0)
-    return _with_sound(utterance, model.say(utterance.text, style=style).resampled(RATE).samples[0], [])
-
-
-def speak_program(utterance: TurnUtterance, voice: SyntheticVoice, installed: Programs) -> TurnUtterance:
-    """The utterance with its sound, by a program that does not tell when its words end."""
-    return _with_sound(utterance, speak(voice, utterance.text, installed), [])
-
-
-def _with_sound(utterance: TurnUtterance, samples: NDArray[np.float32], ends: Sequence[float]) -> TurnUtterance:
-    word_ends = tuple(round(end, 3) for end in ends)
-    return replace(utterance, samples=float_to_pcm16(samples), word_ends=word_ends)
+def speak_plan(
+    plan: Sequence[TurnUtterance], synthesizer: BatchSynthesizer, seconds: float | None = None
+) -> Iterator[TurnUtterance]:
+    """The utterances with sound and ends of words, by length; held-out ones first. None begin after `seconds`."""
+    started = time.monotonic()
+    for part in ("held_out", "train"):
+        chosen = [each for each in plan if each.part == part]
+        batches = synthesizer.batches(chosen) if chosen else []
+        random.Random(part).shuffle(batches)
+        for batch in batches:
+            if seconds is not None and time.monotonic() - started > seconds:
+                return
+            rows = [chosen[index] for index in batch]
+            for planned, spoken in zip(
+                rows, synthesizer.speak_words(rows, [each.lengthenings() for each in rows]), strict=True
+            ):
+                if spoken is not None:
+                    yield replace(planned, samples=spoken.samples, word_ends=spoken.word_ends)
 
 
 def write_shard(path: Path, utterances: Sequence[TurnUtterance]) -> None:
     """Write a shard beside its place and move it there, its JSON last, which makes it whole."""
     unfinished = path.with_name(f"partial-{path.name}")
     np.savez(unfinished.with_suffix(".npz"), *[each.samples for each in utterances])
-    about = [{key: value for key, value in vars(each).items() if key != "samples"} for each in utterances]
+    about = [_about(each) for each in utterances]
     unfinished.with_suffix(".json").write_text(json.dumps(about, ensure_ascii=False), encoding="utf8")
     for suffix in (".npz", ".json"):
         os.replace(unfinished.with_suffix(suffix), path.with_suffix(suffix))
 
 
-def read_shards(folder: Path, source: str = "") -> list[TurnUtterance]:
-    """All utterances of a folder, or those of a source: `kokoro`, `hibari` or `programs`."""
+def read_shards(folder: Path, part: str = "") -> list[TurnUtterance]:
+    """All utterances of a folder, or those of a part."""
     found = []
-    for path in sorted(folder.glob(f"{source}*-[0-9]*.json")):
-        if path.name.startswith("partial-"):
+    for path in sorted(folder.glob("[a-z]*-[0-9]*.json")):
+        if path.name.startswith("partial-") or not path.name.startswith(part):
             continue
         with np.load(path.with_suffix(".npz")) as sounds:
             for index, about in enumerate(json.loads(path.read_text(encoding="utf8"))):
-                about["word_ends"] = tuple(about["word_ends"])
-                found.append(TurnUtterance(**about, samples=sounds[f"arr_{index}"]))
+                found.append(_utterance(about, sounds[f"arr_{index}"]))
     if not found:
         raise InputError(f"{folder} holds no spoken turns; make them with `viva train turn-end-data --out {folder}`")
     return found
 
 
+def _about(utterance: TurnUtterance) -> dict[str, Any]:
+    return {key: value for key, value in vars(utterance).items() if key != "samples"}
+
+
+def _utterance(about: dict[str, Any], samples: Samples | None = None) -> TurnUtterance:
+    made = TurnUtterance(**{**about, "word_ends": tuple(about["word_ends"])})
+    return made if samples is None else replace(made, samples=samples)
+
+
+def write_plan(path: Path, plan: Sequence[TurnUtterance]) -> None:
+    """Write a plan as compressed JSON lines."""
+    lines = "".join(json.dumps(_about(each), ensure_ascii=False) + "\n" for each in plan)
+    path.write_bytes(lzma.compress(lines.encode()))
+
+
+def read_plan(path: Path) -> list[TurnUtterance]:
+    """Read what `write_plan` wrote."""
+    try:
+        lines = lzma.decompress(path.read_bytes()).decode("utf8").splitlines()
+        return [_utterance(json.loads(line)) for line in lines]
+    except (OSError, lzma.LZMAError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} is no plan of turns ({error}); write one with `--plan-only`") from error
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--kokoro", type=int, default=1200, help="utterances of Kokoro")
-    parser.add_argument("--programs", type=int, default=1600, help="utterances of flite, festival and espeak-ng")
-    parser.add_argument("--hibari", type=int, default=600, help="utterances of hibari")
-    parser.add_argument("--model", default="kokoro-82m")
+    parser.add_argument("--out", type=Path, required=True, help="folder, or with --plan-only the plan's file")
+    parser.add_argument("--count", type=int, default=2000, help="utterances, half of them Mandarin")
+    parser.add_argument("--texts", type=Path, help="English sentences, one a line, beside the built-in ones")
+    parser.add_argument("--plan-only", action="store_true", help="write a plan to --out and stop")
+    parser.add_argument("--plan", type=Path, help="speak this plan")
+    parser.add_argument("--kokoro", help="folder or name of the model", default="kokoro-82m")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, help="begin no batch after this time")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
+    folder = Path(hub.resolve(options.kokoro))
+    plan = read_plan(options.plan) if options.plan else _phonemised(options, folder)
+    if options.plan_only:
+        write_plan(options.out, plan)
+        return
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.hibari:
-        hibari = HibariTTS.load()
-        _write_missing(options.out, "hibari", hibari_plan(options.hibari, options.seed), partial(speak_hibari, hibari))
-    if options.programs:
-        installed = programs()
-        plan = program_plan(options.programs, installed, options.seed)
-        _write_missing(options.out, "programs", plan, lambda planned: speak_program(*planned, installed))
-    if options.kokoro:
-        kokoro = KokoroTTS.load(options.model)
-        kokoro.windows = WHOLE_SENTENCES
-        _write_missing(options.out, "kokoro", kokoro_plan(options.kokoro, options.seed), partial(speak_kokoro, kokoro))
-        kokoro.close()
+    synthesizer = BatchSynthesizer(Kokoro.load(folder, options.device), folder)
+    _write(options.out, speak_plan(plan, synthesizer, options.seconds))
 
 
-def _write_missing(
-    out: Path, name: str, plan: Sequence[Planned], speak_one: Callable[[Planned], TurnUtterance]
-) -> None:
-    """Speak the shards of a plan that are not there."""
-    for number, begin in enumerate(range(0, len(plan), SHARD)):
-        path = out / f"{name}-{number:04d}"
-        if path.with_suffix(".json").is_file():
-            continue
-        spoken = []
-        for planned in plan[begin : begin + SHARD]:
-            try:
-                spoken.append(speak_one(planned))
-            except VivaError as error:
-                print(json.dumps({"left out": str(planned), "error": str(error)}), flush=True)
-        write_shard(path, spoken)
-        print(json.dumps({"shard": path.name, "seconds": sum(len(each.samples) for each in spoken) / RATE}), flush=True)
+def _phonemised(options: argparse.Namespace, folder: Path) -> list[TurnUtterance]:
+    from vivavoce.models.kokoro.config import read_vocabulary
+
+    given = options.texts.read_text(encoding="utf8").splitlines() if options.texts else []
+    sentences = [line.strip() for line in given if line.strip()]
+    vocabulary = read_vocabulary(folder)
+    return list(with_phonemes(turn_plan(options.count, sentences, options.seed), vocabulary.__contains__))
+
+
+def _write(out: Path, spoken: Iterator[TurnUtterance]) -> None:
+    """Write shards of one part each as they fill."""
+    waiting: dict[str, list[TurnUtterance]] = {"held_out": [], "train": []}
+    written, seconds, started = {"held_out": 0, "train": 0}, 0.0, time.monotonic()
+    for utterance in spoken:
+        rows = waiting[utterance.part]
+        rows.append(utterance)
+        seconds += len(utterance.samples) / 16_000
+        if len(rows) == SHARD:
+            _flush(out, utterance.part, rows, written)
+            elapsed = round(time.monotonic() - started)
+            print(json.dumps({"hours": round(seconds / 3600, 2), "elapsed": elapsed}), flush=True)
+    for part, rows in waiting.items():
+        _flush(out, part, rows, written)
+
+
+def _flush(out: Path, part: str, rows: list[TurnUtterance], written: dict[str, int]) -> None:
+    if rows:
+        write_shard(out / f"{part}-{written[part]:04d}", rows)
+        written[part] += 1
+        rows.clear()

@@ -1,6 +1,5 @@
 """Pauses to learn from: the sound of a turn up to a pause, and whether the turn was over there."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,8 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.audio.stretch import TimeStretch
-from vivavoce.audio.turn_model import last_seconds
 from vivavoce.train.augment import AcousticAugmentation
 from vivavoce.train.corpus import FULL_SCALE
 from vivavoce.train.turn_end.corpus import TurnUtterance
@@ -22,13 +19,14 @@ QUIET_DB = -38.0  # relative to the loudest frame: what is quieter at the end of
 MIN_SECONDS = 0.25  # of speech before a pause
 MIN_REST = 0.3  # seconds of speech after an unfinished place
 NEAR = RATE // 20  # a cut is made at the quietest place this far around the end of a word
-SILENCES = (0.06, 0.22)  # seconds between the end of speech and the question to the model
+SILENCES = (0.06, 0.24)  # seconds between the end of speech and the question to the model
 FADES = (0.004, 0.05)
+TRIMMED, TRIM = 0.3, 0.05  # share of ends that are cut off by up to this many seconds: an abrupt end is no sign
 TEMPOS = (0.88, 1.15)  # of speed and pitch together
-LENGTHENED, LENGTHENED_SECONDS = 0.2, 0.35  # share of unfinished places with a drawn-out last syllable, its length
-PRECEDED = 0.3  # share of turns with another sentence before the last one
+PRECEDED = 0.35  # share of turns with another sentence before the last one
+GAPS = (0.2, 1.0)
 FLOORS_DB = (-85.0, -55.0)
-CUT = 0.55  # share of unfinished places that are cut within fluent speech, the rest being spoken as beginnings
+KINDS = {"end": 0.5, "cut": 0.2, "drawn out": 0.1, "beginning": 0.2}
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,15 @@ class Pause:
     end: int
     is_finished: bool
     is_cut: bool = False
-    """Whether the speaker goes on in the recording, without a hesitation."""
+    """Whether the speaker goes on in the recording."""
+    is_drawn_out: bool = False
+
+    @property
+    def kind(self) -> str:
+        """`end`, `cut` (within fluent speech), `drawn out` (after a lengthened word) or `beginning`."""
+        if self.is_cut:
+            return "drawn out" if self.is_drawn_out else "cut"
+        return "end" if self.is_finished else "beginning"
 
     def sound(self) -> Samples:
         """The speech before the pause."""
@@ -55,18 +61,18 @@ def end_of_speech(samples: Samples) -> int:
 
 
 def pauses(utterance: TurnUtterance) -> list[Pause]:
-    """The end of the utterance, and the places within it where its speaker might pause."""
+    """The end of the utterance, and the ends of words within it, where its speaker might pause."""
     samples = utterance.samples.astype(np.float32) / FULL_SCALE
     end = end_of_speech(samples)
     found = [Pause(utterance, end, utterance.is_finished)]
-    for moment in utterance.word_ends[:-1] or _dips(samples, end):
+    for word, moment in enumerate(utterance.word_ends[:-1] if utterance.word_ends else _dips(end)):
         cut = _quietest(samples, round(moment * RATE))
         if MIN_SECONDS * RATE <= cut <= end - MIN_REST * RATE:
-            found.append(Pause(utterance, cut, False, True))
+            found.append(Pause(utterance, cut, False, True, word == utterance.drawn_out))
     return found
 
 
-def _dips(samples: Samples, end: int) -> list[float]:
+def _dips(end: int) -> list[float]:
     """Every 0.3 s, for voices that do not tell the ends of words: `_quietest` moves them into a dip."""
     return [moment / RATE for moment in range(round(0.4 * RATE), end, round(0.3 * RATE))]
 
@@ -78,61 +84,81 @@ def _quietest(samples: Samples, near: int) -> int:
     return begin + int(np.square(frames).mean(axis=1).argmin()) * FRAME if len(frames) else near
 
 
+def derived(seed: int, stream: int) -> int:
+    """Another seed, for random numbers that must not depend on those of the first."""
+    return (seed * 6_364_136_223_846_793_005 + stream * 1_442_695_040_888_963_407) % 2**62
+
+
 class Examples:
-    """Random batches of windows that end at a pause, half of them at ends of turns."""
+    """Random batches of windows that end at a pause, half of them at ends of turns, made on a device."""
 
-    def __init__(self, utterances: Sequence[TurnUtterance], seed: int, strength: float = 0.8) -> None:
-        places = [place for utterance in utterances for place in pauses(utterance)]
-        self.ends = [place for place in places if place.is_finished]
-        self.cuts = [place for place in places if place.is_cut]
-        self.beginnings = [place for place in places if not place.is_finished and not place.is_cut]
-        self.source = random.Random(f"turn end examples {seed}")
-        self.augmentation = AcousticAugmentation("cpu", strength)
+    def __init__(
+        self,
+        utterances: Sequence[TurnUtterance],
+        samples: int,
+        device: torch.device | str = "cpu",
+        strength: float = 0.8,
+    ) -> None:
+        self.samples, self.device = samples, torch.device(device)
+        self.augmentation = AcousticAugmentation(device, strength)
+        self.flat = torch.from_numpy(np.concatenate([each.samples for each in utterances])).to(device)
+        starts = np.cumsum([0, *(len(each.samples) for each in utterances)])
+        by_kind: dict[str, list[tuple[int, int]]] = {kind: [] for kind in KINDS}
+        for start, utterance in zip(starts.tolist(), utterances, strict=False):
+            for place in pauses(utterance):
+                by_kind[place.kind].append((start, start + place.end))
+        present = [kind for kind in KINDS if by_kind[kind]]
+        self.places = {kind: torch.tensor(by_kind[kind], device=device) for kind in present}
 
-    def batch(self, size: int) -> tuple[Tensor, Tensor]:
-        """# [batch, time], [batch]"""
-        chosen = [self._choose(index % 2 == 0) for index in range(size)]
-        windows = torch.from_numpy(np.stack([self.window(place) for place in chosen]))
-        lengths = torch.full((size,), windows.shape[1])
-        sounds = self.augmentation(windows, lengths, self.source.randrange(2**31))
-        return sounds, torch.tensor([float(place.is_finished) for place in chosen])
+    @property
+    def counts(self) -> dict[str, int]:
+        """Places of each kind."""
+        return {kind: len(places) for kind, places in self.places.items()}
 
-    def _choose(self, is_finished: bool) -> Pause:
-        if is_finished:
-            return self.source.choice(self.ends)
-        return self.source.choice(self.cuts if self.source.random() < CUT else self.beginnings)
+    def batch(self, size: int, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Tensor, Tensor]:
+        """Windows and whether they end a turn; deterministic for a seed.  # [batch, time], [batch]"""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        places, labels = self._chosen(size, generator, kinds)
 
-    def window(self, place: Pause) -> Samples:
-        """The last seconds before the model is asked about a pause, with random tempo, ending and silence."""
-        source = self.source
-        speech = self._faded(place)
-        if not place.is_finished and source.random() < LENGTHENED:
-            speech = _drawn_out(speech, source.uniform(0.55, 0.8))
-        tempo = source.uniform(*TEMPOS)
-        speech = np.interp(np.arange(0, len(speech), tempo), np.arange(len(speech)), speech).astype(np.float32)
-        before = np.zeros(0, np.float32)
-        if source.random() < PRECEDED:
-            gap = np.zeros(round(source.uniform(0.2, 1.0) * RATE), np.float32)
-            before = np.concatenate([source.choice(self.ends).sound(), gap])
-        silence = np.zeros(round(source.uniform(*SILENCES) * RATE), np.float32)
-        window = last_seconds(np.concatenate([before, speech, silence]))
-        floor = 10 ** (source.uniform(*FLOORS_DB) / 20)
-        return window + np.random.default_rng(source.randrange(2**31)).normal(0, floor, len(window)).astype(np.float32)
+        def draw(low: float, high: float) -> Tensor:
+            return low + (high - low) * torch.rand(size, 1, generator=generator, device=self.device)
 
-    def _faded(self, place: Pause) -> Samples:
-        """The speech with a random fade: an abrupt end must not tell a cut from an end."""
-        speech = place.sound()
-        if place.is_finished and self.source.random() < 0.3:
-            speech = speech[: max(FRAME, len(speech) - round(self.source.uniform(0.0, 0.05) * RATE))]
-        ramp = np.linspace(1, 0, min(len(speech), round(self.source.uniform(*FADES) * RATE)), dtype=np.float32)
-        speech[len(speech) - len(ramp) :] *= ramp
-        return speech
+        tempo, silence = draw(*TEMPOS), draw(*SILENCES) * RATE
+        trimmed = (draw(0, 1) < TRIMMED) * labels[:, None] * draw(0, TRIM) * RATE
+        start, end = places[:, :1], places[:, 1:] - trimmed.long()
+        back = torch.arange(self.samples - 1, -1, -1, device=self.device)[None] - silence  # samples before the end
+        speech = self._at(end, back * tempo, start)
+        speech = speech * (back / (draw(*FADES) * RATE)).clamp(0, 1)
+        before, _ = self._chosen(size, generator, ("end",))
+        back_before = back - (end - start) / tempo - draw(*GAPS) * RATE
+        preceding = self._at(before[:, 1:], back_before * tempo, before[:, :1])
+        window = speech + preceding * (draw(0, 1) < PRECEDED)
+        floor = 10 ** (draw(*FLOORS_DB) / 20)
+        window = window + floor * torch.randn(window.shape, generator=generator, device=self.device)
+        lengths = torch.full((size,), self.samples, device=self.device)
+        # A seed of its own: with the same one, room and noise would follow the choice of places, and tell the label.
+        return self.augmentation(window, lengths, derived(seed, 1)), labels
 
+    def _chosen(self, size: int, generator: torch.Generator, kinds: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Random places by the shares of their kinds, and whether they are ends.  # [batch, 2], [batch]"""
+        kinds = [kind for kind in kinds if kind in self.places]
+        shares = torch.tensor([KINDS[kind] for kind in kinds], device=self.device)
+        kind = torch.multinomial(shares, size, replacement=True, generator=generator)
+        places = torch.empty(size, 2, dtype=torch.int64, device=self.device)
+        for number, name in enumerate(kinds):
+            rows = self.places[name]
+            pick = torch.randint(len(rows), (size,), generator=generator, device=self.device)
+            places = torch.where((kind == number)[:, None], rows[pick], places)
+        is_end = torch.tensor([float(name == "end") for name in kinds], device=self.device)
+        return places, is_end[kind]
 
-def _drawn_out(speech: Samples, speed: float) -> Samples:
-    """The last syllable lengthened."""
-    split = max(0, len(speech) - round(LENGTHENED_SECONDS * RATE))
-    stretch = TimeStretch(RATE, speed)
-    made, state = stretch.step(stretch.initial_state(), speech[None, split:])
-    rest = stretch.flush(state)
-    return np.concatenate([speech[:split], made[0], rest[0]])
+    def _at(self, end: Tensor, back: Tensor, start: Tensor) -> Tensor:
+        """Sound a number of samples before an end, interpolated; silence outside the utterance."""
+        position = end - 1 - back
+        whole = position.floor()
+        below, fraction = whole.long(), position - whole
+        inside = (below >= start) & (below < end - 1)
+        last = len(self.flat) - 2
+        left = self.flat[below.clamp(0, last)].float()
+        right = self.flat[(below + 1).clamp(0, last)].float()
+        return torch.lerp(left, right, fraction) * inside / float(FULL_SCALE)

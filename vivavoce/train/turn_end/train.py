@@ -1,99 +1,148 @@
-"""`viva train turn-end --data DIR --out DIR`: train the turn-end model on the CPU.
+"""`viva train turn-end --data DIR --out DIR`: fine-tune the encoder of a Whisper to tell ends of turns from pauses.
 
-The data are made by `viva train turn-end-data`; `viva bench turn-end` measures the model. A few minutes of one core are
-enough.
+The data are made by `viva train turn-end-data`; `viva bench turn-end` measures the model. Matrices are rounded to the
+bits that they are packed with, so that the packed model is the one that was trained.
 """
 
 import argparse
 import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn import functional
 
-from vivavoce.audio.turn_model import TurnEndNetwork, TurnFeatures, read_network, write_network
-from vivavoce.train.augment import mask_mel
+from vivavoce.audio.mel import WhisperMel
+from vivavoce.models.quantised import pack_file
+from vivavoce.models.turn_end import CONFIG, MELS, TurnEndConfig, TurnEndNetwork, load_network, save_network
+from vivavoce.models.whisper.model import Whisper
+from vivavoce.nn.attention import sinusoids
+from vivavoce.train.asr.train import Rounding
+from vivavoce.train.augment import mask_mel, warp_bands
+from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun
 from vivavoce.train.turn_end.corpus import TurnUtterance, read_shards
-from vivavoce.train.turn_end.examples import Examples
+from vivavoce.train.turn_end.examples import Examples, derived
 
-MODEL = "model.safetensors"
-
-
-@dataclass(frozen=True)
-class TurnTraining:
-    """How long and on how much to train. The examples are augmented once, which costs more than a step of training."""
-
-    examples: int = 6000
-    epochs: int = 12
-    batch: int = 64
-    rate: float = 2e-3
-    width: int = 64
-    seed: int = 0
+WEIGHTS = "model.safetensors"
+POSITIONS = "embed_positions.weight"
+SMOOTHING = 0.02
+EVALUATED = 40  # batches
+PAUSES_TAKEN = 0.05  # share of pauses that may be taken for ends
 
 
-Report = Callable[[dict[str, float]], None]
+def initialised(config: TurnEndConfig, whisper: Path | None) -> TurnEndNetwork:
+    """A network whose encoder begins as the first layers of a Whisper's, if one is given."""
+    network = TurnEndNetwork(config)
+    encoder = network.encoder
+    if whisper is not None:
+        published = Whisper.load(whisper).encoder.state_dict()
+        own = {name: published[name] for name in encoder.state_dict() if name != POSITIONS}
+        encoder.load_state_dict(own, strict=False)
+    positions = sinusoids(encoder.config.max_source_positions, config.d_model)
+    encoder.embed_positions.weight.data.copy_(positions)
+    return network
 
 
-@torch.no_grad()
-def augmented(
-    utterances: Sequence[TurnUtterance], options: TurnTraining, report: Report = lambda _: None
-) -> tuple[Tensor, Tensor]:
-    """Features and labels of random pauses of the part `train`.  # [example, mel, frame] in float16, [example]"""
-    examples = Examples([each for each in utterances if each.part == "train"], options.seed)
-    features, found, labels = TurnFeatures(), [], []
-    started = time.monotonic()
-    for _ in range(max(1, options.examples // options.batch)):
-        sounds, label = examples.batch(options.batch)
-        found.append(features(sounds).half())
-        labels.append(label)
-    report({"examples": sum(map(len, found)), "seconds": time.monotonic() - started})
-    return torch.cat(found), torch.cat(labels)
+def train(
+    network: TurnEndNetwork,
+    utterances: list[TurnUtterance],
+    out: Path,
+    budget: Budget,
+    *,
+    batch: int = 256,
+    rate: float = 2e-4,
+    bits: int = 6,
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, float]:
+    """Train the network, write it, and return figures of the held-out voices."""
+    network = network.to(device).train().requires_grad_(True)
+    network.encoder.embed_positions.requires_grad_(False)
+    mel = WhisperMel(MELS).to(device)
+    parts = {part: [each for each in utterances if each.part == part] for part in ("train", "held_out")}
+    examples = Examples(parts["train"], network.config.samples, device)
+    print(json.dumps({"places": examples.counts}), flush=True)
+
+    rounding = Rounding(network, bits)
+
+    def loss(batch: Batch) -> dict[str, Tensor]:
+        odds = functional_call(network, rounding(batch["roundness"]), (batch["mel"],)).float()
+        wanted = batch["finished"] * (1 - 2 * SMOOTHING) + SMOOTHING
+        return {
+            "loss": functional.binary_cross_entropy_with_logits(odds, wanted),
+            "wrong": ((odds > 0) != (batch["finished"] > 0.5)).float().mean(),
+        }
+
+    learner = Learner({"network": network}, loss, rate, weight_decay=0.02, average=0.999)
+    run = TrainingRun(out, {"network": learner}, budget, seed)
+    for step in run:
+        with torch.no_grad():
+            sounds, finished = examples.batch(batch, derived(step.seed, 2))
+            generator = step.generator(device)
+            features = mask_mel(warp_bands(mel(sounds), generator), generator, span=12)
+        roundness = torch.tensor(min(1.0, 2 * step.progress), device=device)
+        run.record(learner.step({"mel": features, "finished": finished, "roundness": roundness}, step.rate_share))
+    learner.swap_average()
+    save_network(network.eval(), out)
+    return evaluate(network, parts["held_out"], device) if parts["held_out"] else {}
 
 
-def fit(
-    network: TurnEndNetwork, features: Tensor, labels: Tensor, options: TurnTraining, report: Report = lambda _: None
-) -> TurnEndNetwork:
-    """Train a network on augmented examples; deterministic for its arguments."""
-    generator = torch.Generator().manual_seed(options.seed)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=options.rate, weight_decay=0.02)
-    batches = len(labels) // options.batch
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, options.rate, total_steps=options.epochs * batches, pct_start=0.15
-    )
-    started = time.monotonic()
-    for epoch in range(options.epochs):
-        losses = []
-        for rows in torch.randperm(len(labels), generator=generator)[: batches * options.batch].split(options.batch):
-            mel = mask_mel(features[rows].float(), generator, span=15)
-            loss = functional.binary_cross_entropy_with_logits(network(mel), labels[rows] * 0.98 + 0.01)
-            optimiser.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-            optimiser.step()
-            schedule.step()
-            losses.append(loss.item())
-        report({"epoch": epoch, "loss": sum(losses) / len(losses), "seconds": time.monotonic() - started})
-    return network.eval()
+@torch.inference_mode()
+def evaluate(network: TurnEndNetwork, utterances: list[TurnUtterance], device: str) -> dict[str, float]:
+    """Per language: ends found while few pauses are taken for ends, and the pauses of each kind taken then."""
+    figures: dict[str, float] = {}
+    mel = WhisperMel(MELS).to(device)
+    for code in sorted({each.language for each in utterances}):
+        examples = Examples([each for each in utterances if each.language == code], network.config.samples, device)
+        by_kind: dict[str, Tensor] = {}
+        for kind in examples.places:
+            sounds = [examples.batch(64, seed, (kind,))[0] for seed in range(EVALUATED)]
+            by_kind[kind] = torch.cat([network(mel(sound)) for sound in sounds])
+        pauses = torch.cat([odds for kind, odds in by_kind.items() if kind != "end"])
+        threshold = pauses.quantile(1 - PAUSES_TAKEN)
+        figures[f"{code} threshold"] = float(threshold.sigmoid())
+        figures |= {f"{code} {kind}": float((odds > threshold).float().mean()) for kind, odds in by_kind.items()}
+        figures |= {f"{code} {kind} over 0.5": float((odds > 0).float().mean()) for kind, odds in by_kind.items()}
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def package(trained: Path, out: Path, bits: int) -> None:
+    """Write a trained model with its matrices in few bits."""
+    out.mkdir(parents=True, exist_ok=True)
+    pack_file(trained / WEIGHTS, out / WEIGHTS, low_bits={"": bits})
+    (out / CONFIG).write_bytes((trained / CONFIG).read_bytes())
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--start", type=Path, help="weights to begin with")
-    for option in fields(TurnTraining):
-        parser.add_argument(f"--{option.name}", type=type(option.default), default=option.default)
-    given = parser.parse_args(arguments)
-    options = TurnTraining(**{option.name: getattr(given, option.name) for option in fields(TurnTraining)})
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run; `packed` in it has the model")
+    parser.add_argument("--init", type=Path, help="a Whisper whose encoder to begin with")
+    parser.add_argument("--start", type=Path, help="a turn-end model to go on from")
+    parser.add_argument("--layers", type=int, default=TurnEndConfig.layers)
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--rate", type=float, default=2e-4)
+    parser.add_argument("--bits", type=int, default=6)
+    parser.add_argument("--shift", type=float, default=1.6, help="log-odds subtracted from the answers")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
-    network = TurnEndNetwork(options.width) if given.start is None else read_network(given.start).train()
-    features, labels = augmented(read_shards(given.data), options, _print)
-    write_network(fit(network, features, labels, options, _print), given.out / MODEL)
-
-
-def _print(values: dict[str, float]) -> None:
-    print(json.dumps(values), flush=True)
+    network = (
+        load_network(options.start)
+        if options.start
+        else initialised(TurnEndConfig(layers=options.layers), options.init)
+    )
+    budget = Budget(options.steps, options.seconds)
+    figures = train(
+        network, read_shards(options.data), options.out, budget,
+        batch=options.batch, rate=options.rate, bits=options.bits, seed=options.seed, device=options.device,
+    )  # fmt: skip
+    network.config = replace(network.config, shift=options.shift)
+    save_network(network, options.out)
+    package(options.out, options.out / "packed", options.bits)
+    print(json.dumps(figures), flush=True)
