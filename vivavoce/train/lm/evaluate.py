@@ -15,6 +15,7 @@ from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, Turn
 from vivavoce.train.front_desk import DECLINE, Exchange, judge, normalise
+from vivavoce.train.front_desk.evaluation_set import evaluation_dialogues
 from vivavoce.train.lm import TrainingKVCache, hidden_states
 from vivavoce.train.lm.batches import READ, TRANSCRIBE, Codes, SpokenDialogues
 from vivavoce.train.lm.corpus import CLEAN, NOISY
@@ -142,6 +143,7 @@ class Evaluation:
                 {"mode": name, "user": a.expected.user, "expected": a.expected.reply, "said": a.transcribed}
                 for a in wrong[:25]
             ]
+        figures["evaluation_set"] = summary(evaluation_set_answers(self.model, self.tokenizer))
         return figures | {"transcribe": self.transcription(), "read": self.reading(), "wrong": self.samples}
 
     def answers(self, user_modality: Modality, reply_modality: Modality, condition: int) -> list[EvaluatedAnswer]:
@@ -218,6 +220,21 @@ class Evaluation:
 
     def _text(self, reply: Sequence[Row]) -> str:
         return self.tokenizer.decode(self.model.written_ids(reply)).strip()
+
+
+def evaluation_set_answers(model: MossSpeech, tokenizer: ReadingTokenizer) -> list[EvaluatedAnswer]:
+    """Text replies to the phrasings for evaluation alone, as text."""
+    prompt = MossSpeechPrompt(model.config, tokenizer)
+    lines = evaluation_dialogues()
+    prompts = []
+    for line in lines:
+        turns = [Turn("system", DEFAULT_SYSTEM["text"])]
+        for exchange in line:
+            turns += [Turn("user", exchange.user), Turn("assistant", exchange.reply)]
+        prompts.append(prompt.rows(turns[:-1], "text"))
+    replies = greedy_replies(model, prompts, MAX_TOKENS)
+    said = [tokenizer.decode(model.written_ids(reply)).strip() for reply in replies]
+    return [EvaluatedAnswer(line[-1], len(line), text) for line, text in zip(lines, said, strict=True)]
 
 
 def summary(answers: Sequence[EvaluatedAnswer]) -> dict[str, Any]:
