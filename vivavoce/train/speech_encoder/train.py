@@ -29,9 +29,9 @@ from vivavoce.train.corpus import Corpus
 from vivavoce.train.front_desk.answers import normalise
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.losses import ctc_loss
+from vivavoce.train.reply_voice import reply_voice_of
 from vivavoce.train.speech_encoder import STEPS, BatchMel, Lattice, Probe, Sounds, features, new_encoder, read_symbols
 from vivavoce.train.speech_encoder.batches import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
-from vivavoce.train.voices import TEACHER
 
 SPREAD = 0.6  # minimum standard deviation of a bounded dimension
 SATURATION = 2.5  # where tanh is nearly flat
@@ -300,6 +300,7 @@ def train(
     seconds: float,
     seed: int,
     earlier: Path | None = None,
+    reply_voice: str | None = None,
 ) -> TrainedEncoder:
     """Train an encoder within a time budget, from scratch or an earlier one; log and state are in the folder."""
     torch.manual_seed(seed)
@@ -312,7 +313,7 @@ def train(
         init_from_earlier(earlier, encoder, probe)
     loss = EncoderLoss(plan, encoder, probe, lattice)
     learner = Learner({"encoder": encoder, "probe": probe}, loss, plan.peak_rate, average=plan.average, orthogonal=True)
-    speech = EncoderSpeech.of(corpus, TEACHER.name, device)
+    speech = EncoderSpeech.of(corpus, reply_voice or reply_voice_of(corpus.voices), device)
     batches = EncoderBatches(speech, plan.shapes, plan.config, AcousticAugmentation(device, plan.strength), plan.habits)
     budget = Budget(plan.steps, seconds, plan.warmup)
     training_run = TrainingRun(folder, {"ear": learner}, budget, seed, log_every=4 if plan.steps < 100 else 50)
@@ -354,8 +355,9 @@ def save(trained: TrainedEncoder, folder: Path) -> None:
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Train a speech encoder, evaluate it on held-out data, and write everything to a folder."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--held-out", type=Path, required=True)
+    parser.add_argument("--corpus", type=Path, required=True, nargs="+", help="one corpus or several")
+    parser.add_argument("--held-out", type=Path, required=True, nargs="+", help="corpora of held-out voices")
+    parser.add_argument("--reply-voice", help="whose mel the codes keep; default: the reply voice with most utterances")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--init", type=Path, help="folder of an earlier encoder to continue, with everything rounded")
     parser.add_argument("--seconds", type=float, default=400.0, help="total time, evaluation included")
@@ -375,7 +377,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if options.steps:
         changes["steps"] = options.steps
     plan = dataclasses.replace(plan, **changes)
-    corpus, held_out = Corpus.load(options.corpus), Corpus.load(options.held_out)
+    corpus, held_out = (
+        Corpus.joined([Corpus.load(path) for path in paths]) for paths in (options.corpus, options.held_out)
+    )
+    reply_voice = options.reply_voice or reply_voice_of(corpus.voices)
     loading_seconds = time.monotonic() - started
     evaluation_seconds = min(25.0, 0.1 * options.seconds)
     device = torch.device(options.device)
@@ -387,9 +392,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         options.seconds - loading_seconds - evaluation_seconds,
         options.seed,
         options.init,
+        reply_voice,
     )
     save(trained, options.out)
-    metrics = measure(trained, held_out, corpus, TEACHER.name, max_sentences=40 if options.tiny else 600)
+    metrics = measure(trained, held_out, corpus, reply_voice, max_sentences=40 if options.tiny else 600)
     metrics |= {"plan": dataclasses.asdict(plan), "seed": options.seed, "seconds": round(time.monotonic() - started, 1)}
     (options.out / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf8")
     print(json.dumps({name: value for name, value in metrics.items() if name != "plan"}, indent=2))
