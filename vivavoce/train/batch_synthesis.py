@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vivavoce import hub
 from vivavoce.errors import InputError
 from vivavoce.models.kokoro.config import RATE as KOKORO_RATE
 from vivavoce.models.kokoro.config import read_vocabulary
@@ -155,12 +156,12 @@ def plan_main(arguments: Sequence[str] | None = None) -> None:
     kind.add_argument("--texts", type=Path, help="a sentence a line")
     kind.add_argument("--desk", action="store_true", help="the dialogues of `viva train lm-data` with these options")
     parser.add_argument("--held-out", type=Path, help="sentences for held-out voices, to evaluate with")
-    parser.add_argument("--kokoro", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--kokoro", required=True, metavar="MODEL", help="name or folder of the model")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; compressed if it ends in .xz")
     parser.add_argument("--scale", type=float, default=1.0, help="with --desk: factor on what is no part of dialogues")
     add_plan_options(parser)
     options = parser.parse_args(arguments)
-    vocabulary = read_vocabulary(options.kokoro)
+    vocabulary = read_vocabulary(hub.resolve(options.kokoro))
     if options.desk:
         utterances = desk_utterances(plan_of(options), DeskCounts().scaled(options.scale))
     else:

@@ -28,7 +28,7 @@ from vivavoce.train.utterances import REPLY_VOICES
 DIALOGUES = DialoguePlan(spoken=9_000, general=4_000, slot_questions=3_000, tools=4_000, edition=2, versions=4)
 SECONDS = {"voices": 280, "encoder": 340, "vocoder1": 300, "flow": 240, "lm": 440, "vocoder": 280}
 CLASSIC_SCALE = 0.4  # of the synthesizers' corpora beside Kokoro's
-TINY_SCALE, TINY_SECONDS = 0.004, 20.0
+TINY_SCALE, TINY_PLAN_SCALE, TINY_SECONDS = 0.004, 0.0015, 20.0
 LOG_LINES = 20
 COMMAND = (sys.executable, "-m", "vivavoce.cli", "train")
 Report = Callable[[str], None]
@@ -56,6 +56,8 @@ class RecipeOptions:
     scale: float = 1.0
     device: str | None = None
     seed: int = 0
+    init: Path | None = None
+    """An earlier speech-to-speech model, whose speech encoder, flow and vocoder are the beginning of the new ones."""
     tiny: bool = False
 
 
@@ -71,16 +73,15 @@ def _voice_steps(options: RecipeOptions) -> list[Step]:
     seed = ["--seed", options.seed]
     found: list[Step] = []
     if options.kokoro is not None:
-        plan, needs = options.plan, ()
+        plan = options.plan
         if plan is None:
             plan = out / "plan.jsonl.xz"
-            part = TINY_SCALE if options.tiny else 1.0
+            part = TINY_PLAN_SCALE if options.tiny else 1.0
             arguments = ["plan", "--desk", "--kokoro", options.kokoro, "--scale", part, "--out", plan]
             found.append(_step("plan", [*arguments, *_dialogues(options)]))
-            needs = ("plan",)
         spoken = ["corpora", "--kokoro", options.kokoro, "--plan", plan, "--batched", "--out", out / "kokoro"]
         limit = [] if options.tiny else _seconds(options, "voices")
-        found.append(_step("voices", [*spoken, *limit, *_device(options)], *needs))
+        found.append(_step("voices", [*spoken, *limit, *_device(options)], *(step.name for step in found)))
     if options.classic:
         found.append(_step("classic", ["corpora", "--out", out / "classic", "--scale", scale, *programs, *seed]))
         callers = ["lm-data", "--corpus", out / "speech", *programs, *_kokoro(options), *_dialogues(options)]
@@ -105,16 +106,19 @@ def _model_steps(options: RecipeOptions) -> list[Step]:
         seconds = ["--seconds", TINY_SECONDS] if options.tiny else _seconds(options, name)
         return [*arguments, "--out", out / name, *seconds, *common]
 
-    learn = trained("encoder", "speech-encoder", "--corpus", *mixed, "--held-out", *held_out, *reply_voice)
+    codec = None if options.init is None else options.init / "codec"
+    first, first_flow = ([], []) if codec is None else (["--init", codec], ["--init", codec / "flow"])
+    first_vocoder = [*first_flow, *(["--new-voice"] if codec is not None and by_kokoro else [])]
+    learn = trained("encoder", "speech-encoder", "--corpus", *mixed, "--held-out", *held_out, *reply_voice, *first)
     data = ["lm-data", *speech, *_kokoro(options), *encoder, "--out", out / "data", *_device(options)]
     parts = [*encoder, "--flow", out / "flow", "--vocoder", out / "vocoder"]
     replies = "voices" if by_kokoro else "classic"
     again = ["vocoder", "--corpus", teacher, "--init", out / "vocoder1", *encoder, "--flow", out / "flow"]
     return [
         _step("encoder", learn, *voices),
-        _step("vocoder1", trained("vocoder1", "vocoder", "--corpus", teacher), replies),
+        _step("vocoder1", trained("vocoder1", "vocoder", "--corpus", teacher, *first_vocoder), replies),
         _step("data", [*data, *_dialogues(options)], "encoder", *(("callers",) if options.classic else ())),
-        _step("flow", trained("flow", "flow", "--corpus", teacher, *encoder), "encoder"),
+        _step("flow", trained("flow", "flow", "--corpus", teacher, *encoder, *first_flow), "encoder"),
         _step("lm", trained("lm", "lm", "--data", out / "data"), "data"),
         _step("vocoder", trained("vocoder", *again), "vocoder1", "flow"),
         _step("codec", ["assemble", *parts, "--corpus", teacher, "--out", out / "codec"], "vocoder"),
@@ -223,6 +227,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--plan", type=Path, help="written by `viva train plan --desk`; default: made here")
     parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
     parser.add_argument("--without-synthesizers", action="store_true", help="with --kokoro: its voices alone")
+    parser.add_argument("--init", type=Path, help="begin with encoder, flow and vocoder of this speech-to-speech model")
     parser.add_argument("--seconds-scale", type=float, default=1.0, help="factor on the time of every step")
     parser.add_argument("--device", help="default: CUDA where there is one")
     parser.add_argument("--seed", type=int, default=0)
@@ -243,6 +248,7 @@ def main(arguments: list[str] | None = None) -> None:
             scale=options.seconds_scale,
             device=options.device,
             seed=options.seed,
+            init=options.init,
             tiny=options.tiny,
         )
     )

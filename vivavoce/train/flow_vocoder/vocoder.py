@@ -262,6 +262,8 @@ class StartingPoints:
     f0: Path | None = None
     speech_encoder: Path | None = None
     flow: Path | None = None
+    is_new_voice: bool = False
+    """Whether the earlier vocoder has another voice: then its weights are a beginning, and nothing is continued."""
 
 
 @cudnn_benchmark.held(True)
@@ -284,7 +286,7 @@ def train_vocoder(
         hift.load_state_dict(earlier.state_dict())
         freeze_source_mixture(hift)
         if earlier.config.plain_spectrum == plan.config.plain_spectrum:
-            plan = plan.continued()
+            plan = plan if start.is_new_voice else plan.continued()
         else:  # its last layers predict magnitude and phase
             pass_excitation_through(hift)
             plan = plan.with_predicted_pitch()
@@ -406,6 +408,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=400.0, help="total time, preparation and evaluation included")
     parser.add_argument("--init", type=Path, help="folder of an earlier run to continue")
+    parser.add_argument("--new-voice", action="store_true", help="with --init: that run had another voice")
     parser.add_argument("--f0", type=Path, help="folder of an earlier run with the f0 predictor to start from")
     add_option(parser, "--speech-encoder", "--ear", type=Path, help="with --flow: train on mels of that flow, too")
     parser.add_argument("--flow", type=Path)
@@ -414,7 +417,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny model, to test the pipeline")
     options = parser.parse_args(arguments)
     plan = TINY if options.tiny else VocoderPlan()
-    start = StartingPoints(options.init, options.f0, options.speech_encoder, options.flow)
+    start = StartingPoints(options.init, options.f0, options.speech_encoder, options.flow, options.new_voice)
     train_vocoder(Corpus.load(options.corpus), options.out, plan, options.seconds, options.device, options.seed, start)
 
 

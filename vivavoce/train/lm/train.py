@@ -114,7 +114,7 @@ class LMRecipe:
     warmup: int = 200
     log_every: int = 100
     use_graph: bool = True
-    evaluation_seconds: float = 24.0
+    evaluation_seconds: float = 45.0
     steps: tuple[int, int, int] = (100_000, 100_000, 1_000_000)
     """Maximum steps of each stage."""
 
