@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vivavoce.dialogue.items import ToolCall
+from vivavoce.engine.constraints import CallSchema, GrammarCompiler
 from vivavoce.engine.schema_limits import check_schema
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt, Turn
 from vivavoce.models.tokenizers import TextTokenizer
@@ -138,3 +139,20 @@ def test_data_without_tools_has_no_decisions():
 def test_the_offer_names_its_tools_in_the_published_words():
     text = offer(tuple(TOOLS.values())).content
     assert text.startswith("# Tools\n\nYou may call one or more functions") and text.count('"type": "function"') == 4
+
+
+def test_the_mask_of_the_engine_allows_every_call_as_it_is_written(batches):
+    pytest.importorskip("llguidance")
+    tokenizer = batches.prompt.tokenizer
+    compiler = GrammarCompiler(tokenizer.to_json(), batches.config.vocab_size, batches.config.eos_token_id)
+    grammar = compiler.calls(
+        [CallSchema(tool.name, tool.parameters) for tool in TOOLS.values()], max_calls=1, otherwise=NO_CALL
+    )
+    texts = {written(exchange) for line in batches.data.dialogues for exchange in line if exchange.call}
+    assert len(texts) > 20
+    for text in texts:
+        matcher = grammar.start()
+        for token in [*tokenizer.encode(text), batches.config.eos_token_id]:
+            bits = matcher.allowed()
+            assert bits[token // 32] >> (token % 32) & 1, (text, tokenizer.decode([token]))
+            matcher.accept(token)

@@ -21,7 +21,7 @@ OTHER_SEED = 77  # of sentences that the dialogues do not have
 class DeskCounts:
     """Numbers of utterances; the dialogues decide on the others."""
 
-    callers: int = 12_000
+    callers: int = 10_000
     """Sentences of the dialogues' callers that Kokoro speaks; synthesizers may speak all."""
     mixed: int = 8_000
     held_out: int = 400
