@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+import shutil
 import sys
 
 import pytest
 
+from tests.models.tiny_kokoro import tiny_kokoro, write_folder
 from vivavoce.errors import InputError, VivaError
+from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.train import recipe
 from vivavoce.train.recipe import RecipeOptions, RecipeRun, Step, main, steps
+from vivavoce.train.utterances import TRAINING_VOICES
 
 
 @pytest.mark.parametrize("changes", [{}, {"kokoro": "K"}, {"kokoro": "K", "classic": False}, {"tiny": True}])
@@ -68,3 +72,16 @@ def test_a_tiny_run_makes_a_model_that_calls_tools(tmp_path):
     model = tmp_path / "mini-speech"
     assert MossSpeech.load(model).config.vocab_size > 300
     assert json.loads((model / "generation_config.json").read_text())["tool_calls"] is True
+
+
+@pytest.mark.full
+def test_a_tiny_run_in_kokoros_voices(tmp_path):
+    pytest.importorskip("hibari", reason="the plan needs a phonemiser")
+    kokoro = write_folder(tiny_kokoro(), tmp_path / "kokoro-model")
+    for voice in (*TRAINING_VOICES["en"], *HELD_OUT_VOICES["en"]):
+        shutil.copy(kokoro / "voices" / "af_bella.bin", kokoro / "voices" / f"{voice}.bin")
+    command = ["--out", str(tmp_path / "work"), "--kokoro", str(kokoro), "--without-synthesizers", "--tiny"]
+    main([*command, "--device", "cpu"])
+    codec = tmp_path / "work" / "mini-speech" / "codec"
+    assert [file.stem for file in (codec / "voices").iterdir()] == ["af_heart"]
+    main([*command, "--device", "cpu", "--resume"])

@@ -137,21 +137,29 @@ def bench_answer(
     text: Annotated[
         bool, typer.Option("--text", help="Ask the phrasings for evaluation alone, as text, and score the text.")
     ] = False,
+    kokoro: Annotated[
+        bool,
+        typer.Option(
+            "--kokoro",
+            help="Ask in held-out voices of Kokoro-82M: --count questions, or those for evaluation alone.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
     device: DeviceSpec = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Share of correct answers to held-out questions and voices, and the speech quality of the replies."""
-    if text and (moonshine is not None or count is not None or snr is not None):
-        raise InputError("--text asks and answers without sound: leave out --moonshine, --count and --snr")
+    if text and (moonshine is not None or count is not None or snr is not None or kokoro):
+        raise InputError("--text asks and answers without sound: leave out --moonshine, --count, --snr and --kokoro")
     with progress_to(as_json):
-        from vivavoce.bench import answer, answer_text
+        from vivavoce.bench import answer, answer_questions, answer_text
 
         if text:
             result = answer_text.run(model, device, out)
         else:
-            result = answer.run(model, moonshine, count, snr, device, seed, out)
+            questions = answer_questions.kokoro_questions(count, seed, device) if kokoro else None
+            result = answer.run(model, moonshine, count, snr, device, seed, out, questions)
     if as_json:
         print_json(result)
 
