@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import sys
 
 import pytest
@@ -12,7 +11,7 @@ from vivavoce.errors import InputError, VivaError
 from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.train import recipe
-from vivavoce.train.recipe import RecipeOptions, RecipeRun, Step, main, steps
+from vivavoce.train.recipe import RecipeOptions, RecipeRun, RecipeStep, main, steps
 from vivavoce.train.utterances import TRAINING_VOICES
 
 
@@ -39,7 +38,9 @@ def test_the_time_of_every_step_is_scaled(tmp_path):
 def _run(out, commands):
     """Run steps whose arguments are Python code."""
     lines, python = [], (sys.executable, "-c")
-    asyncio.run(RecipeRun(out, [Step(name, (code,), needs) for name, code, needs in commands], lines.append, python)())
+    asyncio.run(
+        RecipeRun(out, [RecipeStep(name, (code,), needs) for name, code, needs in commands], lines.append, python)()
+    )
     return lines
 
 
@@ -79,7 +80,7 @@ def test_a_tiny_run_in_kokoros_voices(tmp_path):
     pytest.importorskip("hibari", reason="the plan needs a phonemiser")
     kokoro = write_folder(tiny_kokoro(), tmp_path / "kokoro-model")
     for voice in (*TRAINING_VOICES["en"], *HELD_OUT_VOICES["en"]):
-        shutil.copy(kokoro / "voices" / "af_bella.bin", kokoro / "voices" / f"{voice}.bin")
+        (kokoro / "voices" / f"{voice}.bin").write_bytes((kokoro / "voices" / "af_bella.bin").read_bytes())
     command = ["--out", str(tmp_path / "work"), "--kokoro", str(kokoro), "--without-synthesizers", "--tiny"]
     main([*command, "--device", "cpu"])
     codec = tmp_path / "work" / "mini-speech" / "codec"

@@ -27,7 +27,7 @@ from vivavoce.models.kokoro.decoder import time_mask
 from vivavoce.models.kokoro.model import Kokoro, PhonemeText
 from vivavoce.models.kokoro.voices import VoiceTables
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.desk_plan import DeskCounts, desk_utterances
+from vivavoce.train.dialogue_utterances import PlannedCounts, planned_utterances
 from vivavoce.train.lm.dialogue_plan import add_plan_options, plan_of
 from vivavoce.train.utterances import PARTS, Utterance, plan_of_texts, read_plan
 from vivavoce.train.voices import CLICK, FRAME, LEAD, QUIET, RATE, TAIL
@@ -154,16 +154,20 @@ def plan_main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Plan utterances of English sentences in Kokoro's voices.")
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--texts", type=Path, help="a sentence a line")
-    kind.add_argument("--desk", action="store_true", help="the dialogues of `viva train lm-data` with these options")
+    kind.add_argument(
+        "--dialogues", action="store_true", help="the dialogues of `viva train lm-data` with these options"
+    )
     parser.add_argument("--held-out", type=Path, help="sentences for held-out voices, to evaluate with")
     parser.add_argument("--kokoro", required=True, metavar="MODEL", help="name or folder of the model")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; compressed if it ends in .xz")
-    parser.add_argument("--scale", type=float, default=1.0, help="with --desk: factor on what is no part of dialogues")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="with --dialogues: factor on what is no part of dialogues"
+    )
     add_plan_options(parser)
     options = parser.parse_args(arguments)
     vocabulary = read_vocabulary(hub.resolve(options.kokoro))
-    if options.desk:
-        utterances = desk_utterances(plan_of(options), DeskCounts().scaled(options.scale))
+    if options.dialogues:
+        utterances = planned_utterances(plan_of(options), PlannedCounts().scaled(options.scale))
     else:
         texts, held_out = (_lines(file) for file in (options.texts, options.held_out))
         utterances = plan_of_texts(texts, held_out, options.seed)

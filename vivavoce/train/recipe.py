@@ -6,7 +6,7 @@
 
 Every step is a process with its own log in `work/logs`; steps that do not need each other run side by side. A step that
 is done leaves a file in `work/done` and is not run again with `--resume`; one that was stopped goes on from its folder.
-The plan of `viva train plan --desk` needs a phonemiser, so it may be made on another machine; without `--plan` it is
+The plan of `viva train plan --dialogues` needs a phonemiser, so it may be made on another machine; without `--plan` it is
 made here. The result is in `work/mini-speech`.
 """
 
@@ -35,7 +35,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Step:
+class RecipeStep:
     """A command of `viva train`, and the steps that have to be done before it."""
 
     name: str
@@ -61,23 +61,23 @@ class RecipeOptions:
     tiny: bool = False
 
 
-def steps(options: RecipeOptions) -> list[Step]:
+def steps(options: RecipeOptions) -> list[RecipeStep]:
     """The steps, each after those it needs."""
     return _voice_steps(options) + _model_steps(options)
 
 
-def _voice_steps(options: RecipeOptions) -> list[Step]:
+def _voice_steps(options: RecipeOptions) -> list[RecipeStep]:
     out = options.out
     programs = [] if options.synthesizers is None else ["--synthesizers", options.synthesizers]
     scale = TINY_SCALE if options.tiny else CLASSIC_SCALE if options.kokoro else 1.0
     seed = ["--seed", options.seed]
-    found: list[Step] = []
+    found: list[RecipeStep] = []
     if options.kokoro is not None:
         plan = options.plan
         if plan is None:
             plan = out / "plan.jsonl.xz"
             part = TINY_PLAN_SCALE if options.tiny else 1.0
-            arguments = ["plan", "--desk", "--kokoro", options.kokoro, "--scale", part, "--out", plan]
+            arguments = ["plan", "--dialogues", "--kokoro", options.kokoro, "--scale", part, "--out", plan]
             found.append(_step("plan", [*arguments, *_dialogues(options)]))
         spoken = ["corpora", "--kokoro", options.kokoro, "--plan", plan, "--batched", "--out", out / "kokoro"]
         limit = [] if options.tiny else _seconds(options, "voices")
@@ -89,7 +89,7 @@ def _voice_steps(options: RecipeOptions) -> list[Step]:
     return found
 
 
-def _model_steps(options: RecipeOptions) -> list[Step]:
+def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
     out, by_kokoro = options.out, options.kokoro is not None
     voices = (*(("voices",) if by_kokoro else ()), *(("classic",) if options.classic else ()))
     teacher = out / ("kokoro" if by_kokoro else "classic") / "teacher"
@@ -130,8 +130,8 @@ def _model_steps(options: RecipeOptions) -> list[Step]:
     ]
 
 
-def _step(name: str, arguments: Sequence[object], *needs: str) -> Step:
-    return Step(name, tuple(map(str, arguments)), needs)
+def _step(name: str, arguments: Sequence[object], *needs: str) -> RecipeStep:
+    return RecipeStep(name, tuple(map(str, arguments)), needs)
 
 
 def _seconds(options: RecipeOptions, name: str) -> list[object]:
@@ -157,7 +157,9 @@ def _dialogues(options: RecipeOptions) -> list[object]:
 class RecipeRun:
     """Runs steps as processes; what is done is noted in a folder."""
 
-    def __init__(self, out: Path, steps: Sequence[Step], report: Report, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self, out: Path, steps: Sequence[RecipeStep], report: Report, command: Sequence[str] = COMMAND
+    ) -> None:
         """`command`: the words before the arguments of a step."""
         self.steps, self.report, self.command = {step.name: step for step in steps}, report, command
         self.done_folder, self.logs = out / "done", out / "logs"
@@ -198,7 +200,7 @@ class RecipeRun:
                     process.terminate()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _run(self, step: Step) -> None:
+    async def _run(self, step: RecipeStep) -> None:
         self.report(f"{self._elapsed():6.0f} s  {step.name} begins: viva train {' '.join(step.arguments)}")
         began = self._elapsed()
         log = self.logs / f"{step.name}.log"
@@ -224,7 +226,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--resume", action="store_true", help="go on in a folder that has steps that are done")
     parser.add_argument("--kokoro", metavar="MODEL", help="Kokoro's name or folder: callers and replies in its voices")
-    parser.add_argument("--plan", type=Path, help="written by `viva train plan --desk`; default: made here")
+    parser.add_argument("--plan", type=Path, help="written by `viva train plan --dialogues`; default: made here")
     parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
     parser.add_argument("--without-synthesizers", action="store_true", help="with --kokoro: its voices alone")
     parser.add_argument("--init", type=Path, help="begin with encoder, flow and vocoder of this speech-to-speech model")

@@ -6,7 +6,7 @@
     viva train lm-data --pseudo-codes --out DATA [--tiny]              # codes derived from words, no speech
 
 With `--kokoro` and `--corpus` the callers have voices of both, and the replies Kokoro's. The options of the dialogues
-have to be those of the plan that Kokoro has spoken (`viva train plan --desk`).
+have to be those of the plan that Kokoro has spoken (`viva train plan --dialogues`).
 
 DATA gets `train.npz` and `held_out.npz`: dialogues with the codes of user turns and replies.
 """

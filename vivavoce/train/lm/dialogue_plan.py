@@ -50,8 +50,8 @@ class DialoguePlan:
     seed: int = 0
 
     @property
-    def desk(self) -> SpokenLanguage:
-        """The desk, in English."""
+    def spoken_language(self) -> SpokenLanguage:
+        """English at the front desk, in this edition."""
         return language("en", self.edition)
 
 
@@ -81,25 +81,25 @@ def plan_of(options: argparse.Namespace) -> DialoguePlan:
 
 def train_dialogues(plan: DialoguePlan) -> tuple[list[list[Exchange]], list[str]]:
     """Training dialogues, and their spoken user sentences in order of first use."""
-    desk = plan.desk
-    spoken = dialogues("train", plan.spoken, plan.seed, (1, 4), (desk,))
+    english = plan.spoken_language
+    spoken = dialogues("train", plan.spoken, plan.seed, (1, 4), (english,))
     spoken += [_declined(text) for text in general_sentences(plan.general, plan.seed)]
     converted = single_questions(
-        CONVERTED_TIME_INTENTS, plan.slot_questions // 2, plan.seed, CONVERTED_TIME, language=desk
+        CONVERTED_TIME_INTENTS, plan.slot_questions // 2, plan.seed, CONVERTED_TIME, language=english
     )
-    others = single_questions(SLOT_INTENTS, plan.slot_questions - len(converted), plan.seed, language=desk)
+    others = single_questions(SLOT_INTENTS, plan.slot_questions - len(converted), plan.seed, language=english)
     spoken += [[each] for each in (*converted, *others)]
-    spoken += tool_dialogues("train", plan.tools, plan.seed, language=desk)
+    spoken += tool_dialogues("train", plan.tools, plan.seed, language=english)
     sentences = list(dict.fromkeys(exchange.user for line in spoken for exchange in line))
-    return spoken + dialogues("train", plan.written, plan.seed + 1, (1, 6), (desk,)), sentences
+    return spoken + dialogues("train", plan.written, plan.seed + 1, (1, 6), (english,)), sentences
 
 
 def held_out_dialogues(plan: DialoguePlan) -> list[list[Exchange]]:
     """Dialogues of held-out phrasings: single questions, conversations, out-of-domain sentences, and with tools."""
-    half, desk = plan.held_out // 2, plan.desk
-    lines = dialogues("held_out", half, EVALUATION_SEED + 100, (1, 1), (desk,))
-    lines += dialogues("held_out", plan.held_out - half, EVALUATION_SEED + 101, (2, 4), (desk,))
-    lines += tool_dialogues("held_out", plan.held_out_tools, EVALUATION_SEED + 102, (1, 2), desk)
+    half, english = plan.held_out // 2, plan.spoken_language
+    lines = dialogues("held_out", half, EVALUATION_SEED + 100, (1, 1), (english,))
+    lines += dialogues("held_out", plan.held_out - half, EVALUATION_SEED + 101, (2, 4), (english,))
+    lines += tool_dialogues("held_out", plan.held_out_tools, EVALUATION_SEED + 102, (1, 2), english)
     learned = set(general_sentences(plan.general, plan.seed))
     others = general_sentences(4 * plan.held_out_general + plan.general, EVALUATION_SEED + 100)
     fresh = [text for text in others if text not in learned]

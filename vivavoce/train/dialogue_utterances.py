@@ -18,7 +18,7 @@ OTHER_SEED = 77  # of sentences that the dialogues do not have
 
 
 @dataclass(frozen=True)
-class DeskCounts:
+class PlannedCounts:
     """Numbers of utterances; the dialogues decide on the others."""
 
     callers: int = 10_000
@@ -29,12 +29,12 @@ class DeskCounts:
     """Sentences of the reply voice that are no replies, for the flow and the vocoder."""
     strings: int = 500
 
-    def scaled(self, share: float) -> "DeskCounts":
+    def scaled(self, share: float) -> "PlannedCounts":
         """All numbers times a factor, at least 1."""
-        return DeskCounts(*(max(1, round(share * count)) for count in dataclasses.astuple(self)))
+        return PlannedCounts(*(max(1, round(share * count)) for count in dataclasses.astuple(self)))
 
 
-def desk_utterances(plan: DialoguePlan, counts: DeskCounts) -> list[Utterance]:
+def planned_utterances(plan: DialoguePlan, counts: PlannedCounts) -> list[Utterance]:
     """The utterances of all parts; deterministic for its arguments."""
     source = random.Random(f"desk {plan.seed}")
     lines, sentences = train_dialogues(plan)
@@ -42,12 +42,16 @@ def desk_utterances(plan: DialoguePlan, counts: DeskCounts) -> list[Utterance]:
     questions = dict.fromkeys(exchange.user for line in tests for exchange in line)
     callers = source.sample(sentences, min(counts.callers, len(sentences)))
     known = {*sentences, *questions}
-    mixed = [text for text in callers_sentences(plan.desk, counts.mixed, OTHER_SEED + plan.seed) if text not in known]
+    mixed = [
+        text
+        for text in callers_sentences(plan.spoken_language, counts.mixed, OTHER_SEED + plan.seed)
+        if text not in known
+    ]
     replies = [*replies_of(lines), *replies_of(tests), *general_sentences(plan.read, plan.seed + 2)]
     others = general_sentences(counts.general, OTHER_SEED + plan.seed) + word_strings(counts.strings, OTHER_SEED)
     teacher = dict.fromkeys([*replies, *others])
     held_out = HELD_OUT_VOICES["en"]
-    evaluated = user_sentences("held_out", counts.held_out, OTHER_SEED, plan.desk)
+    evaluated = user_sentences("held_out", counts.held_out, OTHER_SEED, plan.spoken_language)
     return [
         *(Utterance("questions", "en", text, source.choice(held_out)) for text in questions),
         *(Utterance("held_out", "en", text, source.choice(held_out)) for text in evaluated),

@@ -10,7 +10,7 @@ from vivavoce.minis.untrained import SPEECH_ENCODER
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.nn.modules import fill_randomly
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.desk_plan import DeskCounts, desk_utterances
+from vivavoce.train.dialogue_utterances import PlannedCounts, planned_utterances
 from vivavoce.train.lm.corpus import CLEAN, encoded_data
 from vivavoce.train.lm.dialogue_plan import DialoguePlan, held_out_dialogues, train_dialogues
 from vivavoce.train.lm.dialogue_speech import (
@@ -30,12 +30,12 @@ PLAN = DialoguePlan(
     spoken=6, written=2, general=2, read=2, versions=2, held_out=4, held_out_general=1, tools=4, held_out_tools=2,
     edition=2,
 )  # fmt: skip
-COUNTS = DeskCounts(callers=8, mixed=10, held_out=3, general=3, strings=2)
+COUNTS = PlannedCounts(callers=8, mixed=10, held_out=3, general=3, strings=2)
 
 
 @pytest.fixture(scope="module")
 def utterances():
-    return desk_utterances(PLAN, COUNTS)
+    return planned_utterances(PLAN, COUNTS)
 
 
 def test_every_part_has_its_voices(utterances):
