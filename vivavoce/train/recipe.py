@@ -6,8 +6,8 @@
 
 Every step is a process with its own log in `work/logs`; steps that do not need each other run side by side. A step that
 is done leaves a file in `work/done` and is not run again with `--resume`; one that was stopped goes on from its folder.
-The plan of `viva train plan --dialogues` needs a phonemiser, so it may be made on another machine; without `--plan` it is
-made here. The result is in `work/mini-speech`.
+The plan of `viva train plan --dialogues` needs a phonemiser, so it may be made on another machine; without `--plan` it
+is made here. The result is in `work/mini-speech`.
 """
 
 import argparse
