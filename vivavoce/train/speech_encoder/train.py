@@ -223,7 +223,8 @@ def init_from_earlier(folder: Path, encoder: SpeechEncoder, probe: Probe) -> boo
     earlier = SpeechEncoder.load(folder)
     if earlier.config != encoder.config:
         raise InputError(f"the speech encoder of {folder} has other sizes than this plan; train from scratch")
-    encoder.load_state_dict(earlier.state_dict())
+    lattice = {"codebook.weight": encoder.codebook.weight.detach().clone()}  # exact, also after packed weights
+    encoder.load_state_dict({**earlier.state_dict(), **lattice})
     file = folder / "probe.safetensors"
     if file.is_file():
         probe.load_state_dict(load_file(file))
