@@ -42,7 +42,7 @@ from vivavoce.train.flow_vocoder.flow import (
 )
 from vivavoce.train.flow_vocoder.vocoder import main as vocoder_main
 from vivavoce.train.loop import Learner
-from vivavoce.train.package import VOICE_NAME, assemble_codec
+from vivavoce.train.package import assemble_codec
 
 SHORT_VOCODER = dataclasses.replace(vocoder.TINY, frames=8, batch=2, max_steps=4)
 CODES = 64
@@ -209,8 +209,8 @@ def test_assembled_parts_are_a_codec_with_the_reply_voice(parts, tmp_path):
     assert evaluated.codes == 25 and evaluated.mel_l1 > 0
     assert not list(tmp_path.rglob("*.pt"))
     codec = MossSpeechCodec.load(tmp_path)
-    assert codec.voices() == [VOICE_NAME]
-    voice = codec.named_voice(VOICE_NAME)
+    assert codec.voices() == ["rms"]
+    voice = codec.named_voice("rms")
     assert len(voice.codes) == 25 and voice.sink == 20
     codes = codec.encode(Sound(equal_buzzes(1)[0][0], 16_000))
     spoken = codec.speak(codes, voice, left_chunks=4)

@@ -18,7 +18,8 @@ from vivavoce.train.lm import CodeJitter, train_tokenizer
 from vivavoce.train.lm import corpus as lm_data
 from vivavoce.train.lm import evaluate as lm_evaluation
 from vivavoce.train.lm import train as lm
-from vivavoce.train.lm.batches import READ, REPLY_SPEECH, REPLY_SPEECH_CONTEXT, TRANSCRIBE, USER_SPEECH, SpokenDialogues
+from vivavoce.train.lm.batches import READ, REPLY_SPEECH, REPLY_SPEECH_CONTEXT, TRANSCRIBE, USER_SPEECH
+from vivavoce.train.lm.dialogue_data import SpokenDialogues
 from vivavoce.train.lm.evaluate import word_error_rate
 
 FEW = lm_data.DialoguePlan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)

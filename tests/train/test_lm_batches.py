@@ -18,10 +18,10 @@ from vivavoce.train.lm.batches import (
     USER_SPEECH,
     LMBatches,
     LMBatchOptions,
-    SpokenDialogues,
 )
-from vivavoce.train.lm.corpus import TINY as TINY_PLAN
 from vivavoce.train.lm.corpus import pseudo_data
+from vivavoce.train.lm.dialogue_data import SpokenDialogues
+from vivavoce.train.lm.dialogue_plan import TINY as TINY_PLAN
 from vivavoce.train.lm.train import TINY, make_config
 
 PLAIN = LMBatchOptions(late_system=0.0, no_system=0.0, other_system=0.0, interrupted=0.0, position_gap=0.0)

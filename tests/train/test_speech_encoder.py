@@ -219,3 +219,17 @@ def test_the_command_trains_an_encoder_that_loads(tmp_path, corpus):
             new_encoder(encoder_training.EncoderPlan().config, Lattice(encoder_training.EncoderPlan().levels)),
             None,
         )
+
+
+def test_a_codec_without_a_probe_gets_a_new_one_first(tmp_path, corpus):
+    corpus.save(tmp_path / "corpus")
+    both = [str(tmp_path / "corpus")] * 2
+    command = ["--corpus", *both, "--held-out", *both, "--seconds", "100", "--tiny", "--device", "cpu", "--steps", "4"]
+    encoder_training.main([*command, "--out", str(tmp_path / "first"), "--reply-voice", "guest"])
+    (tmp_path / "first" / "probe.safetensors").unlink()
+    metrics = encoder_training.main([*command, "--out", str(tmp_path / "on"), "--init", str(tmp_path / "first")])
+    assert metrics["held_out"]["sentences"] == 2 * len(SENTENCES)
+    assert (tmp_path / "on/course/probe/log.jsonl").is_file() and (tmp_path / "on/course/log.jsonl").is_file()
+    first, later = (SpeechEncoder.load(tmp_path / name).state_dict() for name in ("first", "on"))
+    assert torch.equal(first["codebook.weight"], later["codebook.weight"])
+    assert not torch.equal(first["conv1.weight"], later["conv1.weight"])

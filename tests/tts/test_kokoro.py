@@ -188,6 +188,14 @@ def test_mandarin_has_tones_and_numbers():
     assert "".join(word.text for word in spoken.words) == "我有3本书"
 
 
+def test_wifi_is_said_as_two_words():
+    pytest.importorskip("hibari", reason="English phonemes")
+    assert (
+        phonemes("The wifi is free.", "a", str.isprintable).text
+        == phonemes("The Wi-Fi is free.", "a", str.isprintable).text
+    )
+
+
 @pytest.mark.full
 def test_english_by_hibaris_phonemiser():
     pytest.importorskip("hibari")

@@ -10,7 +10,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class AskedQuestion:
     exchange: Exchange
     voice: str
     sound: Sound
+    earlier: tuple[Exchange, ...] = ()
+    """What was said before, as text."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,16 @@ def run(
     device: str = "auto",
     seed: int = 0,
     out: Path | None = None,
+    questions: list[AskedQuestion] | None = None,
 ) -> dict[str, Any]:
-    """Ask, score and print; write `answer.json` and `answer.png` to `out`.
+    """Ask, score and print; write `answer.json` and `answer.png` to `out`. `questions` are asked in place of others.
 
     `count` None asks the bundled questions; a number synthesises that many. Without `moonshine`, the folder of the
     independent recogniser, the model's own transcript of its reply is scored and no word error rate is given.
     """
     recogniser = None if moonshine is None else Moonshine(moonshine)
-    questions = bundled_questions() if count is None else _synthesised_questions(count, seed)
+    if questions is None:
+        questions = bundled_questions() if count is None else _synthesised_questions(count, seed)
     if snr is not None:
         questions = [_with_noise(asked, snr, number) for number, asked in enumerate(questions)]
     pipeline = load_moss_speech(hub.resolve(model), device=device)
@@ -106,7 +110,7 @@ def bundled_questions() -> list[AskedQuestion]:
         AskedQuestion(
             Exchange(entry["intent"], entry["text"], entry["reply"], tuple(tuple(pair) for pair in entry["slots"])),
             entry["voice"],
-            _padded_with_silence(read(QUESTIONS / entry["file"], rate=ENCODER_RATE)),
+            padded_with_silence(read(QUESTIONS / entry["file"], rate=ENCODER_RATE)),
         )
         for entry in entries
     ]
@@ -119,13 +123,14 @@ def _synthesised_questions(count: int, seed: int) -> list[AskedQuestion]:
         voice = source.choice(HELD_OUT)
         asked.append(
             AskedQuestion(
-                exchange, voice.name, _padded_with_silence(Sound(speak(voice, exchange.user, installed), ENCODER_RATE))
+                exchange, voice.name, padded_with_silence(Sound(speak(voice, exchange.user, installed), ENCODER_RATE))
             )
         )
     return asked
 
 
-def _padded_with_silence(sound: Sound) -> Sound:
+def padded_with_silence(sound: Sound) -> Sound:
+    """A question with the silence around it that turn detection leaves."""
     lead, tail = (np.zeros(int(seconds * ENCODER_RATE), np.float32) for seconds in (LEAD, TAIL))
     return Sound(np.concatenate([lead, sound.samples[0], tail]), ENCODER_RATE)
 
@@ -134,9 +139,7 @@ def _with_noise(asked: AskedQuestion, decibels: float, number: int) -> AskedQues
     """The question with background noise over its whole length; noise types alternate by number."""
     samples = torch.from_numpy(asked.sound.samples)
     bed = noise(NOISES[number % len(NOISES)], samples, torch.Generator().manual_seed(number))
-    return AskedQuestion(
-        asked.exchange, asked.voice, Sound(at_snr(samples, bed, decibels).clamp(-1, 1).numpy(), ENCODER_RATE)
-    )
+    return replace(asked, sound=Sound(at_snr(samples, bed, decibels).clamp(-1, 1).numpy(), ENCODER_RATE))
 
 
 @torch.no_grad()
@@ -144,7 +147,10 @@ def _answer(pipeline: MossSpeechBackend, asked: AskedQuestion, recogniser: Moons
     codec, core, prompt = pipeline.codec, pipeline.core, pipeline.prompt
     codes = codec.encode(asked.sound)
     started = time.perf_counter()
-    turns = [Turn("system", DEFAULT_SYSTEM["speech"]), Turn("user", codes.tolist())]
+    turns = [Turn("system", DEFAULT_SYSTEM["speech"])]
+    for exchange in asked.earlier:
+        turns += [Turn("user", exchange.user), Turn("assistant", exchange.reply)]
+    turns.append(Turn("user", codes.tolist()))
     sequence = core.open(prompt.rows(turns, "speech"))
     rows = core.complete(sequence, Generation(pipeline.options.sampling, max_new_rows=MAX_REPLY_CODES))
     core.close(sequence)

@@ -15,6 +15,7 @@ from vivavoce.cli.options import (
     progress_to,
     share_cores,
 )
+from vivavoce.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks; every figure in the docs names the command that measures it.")
 Model = Annotated[str, typer.Option(help="A speech-to-speech model with a bundled codec.")]
@@ -133,16 +134,32 @@ def bench_answer(
         int | None, typer.Option(min=1, help="Synthesize this many questions. Default: use the bundled ones.")
     ] = None,
     snr: Annotated[float | None, typer.Option(help="Add noise at this signal-to-noise ratio in dB.")] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Ask the phrasings for evaluation alone, as text, and score the text.")
+    ] = False,
+    kokoro: Annotated[
+        bool,
+        typer.Option(
+            "--kokoro",
+            help="Ask in held-out voices of Kokoro-82M: --count questions, or those for evaluation alone.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
     device: DeviceSpec = "auto",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Share of correct answers to held-out questions and voices, and the speech quality of the replies."""
+    if text and (moonshine is not None or count is not None or snr is not None or kokoro):
+        raise InputError("--text asks and answers without sound: leave out --moonshine, --count, --snr and --kokoro")
     with progress_to(as_json):
-        from vivavoce.bench.answer import run
+        from vivavoce.bench import answer, answer_questions, answer_text
 
-        result = run(model, moonshine, count, snr, device, seed, out)
+        if text:
+            result = answer_text.run(model, device, out)
+        else:
+            questions = answer_questions.kokoro_questions(count, seed, device) if kokoro else None
+            result = answer.run(model, moonshine, count, snr, device, seed, out, questions)
     if as_json:
         print_json(result)
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from vivavoce import hub
 from vivavoce.errors import InputError
 from vivavoce.models.kokoro.config import RATE as KOKORO_RATE
 from vivavoce.models.kokoro.config import read_vocabulary
@@ -30,6 +31,8 @@ from vivavoce.models.kokoro.model import Kokoro, PhonemeText
 from vivavoce.models.kokoro.voices import VoiceTables
 from vivavoce.models.kokoro.windows import FEATURES_A_SECOND
 from vivavoce.train.corpus import Corpus
+from vivavoce.train.dialogue_utterances import PlannedCounts, planned_utterances
+from vivavoce.train.lm.dialogue_plan import add_plan_options, plan_of
 from vivavoce.train.utterances import PARTS, Utterance, plan_of_texts, read_plan
 from vivavoce.train.voices import CLICK, FRAME, LEAD, QUIET, RATE, TAIL
 
@@ -196,17 +199,28 @@ def with_phonemes(utterances: Sequence[Planned], known: Callable[[str], bool]) -
 
 
 def plan_main(arguments: Sequence[str] | None = None) -> None:
-    """`viva train plan --texts FILE --out FILE`: sentences with voices and phonemes, to be spoken by `--batched`."""
+    """`viva train plan --out FILE`: sentences with voices and phonemes, to be spoken by `--batched`."""
     parser = argparse.ArgumentParser(description="Plan utterances of English sentences in Kokoro's voices.")
-    parser.add_argument("--texts", type=Path, required=True, help="a sentence a line")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--texts", type=Path, help="a sentence a line")
+    kind.add_argument(
+        "--dialogues", action="store_true", help="the dialogues of `viva train lm-data` with these options"
+    )
     parser.add_argument("--held-out", type=Path, help="sentences for held-out voices, to evaluate with")
-    parser.add_argument("--kokoro", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--kokoro", required=True, metavar="MODEL", help="name or folder of the model")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; compressed if it ends in .xz")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="with --dialogues: factor on what is no part of dialogues"
+    )
+    add_plan_options(parser)
     options = parser.parse_args(arguments)
-    texts, held_out = (_lines(file) for file in (options.texts, options.held_out))
-    vocabulary = read_vocabulary(options.kokoro)
-    planned = with_phonemes(plan_of_texts(texts, held_out, options.seed), vocabulary.__contains__)
+    vocabulary = read_vocabulary(hub.resolve(options.kokoro))
+    if options.dialogues:
+        utterances = planned_utterances(plan_of(options), PlannedCounts().scaled(options.scale))
+    else:
+        texts, held_out = (_lines(file) for file in (options.texts, options.held_out))
+        utterances = plan_of_texts(texts, held_out, options.seed)
+    planned = with_phonemes(utterances, vocabulary.__contains__)
     content = "".join(f"{utterance.to_json()}\n" for utterance in planned).encode()
     options.out.write_bytes(lzma.compress(content) if options.out.suffix == ".xz" else content)
     print(f"{content.count(10)} utterances in {options.out}")

@@ -93,6 +93,17 @@ class Corpus:
             raise InputError(f"no corpus at {path}: {error.strerror}; create one with `viva train corpora`") from error
 
     @classmethod
+    def joined(cls, corpora: Sequence["Corpus"]) -> "Corpus":
+        """Several corpora, one after the other."""
+        lengths = np.concatenate([np.diff(corpus.starts) for corpus in corpora])
+        return cls(
+            np.concatenate([corpus.samples for corpus in corpora]),
+            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            [text for corpus in corpora for text in corpus.texts],
+            [voice for corpus in corpora for voice in corpus.voices],
+        )
+
+    @classmethod
     def of(cls, utterances: Sequence[tuple[NDArray[np.int16], str, str]]) -> "Corpus":
         """A corpus of (samples, text, voice), in this order."""
         starts = np.cumsum([0, *(len(samples) for samples, _, _ in utterances)]).astype(np.int64)

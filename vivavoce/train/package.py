@@ -29,7 +29,7 @@ from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.train import add_option
 from vivavoce.train.corpus import Corpus, split_held_out
 from vivavoce.train.flow_vocoder.flow import FLOW_FILE, teacher_vector
-from vivavoce.train.voices import TEACHER
+from vivavoce.train.reply_voice import reply_voice_of, short_name
 
 FLOAT16_TENSORS = {"hift.safetensors": ["f0_predictor", "conv_post", "source_downs"]}  # name patterns by file
 TTS_BITS = {"": 5}  # by name pattern
@@ -47,7 +47,8 @@ WEIGHTS = "model.safetensors"
 def package_speech(lm: Path, codec: Path, out: Path) -> int:
     """Write a speech-to-speech model folder; returns its size in bytes."""
     _package(lm, SPEECH_FILES, out)
-    (out / "generation_config.json").write_text(json.dumps(REPLIES, indent=2), encoding="utf8")
+    replies = REPLIES | ({"tool_calls": True} if _calls_tools(lm) else {})
+    (out / "generation_config.json").write_text(json.dumps(replies, indent=2), encoding="utf8")
     for file in sorted(codec.rglob("*")):
         target = out / "codec" / file.relative_to(codec)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +57,12 @@ def package_speech(lm: Path, codec: Path, out: Path) -> int:
         elif file.is_file():
             shutil.copy2(file, target)
     return _size(out)
+
+
+def _calls_tools(lm: Path) -> bool:
+    """Whether the language model was trained to call functions: then its evaluation has figures of them."""
+    metrics = lm / "metrics.json"
+    return metrics.is_file() and "tools" in json.loads(metrics.read_text(encoding="utf8"))
 
 
 def package_tts(tts: Path, codec: Path, out: Path) -> int:
@@ -111,7 +118,6 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{options.out}: {size / 1e6:.1f} MB")
 
 
-VOICE_NAME = "rms"
 PROMPT_CODES = (25, 30)
 CANDIDATES = 4
 EVALUATED_REPLIES = 4
@@ -132,10 +138,11 @@ def assemble_codec(speech_encoder: Path, flow: Path, vocoder: Path, teacher: Cor
     codec = MossSpeechCodec(SpeechEncoder.load(speech_encoder), _flow(flow), _vocoder(vocoder))
     learned, held_out = split_held_out(teacher)
     candidates = _prompts(codec, teacher, learned)
-    replies = [index for index in held_out.tolist() if teacher.voices[index] == TEACHER.name][:EVALUATED_REPLIES]
+    voice = reply_voice_of(teacher.voices)
+    replies = [index for index in held_out.tolist() if teacher.voices[index] == voice][:EVALUATED_REPLIES]
     evaluated = [_evaluate(codec, teacher, index, prompt, replies) for index, prompt in candidates]
     best = min(range(len(evaluated)), key=lambda index: evaluated[index].mel_l1)
-    codec.save_voice(VOICE_NAME, candidates[best][1])
+    codec.save_voice(short_name(voice), candidates[best][1])
     codec.save(out)
     return evaluated[best]
 
@@ -160,11 +167,11 @@ def _vocoder(folder: Path) -> HiFT:
 
 def _prompts(codec: MossSpeechCodec, teacher: Corpus, indices: np.ndarray) -> list[tuple[int, VoicePrompt]]:
     """Candidate prompts: sentences of about two seconds in whole chunks, so that replies start at a chunk."""
-    prompts = []
+    prompts, voice = [], reply_voice_of(teacher.voices)
     per_code = ENCODER_RATE * codec.samples_per_code // DECODER_RATE
     for index in indices.tolist():
         length = int(teacher.starts[index + 1] - teacher.starts[index]) // per_code
-        if length in PROMPT_CODES and teacher.voices[index] == TEACHER.name:
+        if length in PROMPT_CODES and teacher.voices[index] == voice:
             prompts.append((index, _prompt(codec, _sound(teacher, index), length)))
         if len(prompts) == CANDIDATES:
             break

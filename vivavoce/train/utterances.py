@@ -28,7 +28,8 @@ TRAINING_VOICES = {
     "zh": ("zf_xiaobei", "zf_xiaoxiao", "zf_xiaoyi", "zm_yunjian", "zm_yunxi", "zm_yunxia"),
 }
 REPLY_VOICES = {"en": "af_heart", "zh": "zf_xiaoxiao"}
-PARTS = ("mixed", "held_out", "teacher")  # corpora: callers to learn from, callers to evaluate with, the desk's replies
+PARTS = ("mixed", "held_out", "teacher", "callers", "questions")
+"""Corpora: callers to learn from, callers to evaluate with, the desk's replies; callers and questions of dialogues."""
 CODECS = ("g711", "opus")
 MIX_SIZES = {1: 0.3, 2: 0.45, 3: 0.25}  # voices in a mixture and their probability
 SPEEDS = (0.8, 1.3)
@@ -92,7 +93,7 @@ def plan_of_texts(texts: Sequence[str], held_out: Sequence[str], seed: int = 0) 
     """English sentences as clean utterances of `mixed`, and others in held-out voices; in the order given."""
     source = random.Random(f"texts {seed}")
     spoken = [Utterance("held_out", "en", text, source.choice(HELD_OUT_VOICES["en"])) for text in held_out]
-    return spoken + [Utterance("mixed", "en", text, mixture("en", source), _speed(source)) for text in texts]
+    return spoken + [Utterance("mixed", "en", text, mixture("en", source), random_speed(source)) for text in texts]
 
 
 def plan(codes: Sequence[str], counts: UtteranceCounts, seed: int = 0, edition: int = 2) -> list[Utterance]:
@@ -105,8 +106,8 @@ def plan(codes: Sequence[str], counts: UtteranceCounts, seed: int = 0, edition: 
 def _of_language(spoken: SpokenLanguage, counts: UtteranceCounts, seed: int) -> list[Utterance]:
     source, code = random.Random(f"utterances {spoken.code} {seed}"), spoken.code
     mixed = [
-        Utterance("mixed", code, text, mixture(code, source), _speed(source), _condition(source))
-        for text in _callers_sentences(spoken, counts.mixed, seed)
+        Utterance("mixed", code, text, mixture(code, source), random_speed(source), _condition(source))
+        for text in callers_sentences(spoken, counts.mixed, seed)
     ]
     held_out = [
         Utterance("held_out", code, text, source.choice(HELD_OUT_VOICES[code]))
@@ -116,7 +117,7 @@ def _of_language(spoken: SpokenLanguage, counts: UtteranceCounts, seed: int) -> 
     return [*mixed, *held_out, *teacher]
 
 
-def _callers_sentences(spoken: SpokenLanguage, count: int, seed: int) -> list[str]:
+def callers_sentences(spoken: SpokenLanguage, count: int, seed: int) -> list[str]:
     """Distinct sentences: to the desk and, in English, about anything else."""
     if spoken.code != "en":
         return user_sentences("train", count, seed, spoken)
@@ -142,7 +143,8 @@ def mixture(code: str, source: random.Random) -> str:
     return "+".join(f"{name}:{source.uniform(0.25, 1.0):.2f}" for name in names)
 
 
-def _speed(source: random.Random) -> float:
+def random_speed(source: random.Random) -> float:
+    """A speed of training."""
     return round(source.uniform(*SPEEDS), 2)
 
 

@@ -25,6 +25,7 @@ SENTENCE_END = re.compile(rf"(?<=[.!?…])[{re.escape(''.join(sorted(CLOSERS)))}
 CLAUSE_END = re.compile(r"(?<=[,;:—.!?]) ")
 HAN = r"\u3400-\u9fff"
 FOREIGN_WORD = rf"[^\W\d_{HAN}](?:[-'’.&+]?[^\W_{HAN}])*"
+WIFI = re.compile(r"\bwifi\b", re.IGNORECASE)
 FOREIGN_WORDS = re.compile(rf"({FOREIGN_WORD}(?: +{FOREIGN_WORD})*)")  # of a Mandarin text; the rest is Mandarin
 SPACE_BEFORE_MARK = re.compile(r"\s+(?=[,.!?;:…)”])")
 Phonemiser = Callable[[str], str]
@@ -114,15 +115,20 @@ def english(is_british: bool) -> Phonemiser:
     try:
         from hibari.g2p import G2P
 
-        return _string(G2P(british=is_british))
+        return _as_spoken(_string(G2P(british=is_british)))
     except ImportError:
         pass
     try:
         from misaki.en import G2P as MisakiG2P
 
-        return _first(MisakiG2P(trf=False, british=is_british, fallback=None))
+        return _as_spoken(_first(MisakiG2P(trf=False, british=is_british, fallback=None)))
     except ImportError as error:
         raise MissingDependencyError("English phonemes need hibari-tts: pip install 'vivavoce[kokoro]'") from error
+
+
+def _as_spoken(speak: Phonemiser) -> Phonemiser:
+    """A phonemiser that gets words in the spelling by which it knows how they are said."""
+    return lambda text: speak(WIFI.sub("Wi-Fi", text))
 
 
 @lru_cache(maxsize=1)

@@ -49,8 +49,8 @@ from vivavoce.train.flow_vocoder import (
     write_part,
 )
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun
+from vivavoce.train.reply_voice import reply_voice_of
 from vivavoce.train.speech_encoder import encode_corpus
-from vivavoce.train.voices import TEACHER
 
 
 class DifferentiableAttention(Silence):
@@ -267,7 +267,8 @@ def train_flow(
 ) -> FlowDecoder:
     """Train a flow decoder within a time budget; weights, log and metrics are written to `out`."""
     started = time.monotonic()
-    is_teacher = np.array([voice == TEACHER.name for voice in corpus.voices])
+    reply_voice = reply_voice_of(corpus.voices)
+    is_teacher = np.array([voice == reply_voice for voice in corpus.voices])
     learned, held_out = (each[is_teacher[each]] for each in split_held_out(corpus))
     codes_by_index = encode_corpus(encoder, corpus, device)
     config = plan.config(encoder.config.quantize_vocab_size)

@@ -40,8 +40,8 @@ from vivavoce.train.losses import (
     feature_distance,
     generator_loss,
 )
+from vivavoce.train.reply_voice import reply_voice_of
 from vivavoce.train.speech_encoder import encode_corpus
-from vivavoce.train.voices import TEACHER
 
 QUIET = 0.1  # initial scale of branches beside the excitation's path
 LOUDNESS = 0.2  # initial gain of the excitation
@@ -262,6 +262,8 @@ class StartingPoints:
     f0: Path | None = None
     speech_encoder: Path | None = None
     flow: Path | None = None
+    is_new_voice: bool = False
+    """Whether the earlier vocoder has another voice: then its weights are a beginning, and nothing is continued."""
 
 
 @cudnn_benchmark.held(True)
@@ -284,7 +286,7 @@ def train_vocoder(
         hift.load_state_dict(earlier.state_dict())
         freeze_source_mixture(hift)
         if earlier.config.plain_spectrum == plan.config.plain_spectrum:
-            plan = plan.continued()
+            plan = plan if start.is_new_voice else plan.continued()
         else:  # its last layers predict magnitude and phase
             pass_excitation_through(hift)
             plan = plan.with_predicted_pitch()
@@ -314,7 +316,8 @@ def train_vocoder(
     hift.requires_grad_(False).eval()
     write_part(hift, {"vocoder": dataclasses.asdict(hift.config)}, out / VOCODER_FILE)
     copy_curves(out)
-    evaluated = [index for index in held_out.tolist() if corpus.voices[index] == TEACHER.name] or held_out.tolist()
+    reply_voice = reply_voice_of(corpus.voices)
+    evaluated = [index for index in held_out.tolist() if corpus.voices[index] == reply_voice] or held_out.tolist()
     figures = measure(hift, TeacherSpeech.of(corpus, np.array(evaluated[:24]), device))
     (out / "metrics.json").write_text(json.dumps(figures, indent=2), encoding="utf8")
     print(json.dumps(figures), flush=True)
@@ -330,9 +333,10 @@ def _load_vocoder(folder: Path, device: str) -> HiFT:
 
 def _segments(corpus: Corpus, learned: np.ndarray, plan: VocoderPlan, device: str, start: StartingPoints) -> Segments:
     speech = TeacherSpeech.of(corpus, learned, device)
-    is_teacher = torch.tensor([corpus.voices[index] == TEACHER.name for index in learned.tolist()])
+    reply_voice = reply_voice_of(corpus.voices)
+    is_teacher = torch.tensor([corpus.voices[index] == reply_voice for index in learned.tolist()])
     if not is_teacher.any():
-        raise InputError(f"the corpus has no utterance of the voice {TEACHER.name}, on which the vocoder is trained")
+        raise InputError(f"the corpus has no utterance of the voice {reply_voice}, on which the vocoder is trained")
     if start.speech_encoder is None or start.flow is None:
         return Segments(speech, is_teacher, plan)
     config = read_sizes(start.flow / "sizes.json").flow
@@ -404,6 +408,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=400.0, help="total time, preparation and evaluation included")
     parser.add_argument("--init", type=Path, help="folder of an earlier run to continue")
+    parser.add_argument("--new-voice", action="store_true", help="with --init: that run had another voice")
     parser.add_argument("--f0", type=Path, help="folder of an earlier run with the f0 predictor to start from")
     add_option(parser, "--speech-encoder", "--ear", type=Path, help="with --flow: train on mels of that flow, too")
     parser.add_argument("--flow", type=Path)
@@ -412,7 +417,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny model, to test the pipeline")
     options = parser.parse_args(arguments)
     plan = TINY if options.tiny else VocoderPlan()
-    start = StartingPoints(options.init, options.f0, options.speech_encoder, options.flow)
+    start = StartingPoints(options.init, options.f0, options.speech_encoder, options.flow, options.new_voice)
     train_vocoder(Corpus.load(options.corpus), options.out, plan, options.seconds, options.device, options.seed, start)
 
 

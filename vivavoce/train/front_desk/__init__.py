@@ -24,6 +24,7 @@ from vivavoce.train.front_desk.judge import judge
 from vivavoce.train.front_desk.language import SpokenLanguage
 from vivavoce.train.front_desk.languages import LANGUAGES, language, language_of, languages
 from vivavoce.train.front_desk.templates import NearDuplicates, expanded
+from vivavoce.train.front_desk.tools import ToolDialogueState
 
 __all__ = [
     "DECLINE",
@@ -43,6 +44,7 @@ __all__ = [
     "reply_sentences",
     "single_questions",
     "templates",
+    "tool_dialogues",
     "user_sentences",
 ]
 
@@ -119,7 +121,21 @@ def dialogues(
 ) -> list[list[Exchange]]:
     """Random dialogues with the correct reply to every turn; with several languages, some change within a call."""
     random_source = random.Random(f"dialogues {split} {seed}")
-    return [_dialogue(split, random_source.randint(*turns), languages, random_source) for _ in range(count)]
+    return [
+        _dialogue(split, random_source.randint(*turns), languages, DialogueState(), random_source) for _ in range(count)
+    ]
+
+
+def tool_dialogues(
+    split: str, count: int, seed: int, turns: tuple[int, int] = (1, 3), language: SpokenLanguage = ENGLISH
+) -> list[list[Exchange]]:
+    """Random dialogues in which the desk calls functions; every turn has a call, or that there is none."""
+    random_source = random.Random(f"tools {split} {seed}")
+    lines = []
+    for _ in range(count):
+        state = ToolDialogueState(random_source=random_source)
+        lines.append(_dialogue(split, random_source.randint(*turns), (language,), state, random_source))
+    return lines
 
 
 def single_questions(
@@ -176,9 +192,12 @@ def _spread(replies: Sequence[str], count: int, language: SpokenLanguage, random
 
 
 def _dialogue(
-    split: str, turns: int, languages: Sequence[SpokenLanguage], random_source: random.Random
+    split: str,
+    turns: int,
+    languages: Sequence[SpokenLanguage],
+    state: DialogueState,
+    random_source: random.Random,
 ) -> list[Exchange]:
-    state = DialogueState()
     exchanges: list[Exchange] = []
     language = languages[0] if len(languages) == 1 else random_source.choice(languages)
     for turn in range(turns):
@@ -186,7 +205,7 @@ def _dialogue(
             language = random_source.choice([other for other in languages if other is not language])
         intent = _next_intent(state, split, turn, turns, language, random_source)
         user, slots = _phrase(intent, split, language, random_source)
-        exchanges.append(Exchange(intent, user, state.answer(intent, dict(slots), language), slots))
+        exchanges.append(state.exchange(intent, user, slots, language))
     return exchanges
 
 

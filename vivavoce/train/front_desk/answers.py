@@ -1,6 +1,6 @@
 """The one right reply of the front desk to each turn of a dialogue, in the language of the turn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vivavoce.train.front_desk.english import DECLINE, ENGLISH
@@ -34,6 +34,10 @@ class Exchange:
     user: str
     reply: str
     slots: tuple[tuple[str, str], ...] = ()
+    call: str = field(default="", repr=False)
+    """In a dialogue with tools: the call before the reply as JSON, or that there is none; otherwise empty."""
+    output: str = field(default="", repr=False)
+    """What the called function returned."""
 
 
 @dataclass
@@ -44,21 +48,29 @@ class DialogueState:
     booking: str | None = None  # "table" or "room" while slots are missing
     booked: str | None = None  # the last booking not cancelled
     last: Reply | None = None
+    wanted: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: WANTED)
+    """The slots that the desk asks for, by kind of booking."""
 
     def awaited(self) -> str | None:
         """The slot that was asked for and is still missing."""
         if self.booking is None:
             return None
-        return next((slot for slot in WANTED[self.booking] if slot not in self.known), None)
+        return next((slot for slot in self.wanted[self.booking] if slot not in self.known), None)
 
     def correctable(self) -> list[str]:
         """The slots of the booking that have a value, which the guest may correct."""
-        return [slot for slot in WANTED[self.booked] if slot in self.known] if self.booked else []
+        return [slot for slot in self.wanted[self.booked] if slot in self.known] if self.booked else []
 
     def answer(self, intent: str, slots: dict[str, str], language: SpokenLanguage = ENGLISH) -> str:
         """The correct reply in a language; updates the state."""
         self.last = self._reply(intent, slots)
         return language.separator.join(language.reply(form, values) for form, values in self.last)
+
+    def exchange(
+        self, intent: str, user: str, slots: tuple[tuple[str, str], ...], language: SpokenLanguage
+    ) -> Exchange:
+        """A user turn with its correct reply; updates the state."""
+        return Exchange(intent, user, self.answer(intent, dict(slots), language), slots)
 
     def _reply(self, intent: str, slots: dict[str, str]) -> Reply:
         if intent == "repeat":

@@ -42,6 +42,7 @@ REPLIES = {
     "booked_room": "Your room is booked.",
     "cancelled": "Your booking is cancelled.",
     "no_booking": "You have no booking yet.",
+    "full": "I am sorry, we are full then.",
     "nothing_said": "I have not said anything yet.",
     "not_given": "You have not told me yet.",
     "known_dish": "You ordered the {dish}.",

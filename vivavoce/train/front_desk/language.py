@@ -67,6 +67,8 @@ class SpokenLanguage:
 
         def word(match: re.Match[str]) -> str:
             name = match[1]
+            if name in DERIVED and name in slots:  # another value than the desk's own
+                return slots[name]
             value = slots[DERIVED.get(name, name)]
             return self.words.get(name, {}).get(value, value)
 

@@ -1,7 +1,7 @@
 """The languages of the front desk, and its editions.
 
 Edition 1 has the hand-written templates; in English these are the ones the bundled miniatures were trained with.
-Edition 2 adds corrections ("no, four people") and the reviewed phrasings of a chat model, from `phrasings.CODE.jsonl`.
+Edition 2 adds corrections ("no, four people") and the phrasings of a language model, from `phrasings.CODE.jsonl`.
 """
 
 import json

@@ -46,6 +46,7 @@ REPLIES = {
     "booked_room": "房間已經訂好了。",
     "cancelled": "您的預約已經取消了。",
     "no_booking": "您還沒有預約。",
+    "full": "很抱歉，那個時間已經客滿了。",
     "nothing_said": "我還沒有說話。",
     "not_given": "您還沒有告訴我。",
     "known_dish": "您點了{dish}。",

@@ -20,7 +20,7 @@ BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)、．])?\s*")
 LETTERS = {"en": re.compile(r"[A-Za-z' ,.?!-]+"), "zh": re.compile(r"[\u4e00-\u9fff，。？！、 ]+")}
 NUMBERS = {  # values have to be slots
     "en": re.compile(
-        r"\b(one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|noon|midnight|o'clock|[ap]m|monday|tuesday"
+        r"\b(one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|noon|midnight|o'clock|monday|tuesday"
         r"|wednesday|thursday|friday|saturday|sunday|tomorrow|tonight)\b"
     ),
     "zh": re.compile("[二三四五六七八九十百兩0-9]|星期|禮拜|明天|明晚|今晚"),
@@ -41,7 +41,7 @@ REPLY_OVERLAP = 0.75
 
 @dataclass(frozen=True)
 class Phrasing:
-    """A way to phrase an intent, with slots as `{slot}`."""
+    """A way to phrase an intent, with slots as `{slot}`; `{number}` is the bare number of `{people}`."""
 
     language: str
     intent: str
@@ -62,7 +62,7 @@ def fault(phrasing: Phrasing, language: SpokenLanguage) -> str | None:
     """Why a phrasing is not kept; None if it is."""
     text, code = phrasing.text, language.code
     wanted = INTENTS[phrasing.intent]
-    slots, required = SLOT.findall(text), wanted.get("slots", [])
+    slots, required = SLOT.findall(text.replace("{number}", "{people}")), wanted.get("slots", [])
     bare = SLOT.sub("" if code == "zh" else "x", text)
     size = len(bare) if code == "zh" else len(bare.split())
     if not text or size > (MAX_CHARACTERS if code == "zh" else MAX_WORDS):

@@ -1,24 +1,22 @@
-"""Training data of the language model: encoded dialogues, and conversations packed as rows in the chat format.
+"""Batches of the language model: conversations packed as rows in the chat format.
 
 The system text comes first, as in live sessions; in a share of the examples its default comes before the last reply, as
 in the published prompt. Transcription and reading aloud have separate system texts.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.errors import InputError
 from vivavoce.models.moss_speech.model import MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, SpeechTokenizerProtocol
 from vivavoce.train.front_desk import Exchange
+from vivavoce.train.lm.dialogue_data import Codes, SpokenDialogues
+from vivavoce.train.lm.tool_examples import CALL_SHARES, Offers, decision_of, returned, written
 
 TRANSCRIBE = "Write down what is said."
 READ = "Read this aloud."
@@ -44,7 +42,7 @@ CONTEXT, USER_SPEECH, REPLY_TEXT, REPLY_SPEECH, REPLY_SPEECH_CONTEXT = range(5)
 """Kinds of rows; only user speech, reply text and reply speech have a loss."""
 CLOSE = "<|im_end|>\n"
 COLUMNS = ("text", "audio", "position", "segment", "kind")
-TEXT_ONLY = {"text_text": 1.0}
+TEXT_ONLY = {"text_text": 0.85, "text_tools": 0.15}
 FULL_MIX = {
     "speech_speech": 0.48,
     "speech_text": 0.13,
@@ -53,107 +51,11 @@ FULL_MIX = {
     "mixed": 0.06,
     "transcribe": 0.16,
     "read": 0.07,
+    "speech_tools": 0.07,
+    "text_tools": 0.02,
 }
 
 Rows = NDArray[np.int32]
-
-
-Codes = NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Ragged array of codes."""
-
-    values: NDArray[np.uint16]
-    starts: NDArray[np.int64]  # [array + 1]
-
-    @classmethod
-    def of(cls, arrays: Sequence[NDArray[np.integer]]) -> "Ragged":
-        starts = np.zeros(len(arrays) + 1, dtype=np.int64)
-        np.cumsum([len(array) for array in arrays], out=starts[1:])
-        flat = np.concatenate(arrays) if arrays else np.zeros(0)
-        return cls(flat.astype(np.uint16), starts)
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, index: int) -> Codes:
-        return self.values[self.starts[index] : self.starts[index + 1]].astype(np.int32)
-
-
-@dataclass(frozen=True)
-class Utterances:
-    """Encoded utterances with the index of their sentence and their acoustic condition."""
-
-    sentences: list[str]
-    codes: Ragged
-    sentence: NDArray[np.int32]  # [utterance]
-    condition: NDArray[np.uint8]  # [utterance]: 0 clean, 1 augmented or noisy
-
-    @cached_property
-    def _by_sentence(self) -> dict[str, NDArray[np.int64]]:
-        order = np.argsort(self.sentence, kind="stable")
-        bounds = np.searchsorted(self.sentence[order], np.arange(len(self.sentences) + 1))
-        return {text: order[bounds[i] : bounds[i + 1]] for i, text in enumerate(self.sentences)}
-
-    def of(self, sentence: str, condition: int | None = None) -> NDArray[np.int64]:
-        """Indices of the utterances of a sentence."""
-        indices = self._by_sentence.get(sentence, np.zeros(0, dtype=np.int64))
-        return indices if condition is None else indices[self.condition[indices] == condition]
-
-    def pick(self, sentence: str, random_source: np.random.Generator, condition: int | None = None) -> Codes | None:
-        """Codes of a random utterance of a sentence, or None."""
-        indices = self.of(sentence, condition)
-        return self.codes[int(indices[random_source.integers(len(indices))])] if len(indices) else None
-
-
-@dataclass(frozen=True)
-class SpokenDialogues:
-    """Dialogues with encoded utterances: user turns in many voices and conditions, replies in one voice."""
-
-    dialogues: list[list[Exchange]]
-    user_speech: Utterances
-    replies: Utterances
-    code_count: int
-
-    @property
-    def written(self) -> Iterable[str]:
-        """All distinct sentences."""
-        spoken = dict.fromkeys([*self.user_speech.sentences, *self.replies.sentences])
-        return dict.fromkeys([*spoken, *(text for line in self.dialogues for e in line for text in (e.user, e.reply))])
-
-    def save(self, file: str | Path) -> None:
-        lines = json.dumps([[asdict(exchange) for exchange in line] for line in self.dialogues])
-        arrays: dict[str, NDArray[np.generic]] = {"code_count": np.array(self.code_count)}
-        arrays["dialogues"] = np.frombuffer(lines.encode(), dtype=np.uint8)
-        for name, utterances in (("heard", self.user_speech), ("replies", self.replies)):
-            arrays[f"{name}_sentences"] = np.frombuffer(json.dumps(utterances.sentences).encode(), dtype=np.uint8)
-            arrays[f"{name}_values"], arrays[f"{name}_starts"] = utterances.codes.values, utterances.codes.starts
-            arrays[f"{name}_sentence"], arrays[f"{name}_condition"] = utterances.sentence, utterances.condition
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-
-    @classmethod
-    def load(cls, file: str | Path) -> "SpokenDialogues":
-        if not Path(file).is_file():
-            raise InputError(f"{file} does not exist; create it with `viva train lm-data`")
-        with np.load(file) as stored:
-            lines = [[_exchange(entry) for entry in line] for line in json.loads(stored["dialogues"].tobytes())]
-            user_speech, replies = (_utterances(stored, name) for name in ("heard", "replies"))
-            return cls(lines, user_speech, replies, int(stored["code_count"]))
-
-
-def _exchange(entry: dict[str, object]) -> Exchange:
-    slots = entry["slots"]
-    assert isinstance(slots, list)
-    return Exchange(str(entry["intent"]), str(entry["user"]), str(entry["reply"]), tuple((a, b) for a, b in slots))
-
-
-def _utterances(stored: "np.lib.npyio.NpzFile", name: str) -> Utterances:
-    codes = Ragged(stored[f"{name}_values"], stored[f"{name}_starts"])
-    sentences = json.loads(stored[f"{name}_sentences"].tobytes())
-    return Utterances(sentences, codes, stored[f"{name}_sentence"], stored[f"{name}_condition"])
 
 
 @dataclass
@@ -202,10 +104,17 @@ class LMBatches:
         self.config, self.data, self.other_systems = config, data, list(other_systems)
         self.options = options or LMBatchOptions()
         self.prompt = MossSpeechPrompt(config, tokenizer)
-        self.modes = list(mix)
-        self.cumulative_shares = np.cumsum(list(mix.values())) / sum(mix.values())
         self._written = range(len(data.dialogues))
         self._spoken = [i for i in self._written if all(len(data.user_speech.of(e.user)) for e in data.dialogues[i])]
+        self._decisions: dict[Modality, dict[str, list[tuple[int, int]]]] = {
+            "speech": self._turns_by_decision(self._spoken),
+            "text": self._turns_by_decision(self._written),
+        }
+        is_possible = {f"{modality}_tools": bool(turns) for modality, turns in self._decisions.items()}
+        shares = {mode: share for mode, share in mix.items() if is_possible.get(mode, True)}
+        self.modes = list(shares)
+        self.cumulative_shares = np.cumsum(list(shares.values())) / sum(shares.values())
+        self.offers = Offers()
         self._texts: dict[tuple[str, int], Rows] = {}
         self._open_speech = _with_kind(self.prompt.open_speech(), CONTEXT)
 
@@ -216,6 +125,8 @@ class LMBatches:
             return self.transcription(random_source)
         if mode == "read":
             return self.reading(random_source)
+        if mode.endswith("_tools"):
+            return self.decision("speech" if mode.startswith("speech") else "text", random_source)
         lines = self._written if mode == "text_text" else self._spoken
         dialogue = self.data.dialogues[lines[int(random_source.integers(len(lines)))]]
         return self.conversation(dialogue, mode, random_source)
@@ -230,6 +141,7 @@ class LMBatches:
         for number, (exchange, (user_modality, reply_modality)) in enumerate(zip(dialogue, sides, strict=True)):
             is_last = number == len(dialogue) - 1
             self._user_turn(example, exchange.user, user_modality, random_source)
+            self._call_turns(example, exchange)
             if system is not None and is_late and is_last:
                 self._text_turn(example, "system", system)
             is_interrupted = not is_last and random_source.random() < self.options.interrupted
@@ -241,6 +153,27 @@ class LMBatches:
                 has_loss=is_last or not is_late,
                 is_interrupted=is_interrupted,
             )
+        return example
+
+    def decision(self, user_modality: Modality, random_source: np.random.Generator) -> LMExample:
+        """A dialogue up to a user's turn, tools that are offered, and the call or that there is none."""
+        turns = self._decisions[user_modality]
+        shares = np.array([CALL_SHARES[name] for name in turns])
+        name = list(turns)[int(random_source.choice(len(shares), p=shares / shares.sum()))]
+        line, last = turns[name][int(random_source.integers(len(turns[name])))]
+        earlier, exchange = self.data.dialogues[line][:last], self.data.dialogues[line][last]
+        example = LMExample()
+        system, _ = self._system("speech", random_source)
+        if system is not None:
+            self._text_turn(example, "system", system)
+        for each in earlier:
+            self._user_turn(example, each.user, user_modality, random_source)
+            self._call_turns(example, each)
+            self._reply(example, each.reply, user_modality, random_source, has_loss=False)
+        self._user_turn(example, exchange.user, user_modality, random_source)
+        offered, decided = self.offers.draw(exchange, random_source)
+        self._text_turn(example, "system", offered)
+        self._reply(example, decided, "text", random_source)
         return example
 
     def transcription(self, random_source: np.random.Generator) -> LMExample:
@@ -322,6 +255,21 @@ class LMBatches:
             self._text_turn(example, "user", as_typed(text, random_source))
         else:
             self._speech_turn(example, codes)
+
+    def _call_turns(self, example: LMExample, exchange: Exchange) -> None:
+        """The call of a turn and its output, if it has any; they have no loss, since nothing was offered here."""
+        if exchange.output:
+            self._text_turn(example, "assistant", written(exchange))
+            self._text_turn(example, "user", returned(exchange))
+
+    def _turns_by_decision(self, lines: Iterable[int]) -> dict[str, list[tuple[int, int]]]:
+        """Dialogues with tools and their turns, by what is called in the turn."""
+        turns: dict[str, list[tuple[int, int]]] = {}
+        for line in lines:
+            for number, exchange in enumerate(self.data.dialogues[line]):
+                if exchange.call:
+                    turns.setdefault(decision_of(exchange), []).append((line, number))
+        return turns
 
     def _text_turn(self, example: LMExample, role: str, text: str) -> None:
         example.add(self._text(f"<|im_start|>{role}\n"))

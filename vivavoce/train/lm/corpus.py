@@ -2,18 +2,20 @@
 
     viva train lm-data --corpus SPEECH                                 # synthesize only
     viva train lm-data --corpus SPEECH --speech-encoder DIR --out DATA # encode; synthesize first if needed
+    viva train lm-data --kokoro DIR --speech-encoder DIR --out DATA    # callers and replies in Kokoro's voices
     viva train lm-data --pseudo-codes --out DATA [--tiny]              # codes derived from words, no speech
+
+With `--kokoro` and `--corpus` the callers have voices of both, and the replies Kokoro's. The options of the dialogues
+have to be those of the plan that Kokoro has spoken (`viva train plan --dialogues`).
 
 DATA gets `train.npz` and `held_out.npz`: dialogues with the codes of user turns and replies.
 """
 
 import argparse
-import dataclasses
 import hashlib
 import math
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +33,19 @@ from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.train import add_option
 from vivavoce.train.augment import NOISES, Augmenter, at_positions, at_snr, noise, stretched_positions, warp_bands
 from vivavoce.train.corpus import Corpus, build
-from vivavoce.train.front_desk import DECLINE, Exchange, dialogues, general_sentences, single_questions
-from vivavoce.train.lm.batches import Ragged, SpokenDialogues, Utterances
+from vivavoce.train.front_desk import general_sentences
+from vivavoce.train.lm.dialogue_data import Ragged, SpokenDialogues, Utterances
+from vivavoce.train.lm.dialogue_plan import (
+    EVALUATION_SEED,
+    DialoguePlan,
+    add_plan_options,
+    held_out_dialogues,
+    plan_of,
+    replies_of,
+    train_dialogues,
+    voices_of,
+)
+from vivavoce.train.lm.dialogue_speech import CALLERS, QUESTIONS, REPLIES, DialogueSpeech, kinds_of, kokoro_speech
 from vivavoce.train.speech_encoder import BatchMel, Sounds, encode_batch
 from vivavoce.train.voices import HELD_OUT as HELD_OUT_VOICES
 from vivavoce.train.voices import TEACHER, TRAINING, SyntheticVoice, draw, programs, training_voices
@@ -40,10 +53,6 @@ from vivavoce.train.voices import TEACHER, TRAINING, SyntheticVoice, draw, progr
 CLEAN, NOISY = 0, 1
 TRAIN, HELD_OUT = "train.npz", "held_out.npz"
 HELD_OUT_SNR_DB = 15.0
-SLOT_INTENTS = ("table", "room", "wake_up", "price", "order")  # intents whose replies repeat slots
-CONVERTED_TIME_INTENTS = ("table", "wake_up")
-CONVERTED_TIME = "forty five"  # the reply says "a quarter to" the next hour instead
-EVALUATION_SEED = 0  # the questions do not depend on the training data
 RATE = 16_000
 MAX_STRETCH = 1.3  # factor by which an augmenter may lengthen audio
 FLOOR_DB = (-100.0, -66.0)  # level of microphone noise
@@ -156,83 +165,30 @@ def noise_augmenter(device: torch.device | str, seed: int, decibels: float) -> C
     return change
 
 
-@dataclass(frozen=True)
-class DialoguePlan:
-    """Amounts of data: `spoken` dialogues have speech and text, `written` ones text only."""
-
-    spoken: int = 20_000
-    written: int = 20_000
-    general: int = 2_500
-    """Spoken sentences outside the domain, which are declined."""
-    slot_questions: int = 0
-    """More single questions whose replies repeat a slot; half of them convert a time."""
-    read: int = 2_000
-    """Sentences other than replies, read by the reply voice."""
-    versions: int = 8
-    voices: int = 1
-    """Minimum number of voices of a sentence; frequent ones have more."""
-    held_out: int = 320
-    held_out_general: int = 60
-    seed: int = 0
-
-
-TINY = DialoguePlan(spoken=12, written=6, general=4, read=4, versions=2, held_out=6, held_out_general=2)
-
-
-def train_dialogues(plan: DialoguePlan) -> tuple[list[list[Exchange]], list[str]]:
-    """Training dialogues, and their spoken user sentences in order of first use."""
-    spoken = dialogues("train", plan.spoken, plan.seed, (1, 4))
-    spoken += [_declined(text) for text in general_sentences(plan.general, plan.seed)]
-    converted = single_questions(CONVERTED_TIME_INTENTS, plan.slot_questions // 2, plan.seed, containing=CONVERTED_TIME)
-    spoken += [
-        [each]
-        for each in (*converted, *single_questions(SLOT_INTENTS, plan.slot_questions - len(converted), plan.seed))
-    ]
-    sentences = list(dict.fromkeys(exchange.user for line in spoken for exchange in line))
-    return spoken + dialogues("train", plan.written, plan.seed + 1, (1, 6)), sentences
-
-
-def held_out_dialogues(plan: DialoguePlan) -> list[list[Exchange]]:
-    """Dialogues of held-out phrasings: single questions, conversations, and out-of-domain sentences."""
-    half = plan.held_out // 2
-    lines = dialogues("held_out", half, EVALUATION_SEED + 100, (1, 1))
-    lines += dialogues("held_out", plan.held_out - half, EVALUATION_SEED + 101, (2, 4))
-    learned = set(general_sentences(plan.general, plan.seed))
-    others = general_sentences(4 * plan.held_out_general + plan.general, EVALUATION_SEED + 100)
-    fresh = [text for text in others if text not in learned]
-    return lines + [_declined(text) for text in fresh[-plan.held_out_general :]]
-
-
-def voices_of(
-    dialogue_lines: Sequence[Sequence[Exchange]], sentences: Sequence[str], min_voices: int = 1
-) -> dict[str, int]:
-    """Number of voices of each sentence: the minimum, and one more for every four uses, up to 8."""
-    uses = Counter(exchange.user for line in dialogue_lines for exchange in line)
-    return {sentence: min(max(8, min_voices), min_voices + uses[sentence] // 4) for sentence in sentences}
-
-
 def pseudo_data(plan: DialoguePlan, code_count: int) -> tuple[SpokenDialogues, SpokenDialogues]:
     """Training and held-out data without speech: pseudo-codes derived from the words, with errors in noise."""
     lines, sentences = train_dialogues(plan)
     spoken = [sentence for sentence in sentences for _ in range(plan.versions)]
     user_speech = _pseudo_utterances(spoken, code_count, CLEAN, plan.seed)
     replies = _pseudo_utterances(
-        [*_replies(lines), *general_sentences(plan.read, plan.seed + 2)], code_count, CLEAN, plan.seed
+        [*replies_of(lines), *general_sentences(plan.read, plan.seed + 2)], code_count, CLEAN, plan.seed
     )
     tests = held_out_dialogues(plan)
     questions = list(dict.fromkeys(exchange.user for line in tests for exchange in line))
     both = joined([_pseudo_utterances(questions, code_count, condition, plan.seed) for condition in (CLEAN, NOISY)])
-    answers = _pseudo_utterances(_replies(tests), code_count, CLEAN, plan.seed)
+    answers = _pseudo_utterances(replies_of(tests), code_count, CLEAN, plan.seed)
     return SpokenDialogues(lines, user_speech, replies, code_count), SpokenDialogues(tests, both, answers, code_count)
 
 
-def speech_plan(plan: DialoguePlan, voices: Sequence[SyntheticVoice] = TRAINING) -> list[tuple[str, SyntheticVoice]]:
+def speech_plan(
+    plan: DialoguePlan, voices: Sequence[SyntheticVoice] = TRAINING, has_replies: bool = True
+) -> list[tuple[str, SyntheticVoice]]:
     """Sentences and voices to synthesize: users, held-out users, replies. Only replies have the reply voice."""
     random_source = np.random.default_rng(EVALUATION_SEED)
     lines, sentences = train_dialogues(plan)
     tests = held_out_dialogues(plan)
     questions = dict.fromkeys(exchange.user for line in tests for exchange in line)
-    replies = dict.fromkeys([*_replies(lines), *_replies(tests), *general_sentences(plan.read, plan.seed + 2)])
+    replies = dict.fromkeys([*replies_of(lines), *replies_of(tests), *general_sentences(plan.read, plan.seed + 2)])
     plan_entries = [
         (sentence, voice)
         for sentence, count in voices_of(lines, sentences, plan.voices).items()
@@ -241,18 +197,17 @@ def speech_plan(plan: DialoguePlan, voices: Sequence[SyntheticVoice] = TRAINING)
     plan_entries += [
         (sentence, voice) for sentence in questions for voice in _sample(HELD_OUT_VOICES, 1, random_source)
     ]
-    return plan_entries + [(sentence, TEACHER) for sentence in replies]
+    return plan_entries + [(sentence, TEACHER) for sentence in replies if has_replies]
 
 
 def encoded_data(
-    plan: DialoguePlan, corpus: Corpus, encoder: SpeechEncoder, device: str
+    plan: DialoguePlan, corpus: Corpus, encoder: SpeechEncoder, device: str, kinds: NDArray[np.int64] | None = None
 ) -> tuple[SpokenDialogues, SpokenDialogues]:
     """Training and held-out data: the synthesized plan, augmented and encoded."""
     extractor = CodeExtractor(encoder, corpus, device)
     code_count = encoder.config.quantize_vocab_size
-    held_out_names = {voice.name for voice in HELD_OUT_VOICES}
-    kinds = np.array([1 if name in held_out_names else 2 if name == TEACHER.name else 0 for name in corpus.voices])
-    train_rows, test_rows, reply_rows = (np.flatnonzero(kinds == kind) for kind in range(3))
+    kinds = kinds_of(corpus.voices) if kinds is None else kinds
+    train_rows, test_rows, reply_rows = (np.flatnonzero(kinds == kind) for kind in (CALLERS, QUESTIONS, REPLIES))
 
     def encode(
         chosen: NDArray[np.int64], condition: int, silence: SilenceAugmentation, change: Change | None, seed: int
@@ -317,14 +272,6 @@ def _word_codes(word: str, code_count: int) -> list[int]:
     return [int.from_bytes(digest[2 * i : 2 * i + 2]) % code_count for i in range(math.ceil(len(word) / 2))]
 
 
-def _replies(lines: Sequence[Sequence[Exchange]]) -> list[str]:
-    return list(dict.fromkeys(exchange.reply for line in lines for exchange in line))
-
-
-def _declined(text: str) -> list[Exchange]:
-    return [Exchange("decline", text, DECLINE)]
-
-
 def _training_voices(source: random.Random, count: int, voices: Sequence[SyntheticVoice]) -> list[SyntheticVoice]:
     """Distinct random voices other than the reply voice."""
     return [voice for voice in draw(source, count + 1, voices) if voice != TEACHER][:count]
@@ -343,16 +290,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, help="corpus of the synthesized sentences; created if missing")
     add_option(parser, "--speech-encoder", "--ear", type=Path, help="folder of a trained speech encoder")
+    parser.add_argument("--kokoro", type=Path, help="folder of Kokoro's corpora: more callers, and the replies")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
     parser.add_argument("--workers", type=int, default=usable_cores())
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--spoken", type=int, help="number of spoken dialogues")
-    parser.add_argument("--general", type=int, help="number of out-of-domain sentences")
-    add_option(parser, "--slot-questions", "--valued", type=int, help="number of extra single questions with slots")
-    parser.add_argument("--versions", type=int, help="augmented versions of each user utterance")
-    parser.add_argument("--voices", type=int, help="minimum number of voices per user sentence")
+    add_plan_options(parser)
     add_option(
         parser,
         "--pseudo-codes",
@@ -363,22 +306,27 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="CODES",
         help="codes derived from words instead of speech",
     )
-    parser.add_argument("--tiny", action="store_true", help="a few dialogues")
     options = parser.parse_args(arguments)
-    names = ("spoken", "general", "slot_questions", "versions", "voices", "seed")
-    changes = {name: value for name in names if (value := getattr(options, name)) is not None}
-    plan = dataclasses.replace(TINY if options.tiny else DialoguePlan(), **changes)
-    if (options.corpus is None) == (options.pseudo_codes is None):
-        parser.error("either --corpus or --pseudo-codes is needed")
+    plan = plan_of(options)
+    if (options.corpus is None and options.kokoro is None) == (options.pseudo_codes is None):
+        parser.error("either --corpus or --kokoro, or --pseudo-codes is needed")
     if options.out is None and (options.pseudo_codes or options.speech_encoder):
         parser.error("--out is needed")
     if options.pseudo_codes:
         data = pseudo_data(plan, options.pseudo_codes)
     else:
-        corpus = _corpus(options.corpus, plan, options.workers, options.synthesizers)
+        speech = []
+        if options.kokoro is not None and options.speech_encoder is not None:
+            speech.append(kokoro_speech(options.kokoro))
+        if options.corpus is not None:
+            has_replies = options.kokoro is None
+            corpus = _corpus(options.corpus, plan, options.workers, options.synthesizers, has_replies)
+            speech.append(DialogueSpeech(corpus, kinds_of(corpus.voices)))
         if options.speech_encoder is None:
             return
-        data = encoded_data(plan, corpus, SpeechEncoder.load(options.speech_encoder, options.device), options.device)
+        encoder = SpeechEncoder.load(options.speech_encoder, options.device)
+        both = DialogueSpeech.joined(speech)
+        data = encoded_data(plan, both.corpus, encoder, options.device, both.kinds)
     for name, part in zip((TRAIN, HELD_OUT), data, strict=True):
         part.save(options.out / name)
         users, replies = part.user_speech.codes, part.replies.codes
@@ -386,11 +334,12 @@ def main(arguments: list[str] | None = None) -> None:
         _print(f"{options.out / name}: {counts}, {len(users.values) + len(replies.values)} codes")
 
 
-def _corpus(path: Path, plan: DialoguePlan, workers: int, root: Path | None) -> Corpus:
+def _corpus(path: Path, plan: DialoguePlan, workers: int, root: Path | None, has_replies: bool) -> Corpus:
     if path.with_suffix(".npz").is_file():
         return Corpus.load(path)
     started = time.monotonic()
-    corpus = build(speech_plan(plan, training_voices(programs(root))), workers, plan.seed, _progress(), root)
+    entries = speech_plan(plan, training_voices(programs(root)), has_replies)
+    corpus = build(entries, workers, plan.seed, _progress(), root)
     path.parent.mkdir(parents=True, exist_ok=True)
     corpus.save(path)
     _print(f"synthesized {len(corpus)} sentences, {corpus.seconds / 3600:.1f} h, in {time.monotonic() - started:.0f} s")

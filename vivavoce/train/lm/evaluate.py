@@ -14,10 +14,21 @@ from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, Turn
+from vivavoce.s2s.text_branch import NO_CALL
 from vivavoce.train.front_desk import DECLINE, Exchange, judge, normalise
+from vivavoce.train.front_desk.evaluation_set import evaluation_dialogues
 from vivavoce.train.lm import TrainingKVCache, hidden_states
-from vivavoce.train.lm.batches import READ, TRANSCRIBE, Codes, SpokenDialogues
+from vivavoce.train.lm.batches import READ, TRANSCRIBE
 from vivavoce.train.lm.corpus import CLEAN, NOISY
+from vivavoce.train.lm.dialogue_data import Codes, SpokenDialogues
+from vivavoce.train.lm.tool_examples import (
+    EVALUATED_TOOLS,
+    decision_of,
+    has_tools,
+    offer_text,
+    returned,
+    written,
+)
 
 ALIGNED = 16  # mask columns are a multiple of this, as attention kernels require
 CHECK_EVERY = 16  # rows between checks for the end of all replies; each check synchronises
@@ -85,7 +96,7 @@ def _next(model: MossSpeech, text: Tensor, audio: Tensor, modes: Tensor) -> tupl
     return row, torch.where((modes == AUDIO) & (spoken == config.eosp_token_id), TEXT, modes)
 
 
-MAX_CODES, MAX_TOKENS = 180, 48
+MAX_CODES, MAX_TOKENS, MAX_CALL_TOKENS = 180, 48, 80
 
 
 class ReadingTokenizer(Protocol):
@@ -123,6 +134,8 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         self.prompt = MossSpeechPrompt(self.model.config, self.tokenizer)
+        self.lines = [line for line in self.data.dialogues if not has_tools(line)]
+        self.tool_lines = [line for line in self.data.dialogues if has_tools(line)]
 
     def run(self) -> dict[str, Any]:
         """All metrics, for `metrics.json`."""
@@ -142,26 +155,65 @@ class Evaluation:
                 {"mode": name, "user": a.expected.user, "expected": a.expected.reply, "said": a.transcribed}
                 for a in wrong[:25]
             ]
+        if self.tool_lines:
+            figures["tools"] = self.decisions("speech", CLEAN)
+            figures["tools_15dB"] = self.decisions("speech", NOISY)
+            figures["tools_text"] = self.decisions("text", CLEAN)
+        figures["evaluation_set"] = summary(evaluation_set_answers(self.model, self.tokenizer))
         return figures | {"transcribe": self.transcription(), "read": self.reading(), "wrong": self.samples}
 
     def answers(self, user_modality: Modality, reply_modality: Modality, condition: int) -> list[EvaluatedAnswer]:
         """Replies to the last turn of each dialogue, with the correct history."""
-        prompts = [self._prompt(line, user_modality, reply_modality, condition) for line in self.data.dialogues]
+        prompts = [self._prompt(line, user_modality, reply_modality, condition) for line in self.lines]
         replies = greedy_replies(self.model, prompts, MAX_CODES if reply_modality == "speech" else MAX_TOKENS)
         if reply_modality == "text":
             transcribed = [self._text(reply) for reply in replies]
             return [
-                EvaluatedAnswer(line[-1], len(line), text)
-                for line, text in zip(self.data.dialogues, transcribed, strict=True)
+                EvaluatedAnswer(line[-1], len(line), text) for line, text in zip(self.lines, transcribed, strict=True)
             ]
         codes = [self.model.spoken_codes(reply) for reply in replies]
         errors = [
-            self._code_errors(line[-1].reply, generated)
-            for line, generated in zip(self.data.dialogues, codes, strict=True)
+            self._code_errors(line[-1].reply, generated) for line, generated in zip(self.lines, codes, strict=True)
         ]
         transcribed = self.transcripts(codes)
-        rows = zip(self.data.dialogues, transcribed, errors, strict=True)
+        rows = zip(self.lines, transcribed, errors, strict=True)
         return [EvaluatedAnswer(line[-1], len(line), text, error) for line, text, error in rows]
+
+    def decisions(self, user_modality: Modality, condition: int) -> dict[str, Any]:
+        """Shares of turns with tools in which the right call is made, or none where none is right; not masked."""
+        turns = [(line[:end], line[end]) for line in self.tool_lines for end in range(len(line))]
+        prompts = [self._tool_prompt(earlier, last, user_modality, condition) for earlier, last in turns]
+        said = [self._text(reply) for reply in greedy_replies(self.model, prompts, MAX_CALL_TOKENS)]
+        expected = [written(last) for _, last in turns]
+        right: dict[str, list[bool]] = defaultdict(list)
+        for (_, last), text, call in zip(turns, said, expected, strict=True):
+            right[decision_of(last)].append(text == call)
+        self.samples += [
+            {"mode": f"tools, {user_modality}", "user": last.user, "expected": call, "said": text}
+            for (_, last), text, call in zip(turns, said, expected, strict=True)
+            if text != call
+        ][:25]
+        calls = [is_right for name, of_tool in right.items() if name != NO_CALL for is_right in of_tool]
+        return {
+            "right_calls": _share(calls),
+            "right_without_call": _share(right[NO_CALL]),
+            "questions": len(turns),
+            "by_tool": {name: {"right": _share(found), "questions": len(found)} for name, found in right.items()},
+        }
+
+    def _tool_prompt(
+        self, earlier: Sequence[Exchange], last: Exchange, user_modality: Modality, condition: int
+    ) -> list[Row]:
+        turns = [Turn("system", DEFAULT_SYSTEM["speech"])]
+        for exchange in (*earlier, last):
+            asked = self._codes(exchange.user, condition) if user_modality == "speech" else exchange.user
+            turns.append(Turn("user", asked))
+            if exchange is not last:
+                if exchange.output:
+                    turns += [Turn("assistant", written(exchange)), Turn("user", returned(exchange))]
+                answered = self._reply_codes(exchange.reply) if user_modality == "speech" else exchange.reply
+                turns.append(Turn("assistant", answered))
+        return self.prompt.rows([*turns, Turn("system", offer_text(EVALUATED_TOOLS))], "text")
 
     def transcripts(self, spoken: Sequence[Sequence[int] | Codes]) -> list[str]:
         """Transcripts by the model itself."""
@@ -218,6 +270,21 @@ class Evaluation:
 
     def _text(self, reply: Sequence[Row]) -> str:
         return self.tokenizer.decode(self.model.written_ids(reply)).strip()
+
+
+def evaluation_set_answers(model: MossSpeech, tokenizer: ReadingTokenizer) -> list[EvaluatedAnswer]:
+    """Text replies to the phrasings for evaluation alone, as text."""
+    prompt = MossSpeechPrompt(model.config, tokenizer)
+    lines = evaluation_dialogues()
+    prompts = []
+    for line in lines:
+        turns = [Turn("system", DEFAULT_SYSTEM["text"])]
+        for exchange in line:
+            turns += [Turn("user", exchange.user), Turn("assistant", exchange.reply)]
+        prompts.append(prompt.rows(turns[:-1], "text"))
+    replies = greedy_replies(model, prompts, MAX_TOKENS)
+    said = [tokenizer.decode(model.written_ids(reply)).strip() for reply in replies]
+    return [EvaluatedAnswer(line[-1], len(line), text) for line, text in zip(lines, said, strict=True)]
 
 
 def summary(answers: Sequence[EvaluatedAnswer]) -> dict[str, Any]:

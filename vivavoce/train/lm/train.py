@@ -48,15 +48,17 @@ from vivavoce.train.lm.batches import (
     TRANSCRIBE,
     USER_SPEECH,
     LMBatches,
-    SpokenDialogues,
 )
 from vivavoce.train.lm.corpus import HELD_OUT, TRAIN
+from vivavoce.train.lm.dialogue_data import SpokenDialogues
 from vivavoce.train.lm.evaluate import Evaluation
+from vivavoce.train.lm.tool_examples import Offers, has_tools
 from vivavoce.train.loop import Batch, Budget, Learner, LossFunction, TrainingRun, plot_curves
 
 PREFETCHED_BATCHES = 6
 CONTINUED_RATE = 0.7  # factor on the peak rate when continuing
 FORMER_SETTINGS = {"exam_seconds": "evaluation_seconds"}  # still accepted by `--set`
+TOKENIZER_OFFERS = 12  # lists of tools that its vocabulary is learned from
 RUN_FOLDER = "courses"  # of the stages, with logs and states
 
 
@@ -94,9 +96,9 @@ class LMRecipe:
     heads: int = 5
     kv_heads: int = 1
     head_dim: int = 64
-    text_entries: int = 768
-    lines: int = 32
-    length: int = 512
+    text_entries: int = 1024
+    lines: int = 16
+    length: int = 1024
     dropout: float = 0.15
     heard_noise: float = 0.15
     """Maximum share of user codes replaced or masked, drawn for each line."""
@@ -112,7 +114,7 @@ class LMRecipe:
     warmup: int = 200
     log_every: int = 100
     use_graph: bool = True
-    evaluation_seconds: float = 24.0
+    evaluation_seconds: float = 45.0
     steps: tuple[int, int, int] = (100_000, 100_000, 1_000_000)
     """Maximum steps of each stage."""
 
@@ -300,6 +302,8 @@ def init_fresh(
     """Initial weights, and a tokenizer trained on the data's texts."""
     frames = [f"{role}\n" for role in ("system", "user", "assistant")]
     frames += [TRANSCRIBE, READ, *(text for texts in SYSTEMS.values() for text in texts)]
+    if any(map(has_tools, data.dialogues)):
+        frames += Offers(count=TOKENIZER_OFFERS).texts
     backend = train_tokenizer([*data.written, *frames * 200], recipe.text_entries)
     backend.save(str(out / "tokenizer.json"))
     tokenizer = TextTokenizer(backend)

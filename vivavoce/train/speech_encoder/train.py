@@ -7,157 +7,32 @@ match the clean ones. Rounding to codes is phased in.
 import argparse
 import dataclasses
 import json
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.errors import InputError
-from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.checkpoint import published_tensors
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig
 from vivavoce.train.augment import AcousticAugmentation
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.front_desk.answers import normalise
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.losses import ctc_loss
-from vivavoce.train.speech_encoder import STEPS, BatchMel, Lattice, Probe, Sounds, features, new_encoder, read_symbols
+from vivavoce.train.reply_voice import reply_voice_of
+from vivavoce.train.speech_encoder import STEPS, Lattice, Probe, features, new_encoder
 from vivavoce.train.speech_encoder.batches import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
-from vivavoce.train.voices import TEACHER
+from vivavoce.train.speech_encoder.measure import TrainedEncoder, measure
 
 SPREAD = 0.6  # minimum standard deviation of a bounded dimension
 SATURATION = 2.5  # where tanh is nearly flat
-
-
-NOISE_SNR_DB = 15.0
-BATCH = 64
-
-
-@dataclass(frozen=True)
-class TrainedEncoder:
-    """A trained encoder with its probe."""
-
-    encoder: SpeechEncoder
-    probe: Probe
-    lattice: Lattice
-
-
-@dataclass(frozen=True)
-class ProbeOutput:
-    """Codes of utterances and the texts that the probe reads from them."""
-
-    codes: list[np.ndarray]
-    read: list[str]
-    read_unrounded: list[str]
-    texts: list[str]
-
-
-@torch.no_grad()
-def read_back(
-    trained: TrainedEncoder, corpus: Corpus, chosen: Sequence[int], noise: float | None = None
-) -> ProbeOutput:
-    """Encode utterances, clean or in pink noise, and read them with the probe; in the order of `chosen`."""
-    device = trained.encoder.conv1.weight.device
-    config = trained.encoder.config
-    sounds, mel = Sounds(corpus, config, device), BatchMel(config.num_mel_bins, device)
-    generator = torch.Generator(device).manual_seed(0)
-    result = ProbeOutput([], [], [], [normalise(corpus.texts[index]) for index in chosen])
-    for begin in range(0, len(chosen), BATCH):
-        samples, lengths = sounds.rows(np.asarray(chosen[begin : begin + BATCH]))
-        if noise is not None:
-            samples = in_pink_noise(samples, lengths, noise, generator)
-        features = trained.encoder.features(mel(samples, lengths, running=True))
-        counts = lengths // sounds.samples_per_code
-        codes = trained.encoder.nearest(features)
-        result.codes.extend(row[:count].cpu().numpy() for row, count in zip(codes, counts.tolist(), strict=True))
-        result.read.extend(_read_texts(trained.probe, trained.lattice.values(codes), counts))
-        result.read_unrounded.extend(_read_texts(trained.probe, trained.lattice.bounded(features), counts))
-    return result
-
-
-def measure(
-    trained: TrainedEncoder, held_out: Corpus, corpus: Corpus, reply_voice: str, max_sentences: int = 600, seed: int = 0
-) -> dict[str, Any]:
-    """Metrics on held-out voices and phrasings, on training data, and on the reply voice."""
-    random = np.random.default_rng(seed)
-    metrics: dict[str, Any] = {}
-    replies = [index for index, voice in enumerate(corpus.voices) if voice == reply_voice]
-    groups = {
-        "held_out": (held_out, range(len(held_out.texts))),
-        "training": (corpus, range(len(corpus.texts))),
-        "reply_voice": (corpus, replies),
-    }
-    for name, (source, indices) in groups.items():
-        chosen = random.permutation(np.array(indices, dtype=np.int64))[:max_sentences].tolist()
-        if not chosen:
-            continue
-        clean, noisy = read_back(trained, source, chosen), read_back(trained, source, chosen, NOISE_SNR_DB)
-        metrics[name] = {
-            "sentences": len(chosen),
-            "cer": _rate(clean.texts, clean.read),
-            "cer_unrounded": _rate(clean.texts, clean.read_unrounded),
-            "cer_15db": _rate(noisy.texts, noisy.read),
-            "wer": _rate([text.split() for text in clean.texts], [text.split() for text in clean.read]),
-            "same_code_15db": _share_equal(clean.codes, noisy.codes),
-            **_usage(clean.codes, trained.lattice.size),
-            "examples": [list(pair) for pair in zip(clean.texts[:5], clean.read[:5], strict=True)],
-        }
-        if name == "held_out":
-            metrics["cer_by_voice"] = _by_voice([source.voices[index] for index in chosen], clean)
-    return metrics
-
-
-def in_pink_noise(samples: Tensor, lengths: Tensor, decibels: float, generator: torch.Generator) -> Tensor:
-    """Add pink noise at an SNR.  # [batch, time]"""
-    white = torch.randn(samples.shape, generator=generator, device=samples.device)
-    spectrum = torch.fft.rfft(white)
-    frequency = torch.arange(spectrum.shape[-1], device=samples.device).clamp(min=1)
-    pink = torch.fft.irfft(spectrum / frequency.sqrt(), n=samples.shape[-1])
-    is_inside = torch.arange(samples.shape[-1], device=samples.device) < lengths[:, None]
-    speech = (samples.square() * is_inside).sum(1) / lengths
-    gain = (speech / pink.square().mean(1) / 10 ** (decibels / 10)).sqrt()
-    return samples + pink * gain[:, None]
-
-
-def _read_texts(probe: Probe, levels: Tensor, counts: Tensor) -> list[str]:
-    logits, _ = probe(levels, counts)
-    best = logits.argmax(-1).tolist()
-    return [read_symbols(row[: STEPS * count]) for row, count in zip(best, counts.tolist(), strict=True)]
-
-
-def _share_equal(codes: list[np.ndarray], other_codes: list[np.ndarray]) -> float:
-    equal = np.concatenate([a == b for a, b in zip(codes, other_codes, strict=True)])
-    return round(float(equal.mean()), 4)
-
-
-def _usage(codes: list[np.ndarray], size: int) -> dict[str, Any]:
-    counts = np.bincount(np.concatenate(codes), minlength=size)
-    shares = counts[counts > 0] / counts.sum()
-    return {
-        "codes": int(counts.sum()),
-        "codes_used": int((counts > 0).sum()),
-        "perplexity": round(math.exp(-(shares * np.log(shares)).sum()), 1),
-    }
-
-
-def _by_voice(voices: list[str], result: ProbeOutput) -> dict[str, float]:
-    rates = {}
-    for voice in sorted(set(voices)):
-        chosen = [index for index, name in enumerate(voices) if name == voice]
-        rates[voice] = _rate([result.texts[i] for i in chosen], [result.read[i] for i in chosen])
-    return rates
-
-
-def _rate(references: Sequence[Sequence[Any]], hypotheses: Sequence[Sequence[Any]]) -> float:
-    return round(error_rate(references, hypotheses), 4)
+PROBE_SHARE = 0.1  # of the time, for the probe of an encoder that has none
 
 
 @dataclass(frozen=True)
@@ -300,6 +175,7 @@ def train(
     seconds: float,
     seed: int,
     earlier: Path | None = None,
+    reply_voice: str | None = None,
 ) -> TrainedEncoder:
     """Train an encoder within a time budget, from scratch or an earlier one; log and state are in the folder."""
     torch.manual_seed(seed)
@@ -308,30 +184,51 @@ def train(
     probe = Probe(lattice.dimensions, plan.probe_size, plan.heads, plan.probe_slow, plan.probe_fast, plan.bins).to(
         device
     )
-    if earlier is not None:
-        init_from_earlier(earlier, encoder, probe)
+    has_probe = earlier is None or init_from_earlier(earlier, encoder, probe)
     loss = EncoderLoss(plan, encoder, probe, lattice)
-    learner = Learner({"encoder": encoder, "probe": probe}, loss, plan.peak_rate, average=plan.average, orthogonal=True)
-    speech = EncoderSpeech.of(corpus, TEACHER.name, device)
+    speech = EncoderSpeech.of(corpus, reply_voice or reply_voice_of(corpus.voices), device)
     batches = EncoderBatches(speech, plan.shapes, plan.config, AcousticAugmentation(device, plan.strength), plan.habits)
-    budget = Budget(plan.steps, seconds, plan.warmup)
-    training_run = TrainingRun(folder, {"ear": learner}, budget, seed, log_every=4 if plan.steps < 100 else 50)
-    for step in training_run:
-        batch = batches.batch(step.seed) | {
-            "rounded": torch.tensor(plan.rounded_share(step.progress), device=device),
-        }
-        training_run.record(learner.step(batch, step.rate_share))
-    learner.swap_average()
+    if not has_probe:
+        encoder.requires_grad_(False)
+        _learn({"probe": probe}, loss, batches, plan, folder / "probe", PROBE_SHARE * seconds, seed)
+        seconds *= 1 - PROBE_SHARE
+        encoder.requires_grad_(True)
+        encoder.embed_positions.requires_grad_(False)
+        encoder.codebook.requires_grad_(False)
+    _learn({"encoder": encoder, "probe": probe}, loss, batches, plan, folder, seconds, seed)
     return TrainedEncoder(encoder.eval().requires_grad_(False), probe.eval().requires_grad_(False), lattice)
 
 
-def init_from_earlier(folder: Path, encoder: SpeechEncoder, probe: Probe) -> None:
-    """Initialise from a folder written by `save`."""
+def _learn(
+    modules: Mapping[str, nn.Module],
+    loss: EncoderLoss,
+    batches: EncoderBatches,
+    plan: EncoderPlan,
+    folder: Path,
+    seconds: float,
+    seed: int,
+) -> None:
+    """Train modules, which get the average of their weights in the end."""
+    learner = Learner(dict(modules), loss, plan.peak_rate, average=plan.average, orthogonal=True)
+    budget = Budget(plan.steps, seconds, plan.warmup)
+    training_run = TrainingRun(folder, {"ear": learner}, budget, seed, log_every=4 if plan.steps < 100 else 50)
+    for step in training_run:
+        rounded = torch.tensor(plan.rounded_share(step.progress), device=learner.device)
+        training_run.record(learner.step(batches.batch(step.seed) | {"rounded": rounded}, step.rate_share))
+    learner.swap_average()
+
+
+def init_from_earlier(folder: Path, encoder: SpeechEncoder, probe: Probe) -> bool:
+    """Initialise from a folder written by `save`, or from that of a codec, which has no probe; whether it has one."""
     earlier = SpeechEncoder.load(folder)
     if earlier.config != encoder.config:
         raise InputError(f"the speech encoder of {folder} has other sizes than this plan; train from scratch")
-    encoder.load_state_dict(earlier.state_dict())
-    probe.load_state_dict(load_file(folder / "probe.safetensors"))
+    lattice = {"codebook.weight": encoder.codebook.weight.detach().clone()}  # exact, also after packed weights
+    encoder.load_state_dict({**earlier.state_dict(), **lattice})
+    file = folder / "probe.safetensors"
+    if file.is_file():
+        probe.load_state_dict(load_file(file))
+    return file.is_file()
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
@@ -354,10 +251,11 @@ def save(trained: TrainedEncoder, folder: Path) -> None:
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Train a speech encoder, evaluate it on held-out data, and write everything to a folder."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--held-out", type=Path, required=True)
+    parser.add_argument("--corpus", type=Path, required=True, nargs="+", help="one corpus or several")
+    parser.add_argument("--held-out", type=Path, required=True, nargs="+", help="corpora of held-out voices")
+    parser.add_argument("--reply-voice", help="whose mel the codes keep; default: the reply voice with most utterances")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--init", type=Path, help="folder of an earlier encoder to continue, with everything rounded")
+    parser.add_argument("--init", type=Path, help="folder of an encoder or codec to continue, with everything rounded")
     parser.add_argument("--seconds", type=float, default=400.0, help="total time, evaluation included")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
@@ -375,7 +273,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if options.steps:
         changes["steps"] = options.steps
     plan = dataclasses.replace(plan, **changes)
-    corpus, held_out = Corpus.load(options.corpus), Corpus.load(options.held_out)
+    corpus, held_out = (
+        Corpus.joined([Corpus.load(path) for path in paths]) for paths in (options.corpus, options.held_out)
+    )
+    reply_voice = options.reply_voice or reply_voice_of(corpus.voices)
     loading_seconds = time.monotonic() - started
     evaluation_seconds = min(25.0, 0.1 * options.seconds)
     device = torch.device(options.device)
@@ -387,9 +288,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         options.seconds - loading_seconds - evaluation_seconds,
         options.seed,
         options.init,
+        reply_voice,
     )
     save(trained, options.out)
-    metrics = measure(trained, held_out, corpus, TEACHER.name, max_sentences=40 if options.tiny else 600)
+    metrics = measure(trained, held_out, corpus, reply_voice, max_sentences=40 if options.tiny else 600)
     metrics |= {"plan": dataclasses.asdict(plan), "seed": options.seed, "seconds": round(time.monotonic() - started, 1)}
     (options.out / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf8")
     print(json.dumps({name: value for name, value in metrics.items() if name != "plan"}, indent=2))

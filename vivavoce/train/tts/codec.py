@@ -8,7 +8,7 @@ all of it.
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from vivavoce.nn.process_settings import cudnn_benchmark, torch_threads
 from vivavoce.train.corpus import Corpus, sentence_bounds, split_held_out
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.losses import Discriminators, SpectralDistance, discriminator_loss, feature_distance, generator_loss
+from vivavoce.train.reply_voice import reply_voice_of
 from vivavoce.train.tts import (
     CodebookMeans,
     calibrate,
@@ -44,6 +45,12 @@ SHARES = {TEACHER.name: 0.4, "flite-slt-1.0": 0.25, "": 0.35}
 CONTINUED_SHARES = {TEACHER.name: 0.8, "flite-slt-1.0": 0.15, "": 0.05}
 MEL_WEIGHT, WAVE_WEIGHT, COMMITMENT_WEIGHT, LEFTOVER_WEIGHT = 45.0, 3.0, 1.0, 2.0
 ADVERSARIAL_WEIGHT, FEATURE_WEIGHT = 3.0, 6.0
+
+
+def shares_of(corpus: Corpus, shares: Mapping[str, float]) -> dict[str, float]:
+    """The shares of voices with the corpus' reply voice in place of the synthesizers' one."""
+    reply_voice = reply_voice_of(corpus.voices)
+    return {reply_voice if voice == TEACHER.name else voice: share for voice, share in shares.items()}
 
 
 def _encoder_stage(inputs: int, layers: int, seconds: float) -> StageConfig:
@@ -217,7 +224,7 @@ def train_codec(
     )
     learn, held_out = split_held_out(corpus)
     length = recipe.frames * recipe.config.frame_samples
-    crops = Crops(corpus, learn, length, SHARES if init is None else CONTINUED_SHARES, device)
+    crops = Crops(corpus, learn, length, shares_of(corpus, SHARES if init is None else CONTINUED_SHARES), device)
     if init is None:
         calibrate(codec, crops.batch(recipe.batch, torch.Generator(device).manual_seed(seed)))
     training_run = TrainingRun(
@@ -268,8 +275,9 @@ def measure(
     starts, ends = sentence_bounds(corpus)
     distance = SpectralDistance(codec.config.sample_rate).to(codec.device)
     frame = codec.config.frame_samples
-    trained_voices = [index for index in held_out if corpus.voices[index] in SHARES]
-    others = [index for index in held_out if corpus.voices[index] not in SHARES]
+    shares = shares_of(corpus, SHARES)
+    trained_voices = [index for index in held_out if corpus.voices[index] in shares]
+    others = [index for index in held_out if corpus.voices[index] not in shares]
     by_voice: dict[str, list[float]] = {}
     by_codebooks: dict[int, list[float]] = {}
     used: list[Tensor] = []
@@ -286,7 +294,7 @@ def measure(
             generated = sounds_of(codec, codes[:, :codebooks])
             mel_distance = distance(generated[:, 0], sound[:, 0]).item()
             by_codebooks.setdefault(codebooks, []).append(mel_distance)
-        by_voice.setdefault(corpus.voices[index] if corpus.voices[index] in SHARES else "others", []).append(
+        by_voice.setdefault(corpus.voices[index] if corpus.voices[index] in shares else "others", []).append(
             mel_distance
         )
         if len(samples) < 16:

@@ -29,9 +29,9 @@ from vivavoce.nn.process_settings import torch_threads
 from vivavoce.train.corpus import Corpus, split_held_out
 from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
+from vivavoce.train.reply_voice import NAMES, reply_voice_of, short_name
 from vivavoce.train.tts import corrupt, frame_logits, global_states, initialise_lm, save_half, write_samples
 from vivavoce.train.tts.batches import IGNORED, BatchShape, CodedSentences, NanoBatches, write_tokenizer
-from vivavoce.train.voices import TEACHER
 from vivavoce.tts.interface import SpeakingStyle, SpeechModel, SpeechSettings, StoredVoice, open_speech_model
 from vivavoce.tts.nano import NanoTTS
 
@@ -58,7 +58,7 @@ TINY_LM = MossTTSNanoConfig(
     audio_vocab_size=32,
     audio_pad_token_id=32,
 )
-VOICES = ("flite-rms", "flite-slt")  # name prefixes of the trained voices
+VOICES = (*NAMES, "flite-slt-1.0")  # the trained voices: reply voices, and a second one
 EVALUATION_BATCH = 8
 EVALUATE_EVERY = 300
 SAMPLING = NanoSampling(audio_temperature=0.3, audio_top_p=0.8, audio_repetition_penalty=1.0, max_new_frames=250)
@@ -150,12 +150,13 @@ def train_tts(
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = write_tokenizer(out, recipe.config.vocab_size)
+    reply_voice = reply_voice_of(corpus.voices)
     training, held_out = (
         [index for index in indices if _is_trained_on(corpus, index, recipe, codec)]
         for indices in split_held_out(corpus)
     )
     batches = NanoBatches(
-        CodedSentences.of(corpus, training, codec, tokenizer), recipe.config, tokenizer, TEACHER.name, recipe.rows
+        CodedSentences.of(corpus, training, codec, tokenizer), recipe.config, tokenizer, reply_voice, recipe.rows
     )
     print(f"{len(batches.spoken)} sentences in {len(batches.shapes)} sizes: {batches.shapes}", flush=True)
     with allocating(device, torch.float32):
@@ -175,7 +176,7 @@ def train_tts(
     )
     training_run = TrainingRun(out, {"model": learner}, budget, seed, log_every=max(1, budget.steps // 400))
     held_out_sentences = CodedSentences.of(corpus, held_out[: recipe.evaluated], codec, tokenizer)
-    held_out_batches = NanoBatches(held_out_sentences, recipe.config, tokenizer, TEACHER.name, recipe.rows, 1)
+    held_out_batches = NanoBatches(held_out_sentences, recipe.config, tokenizer, reply_voice, recipe.rows, 1)
     for step in training_run:
         batch = batches.batch(np.random.default_rng(step.seed), device)
         training_run.record(learner.step(batch, step.rate_share))
@@ -200,7 +201,7 @@ def train_tts(
 def _is_trained_on(corpus: Corpus, index: int, recipe: NanoRecipe, codec: MossAudioTokenizerNano) -> bool:
     samples = corpus.starts[index + 1] - corpus.starts[index]
     fits = samples <= recipe.max_frames * codec.config.frame_samples
-    return bool(fits) and corpus.voices[index].startswith(VOICES)
+    return bool(fits) and corpus.voices[index] in VOICES
 
 
 def evaluate_tts(loss: NanoLoss, batches: NanoBatches, device: torch.device) -> dict[str, float | list[float]]:
@@ -218,14 +219,14 @@ def evaluate_tts(loss: NanoLoss, batches: NanoBatches, device: torch.device) -> 
 def settings_of(spoken: CodedSentences) -> SpeechSettings:
     """Inference settings, with a reference of each trained voice."""
     voices: dict[str, StoredVoice] = {}
-    for prefix in VOICES:
+    for trained in VOICES:
         frames_of_voice = [
-            frames for frames, voice in zip(spoken.frames, spoken.voices, strict=True) if voice == f"{prefix}-1.0"
+            frames for frames, voice in zip(spoken.frames, spoken.voices, strict=True) if voice == trained
         ]
         if frames_of_voice:
-            name = prefix.removeprefix("flite-")
+            name = short_name(trained)
             voices[name] = StoredVoice(name, max(frames_of_voice, key=len)[:REFERENCE_FRAMES].tolist())
-    own_voice = TEACHER.name.removeprefix("flite-").removesuffix("-1.0")
+    own_voice = short_name(reply_voice_of(spoken.voices))
     return SpeechSettings(
         SAMPLING,
         MAX_TEXT_CHARACTERS,

@@ -1,0 +1,88 @@
+"""`viva train all`: the order of its steps, going on after a stop, and a whole run of tiny models."""
+
+import asyncio
+import json
+import sys
+
+import pytest
+
+from tests.models.tiny_kokoro import tiny_kokoro, write_folder
+from vivavoce.errors import InputError, VivaError
+from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
+from vivavoce.models.moss_speech.model import MossSpeech
+from vivavoce.train import recipe
+from vivavoce.train.recipe import RecipeOptions, RecipeRun, RecipeStep, main, steps
+from vivavoce.train.utterances import TRAINING_VOICES
+
+
+@pytest.mark.parametrize("changes", [{}, {"kokoro": "K"}, {"kokoro": "K", "classic": False}, {"tiny": True}])
+def test_every_step_comes_after_those_it_needs(tmp_path, changes):
+    done = set()
+    for step in steps(RecipeOptions(tmp_path, **changes)):
+        assert set(step.needs) <= done, step
+        done.add(step.name)
+    assert {"encoder", "lm", "flow", "vocoder", "codec", "package"} <= done
+    assert ("voices" in done) == ("kokoro" in changes) and ("classic" in done) == changes.get("classic", True)
+
+
+def test_the_plan_of_another_machine_is_not_made_again(tmp_path):
+    names = [step.name for step in steps(RecipeOptions(tmp_path, kokoro="K", plan=tmp_path / "plan.jsonl"))]
+    assert "plan" not in names and names[0] == "voices"
+
+
+def test_the_time_of_every_step_is_scaled(tmp_path):
+    (lm,) = (step for step in steps(RecipeOptions(tmp_path, scale=0.5)) if step.name == "lm")
+    assert lm.arguments[lm.arguments.index("--seconds") + 1] == str(recipe.SECONDS["lm"] / 2)
+
+
+def _run(out, commands):
+    """Run steps whose arguments are Python code."""
+    lines, python = [], (sys.executable, "-c")
+    asyncio.run(
+        RecipeRun(out, [RecipeStep(name, (code,), needs) for name, code, needs in commands], lines.append, python)()
+    )
+    return lines
+
+
+def test_what_is_done_is_not_run_again(tmp_path):
+    file = tmp_path / "file"
+    first = ("first", f"open({str(file)!r}, 'a').write('1')", ())
+    failing = ("second", "import sys; print('a reason'); sys.exit(3)", ("first",))
+    with pytest.raises(VivaError, match=r"second ended with 3.*\n.*a reason"):
+        _run(tmp_path, [first, failing])
+    working = ("second", f"open({str(file)!r}, 'a').write('2')", ("first",))
+    lines = _run(tmp_path, [first, working])
+    assert file.read_text() == "12" and lines[0] == "first: done before"
+    assert json.loads((tmp_path / "done" / "second.json").read_text())["seconds"] >= 0
+    with pytest.raises(InputError, match="other arguments"):
+        _run(tmp_path, [("first", "pass", ())])
+
+
+def test_a_folder_with_done_steps_needs_resume(tmp_path):
+    (step, *_) = steps(RecipeOptions(tmp_path, tiny=True))
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / f"{step.name}.json").write_text(json.dumps({"arguments": step.arguments}))
+    with pytest.raises(InputError, match="--resume"):
+        main(["--out", str(tmp_path), "--tiny"])
+
+
+@pytest.mark.full
+@pytest.mark.debian
+def test_a_tiny_run_makes_a_model_that_calls_tools(tmp_path):
+    main(["--out", str(tmp_path), "--tiny", "--device", "cpu"])
+    model = tmp_path / "mini-speech"
+    assert MossSpeech.load(model).config.vocab_size > 300
+    assert json.loads((model / "generation_config.json").read_text())["tool_calls"] is True
+
+
+@pytest.mark.full
+def test_a_tiny_run_in_kokoros_voices(tmp_path):
+    pytest.importorskip("hibari", reason="the plan needs a phonemiser")
+    kokoro = write_folder(tiny_kokoro(), tmp_path / "kokoro-model")
+    for voice in (*TRAINING_VOICES["en"], *HELD_OUT_VOICES["en"]):
+        (kokoro / "voices" / f"{voice}.bin").write_bytes((kokoro / "voices" / "af_bella.bin").read_bytes())
+    command = ["--out", str(tmp_path / "work"), "--kokoro", str(kokoro), "--without-synthesizers", "--tiny"]
+    main([*command, "--device", "cpu"])
+    codec = tmp_path / "work" / "mini-speech" / "codec"
+    assert [file.stem for file in (codec / "voices").iterdir()] == ["af_heart"]
+    main([*command, "--device", "cpu", "--resume"])

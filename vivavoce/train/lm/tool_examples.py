@@ -1,0 +1,81 @@
+"""Offers of tools as the language model reads them, and what it has to write after them.
+
+The layout is that of `s2s/text_branch.py`: after the user's turn a system turn with the tools in the words of the Qwen
+template, then a call in its tags, or that there is none.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vivavoce.dialogue.items import ToolCall
+from vivavoce.dialogue.settings import Tool
+from vivavoce.s2s.text_branch import NO_CALL, call_turn, offer, output_turn
+from vivavoce.train.front_desk import Exchange
+from vivavoce.train.front_desk.tools import OTHERS, TOOLS, tool_of
+
+OFFERS = 400  # distinct lists of tools; each is tokenised once
+OFFERED = 0.6  # probability that a tool of the desk is in a list
+MAX_OTHERS = 2
+WITHHELD = 0.12  # share of calls whose tool is not offered, so that none is right
+CALL_SHARES = {"book_table": 0.26, "book_room": 0.1, "order": 0.12, "look_up": 0.14, NO_CALL: 0.38}
+"""What is decided in a batch, by the tool that is called."""
+
+
+EVALUATED_TOOLS = (*OTHERS[:1], *TOOLS.values(), *OTHERS[-1:])
+
+
+def has_tools(line: Sequence[Exchange]) -> bool:
+    """Whether a dialogue has tools."""
+    return any(exchange.call for exchange in line)
+
+
+def decision_of(exchange: Exchange) -> str:
+    """The tool that a turn of a dialogue with tools calls, or that there is none."""
+    return exchange.call if exchange.call == NO_CALL else tool_of(exchange.call)
+
+
+def written(exchange: Exchange) -> str:
+    """What the model writes to make the call of a turn, or to make none."""
+    if exchange.call == NO_CALL:
+        return NO_CALL
+    name, arguments = tool_of(exchange.call), exchange.call.partition('"arguments": ')[2][:-1]
+    return str(call_turn(ToolCall("", name, arguments)).content)
+
+
+def returned(exchange: Exchange) -> str:
+    """The output of a turn's call, as the model reads it."""
+    return str(output_turn(exchange.output).content)
+
+
+def offer_text(tools: Sequence[Tool]) -> str:
+    """The text of the turn that offers tools."""
+    return str(offer(tools).content)
+
+
+class Offers:
+    """Random lists of tools, in any order, with others that nothing asks for."""
+
+    def __init__(self, seed: int = 0, count: int = OFFERS) -> None:
+        source = np.random.default_rng(seed)
+        drawn = [_draw(source) for _ in range(count)]
+        self.texts = [offer_text(tools) for tools in drawn]
+        names = [{tool.name for tool in tools} for tools in drawn]
+        self._with = {name: [i for i, each in enumerate(names) if name in each] for name in TOOLS}
+        self._without = {name: [i for i, each in enumerate(names) if name not in each] for name in TOOLS}
+
+    def draw(self, exchange: Exchange, source: np.random.Generator) -> tuple[str, str]:
+        """An offer, and what has to be written after it in this turn."""
+        decision = decision_of(exchange)
+        if decision == NO_CALL:
+            return self.texts[int(source.integers(len(self.texts)))], NO_CALL
+        is_withheld = source.random() < WITHHELD
+        fitting = (self._without if is_withheld else self._with)[decision]
+        return self.texts[fitting[int(source.integers(len(fitting)))]], NO_CALL if is_withheld else written(exchange)
+
+
+def _draw(source: np.random.Generator) -> list[Tool]:
+    chosen = [tool for tool in TOOLS.values() if source.random() < OFFERED]
+    others = source.permutation(len(OTHERS))[: int(source.integers(MAX_OTHERS + 1))]
+    tools = [*chosen, *(OTHERS[index] for index in others)] or [OTHERS[0]]
+    return [tools[index] for index in source.permutation(len(tools))]

@@ -1,0 +1,265 @@
+"""All steps of mini-speech in one command, in the order in which they need each other.
+
+    viva train all --out work                                   # synthesizers' voices
+    viva train all --kokoro KOKORO --plan PLAN --out work       # callers of both, replies in Kokoro's af_heart
+    viva train all --resume --out work …                        # goes on after a stop
+
+Every step is a process with its own log in `work/logs`; steps that do not need each other run side by side. A step that
+is done leaves a file in `work/done` and is not run again with `--resume`; one that was stopped goes on from its folder.
+The plan of `viva train plan --dialogues` needs a phonemiser, so it may be made on another machine; without `--plan` it
+is made here. The result is in `work/mini-speech`.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vivavoce.cores import usable_cores
+from vivavoce.errors import InputError, VivaError
+from vivavoce.train.lm.dialogue_plan import DialoguePlan
+from vivavoce.train.reply_voice import KOKORO
+from vivavoce.train.utterances import REPLY_VOICES
+
+DIALOGUES = DialoguePlan(spoken=9_000, general=4_000, slot_questions=3_000, tools=4_000, edition=2, versions=4)
+SECONDS = {"voices": 310, "encoder": 340, "vocoder1": 300, "flow": 240, "lm": 440, "vocoder": 280}
+CLASSIC_SCALE = 0.4  # of the synthesizers' corpora beside Kokoro's
+TINY_SCALE, TINY_PLAN_SCALE, TINY_SECONDS = 0.004, 0.0015, 20.0
+LOG_LINES = 20
+COMMAND = (sys.executable, "-m", "vivavoce.cli", "train")
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RecipeStep:
+    """A command of `viva train`, and the steps that have to be done before it."""
+
+    name: str
+    arguments: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecipeOptions:
+    """What the steps depend on."""
+
+    out: Path
+    kokoro: str | None = None
+    plan: Path | None = None
+    synthesizers: Path | None = None
+    classic: bool = True
+    """Whether the synthesizers speak, too."""
+    scale: float = 1.0
+    device: str | None = None
+    seed: int = 0
+    init: Path | None = None
+    """An earlier speech-to-speech model, whose speech encoder, flow and vocoder are the beginning of the new ones."""
+    tiny: bool = False
+
+
+def steps(options: RecipeOptions) -> list[RecipeStep]:
+    """The steps, each after those it needs."""
+    return _voice_steps(options) + _model_steps(options)
+
+
+def _voice_steps(options: RecipeOptions) -> list[RecipeStep]:
+    out = options.out
+    programs = [] if options.synthesizers is None else ["--synthesizers", options.synthesizers]
+    scale = TINY_SCALE if options.tiny else CLASSIC_SCALE if options.kokoro else 1.0
+    seed = ["--seed", options.seed]
+    found: list[RecipeStep] = []
+    if options.kokoro is not None:
+        plan = options.plan
+        if plan is None:
+            plan = out / "plan.jsonl.xz"
+            part = TINY_PLAN_SCALE if options.tiny else 1.0
+            arguments = ["plan", "--dialogues", "--kokoro", options.kokoro, "--scale", part, "--out", plan]
+            found.append(_step("plan", [*arguments, *_dialogues(options)]))
+        spoken = ["corpora", "--kokoro", options.kokoro, "--plan", plan, "--batched", "--out", out / "kokoro"]
+        limit = [] if options.tiny else _seconds(options, "voices")
+        found.append(_step("voices", [*spoken, *limit, *_device(options)], *(step.name for step in found)))
+    if options.classic:
+        found.append(_step("classic", ["corpora", "--out", out / "classic", "--scale", scale, *programs, *seed]))
+        callers = ["lm-data", "--corpus", out / "speech", *programs, *_kokoro(options), *_dialogues(options)]
+        found.append(_step("callers", callers, "classic"))  # after it: both use all cores
+    return found
+
+
+def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
+    out, by_kokoro = options.out, options.kokoro is not None
+    voices = (*(("voices",) if by_kokoro else ()), *(("classic",) if options.classic else ()))
+    teacher = out / ("kokoro" if by_kokoro else "classic") / "teacher"
+    from_kokoro = [out / "kokoro" / part for part in ("mixed", "teacher")] if by_kokoro else []
+    folders = [out / name for name, has in (("kokoro", by_kokoro), ("classic", options.classic)) if has]
+    mixed = [*from_kokoro, *([out / "classic" / "mixed"] if options.classic else [])]
+    reply_voice = ["--reply-voice", f"{KOKORO}{REPLY_VOICES['en']}"] if by_kokoro else []
+    common = [*_device(options), *(["--tiny"] if options.tiny else []), "--seed", options.seed]
+    encoder = ["--speech-encoder", out / "encoder"]
+    held_out = [folder / "held_out" for folder in folders]
+    speech = ["--corpus", out / "speech"] if options.classic else []
+
+    def trained(name: str, *arguments: object) -> list[object]:
+        seconds = ["--seconds", TINY_SECONDS] if options.tiny else _seconds(options, name)
+        return [*arguments, "--out", out / name, *seconds, *common]
+
+    codec = None if options.init is None else options.init / "codec"
+    first, first_flow = ([], []) if codec is None else (["--init", codec], ["--init", codec / "flow"])
+    first_vocoder = [*first_flow, *(["--new-voice"] if codec is not None and by_kokoro else [])]
+    learn = trained("encoder", "speech-encoder", "--corpus", *mixed, "--held-out", *held_out, *reply_voice, *first)
+    data = ["lm-data", *speech, *_kokoro(options), *encoder, "--out", out / "data", *_device(options)]
+    parts = [*encoder, "--flow", out / "flow", "--vocoder", out / "vocoder"]
+    replies = "voices" if by_kokoro else "classic"
+    again = ["vocoder", "--corpus", teacher, "--init", out / "vocoder1", *encoder, "--flow", out / "flow"]
+    return [
+        _step("encoder", learn, *voices),
+        _step("vocoder1", trained("vocoder1", "vocoder", "--corpus", teacher, *first_vocoder), replies),
+        _step("data", [*data, *_dialogues(options)], "encoder", *(("callers",) if options.classic else ())),
+        _step("flow", trained("flow", "flow", "--corpus", teacher, *encoder, *first_flow), "encoder"),
+        _step("lm", trained("lm", "lm", "--data", out / "data"), "data"),
+        _step("vocoder", trained("vocoder", *again), "vocoder1", "flow"),
+        _step("codec", ["assemble", *parts, "--corpus", teacher, "--out", out / "codec"], "vocoder"),
+        _step(
+            "package",
+            ["package", "--lm", out / "lm", "--codec", out / "codec", "--out", out / "mini-speech"],
+            *("lm", "codec"),
+        ),
+    ]
+
+
+def _step(name: str, arguments: Sequence[object], *needs: str) -> RecipeStep:
+    return RecipeStep(name, tuple(map(str, arguments)), needs)
+
+
+def _seconds(options: RecipeOptions, name: str) -> list[object]:
+    return ["--seconds", round(options.scale * SECONDS[name], 1)]
+
+
+def _device(options: RecipeOptions) -> list[object]:
+    return [] if options.device is None else ["--device", options.device]
+
+
+def _kokoro(options: RecipeOptions) -> list[object]:
+    return ["--kokoro", options.out / "kokoro"] if options.kokoro is not None else []
+
+
+def _dialogues(options: RecipeOptions) -> list[object]:
+    if options.tiny:
+        return ["--tiny", "--tools", 6, "--edition", DIALOGUES.edition, "--seed", options.seed]
+    names = ("spoken", "general", "slot_questions", "tools", "edition", "versions")
+    numbers = [word for name in names for word in (f"--{name.replace('_', '-')}", getattr(DIALOGUES, name))]
+    return [*numbers, "--seed", options.seed]
+
+
+class RecipeRun:
+    """Runs steps as processes; what is done is noted in a folder."""
+
+    def __init__(
+        self, out: Path, steps: Sequence[RecipeStep], report: Report, command: Sequence[str] = COMMAND
+    ) -> None:
+        """`command`: the words before the arguments of a step."""
+        self.steps, self.report, self.command = {step.name: step for step in steps}, report, command
+        self.done_folder, self.logs = out / "done", out / "logs"
+        for folder in (self.done_folder, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._started = time.monotonic()
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    def done(self) -> set[str]:
+        """The names of the steps that are done. InputError where one was done with other arguments."""
+        names = set()
+        for name, step in self.steps.items():
+            marker = self.done_folder / f"{name}.json"
+            if marker.is_file():
+                if json.loads(marker.read_text(encoding="utf8"))["arguments"] != list(step.arguments):
+                    raise InputError(f"step {name} was done with other arguments; remove {marker} to do it again")
+                names.add(name)
+        return names
+
+    async def __call__(self) -> None:
+        """Run what is not done yet; the first step that fails ends the others."""
+        done = self.done()
+        for name in done:
+            self.report(f"{name}: done before")
+        running: dict[asyncio.Task[None], str] = {}
+        try:
+            while len(done) < len(self.steps):
+                for name, step in self.steps.items():
+                    if name not in done and name not in running.values() and done.issuperset(step.needs):
+                        running[asyncio.get_running_loop().create_task(self._run(step))] = name
+                finished, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in finished:
+                    done.add(running.pop(task))
+                    task.result()
+        finally:
+            for process in self._processes:
+                if process.returncode is None:
+                    process.terminate()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _run(self, step: RecipeStep) -> None:
+        self.report(f"{self._elapsed():6.0f} s  {step.name} begins: viva train {' '.join(step.arguments)}")
+        began = self._elapsed()
+        log = self.logs / f"{step.name}.log"
+        with log.open("ab") as file:
+            process = await asyncio.create_subprocess_exec(*self.command, *step.arguments, stdout=file, stderr=file)
+            self._processes.append(process)
+            code = await process.wait()
+        if code != 0:
+            lines = log.read_text(encoding="utf8", errors="replace").splitlines()[-LOG_LINES:]
+            raise VivaError(f"step {step.name} ended with {code}; the end of {log}:\n" + "\n".join(lines))
+        seconds = round(self._elapsed() - began, 1)
+        content = {"arguments": step.arguments, "seconds": seconds}
+        (self.done_folder / f"{step.name}.json").write_text(json.dumps(content), encoding="utf8")
+        self.report(f"{self._elapsed():6.0f} s  {step.name} is done after {seconds:.0f} s")
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command `viva train all`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--resume", action="store_true", help="go on in a folder that has steps that are done")
+    parser.add_argument("--kokoro", metavar="MODEL", help="Kokoro's name or folder: callers and replies in its voices")
+    parser.add_argument("--plan", type=Path, help="written by `viva train plan --dialogues`; default: made here")
+    parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
+    parser.add_argument("--without-synthesizers", action="store_true", help="with --kokoro: its voices alone")
+    parser.add_argument("--init", type=Path, help="begin with encoder, flow and vocoder of this speech-to-speech model")
+    parser.add_argument("--seconds-scale", type=float, default=1.0, help="factor on the time of every step")
+    parser.add_argument("--device", help="default: CUDA where there is one")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--list", action="store_true", help="print the steps and run nothing")
+    parser.add_argument("--tiny", action="store_true", help="tiny models on a few sentences, to test the pipeline")
+    options = parser.parse_args(arguments)
+    if options.without_synthesizers and options.kokoro is None:
+        parser.error("--without-synthesizers needs --kokoro")
+    if options.plan is not None and options.kokoro is None:
+        parser.error("--plan needs --kokoro")
+    wanted = steps(
+        RecipeOptions(
+            out=options.out,
+            kokoro=options.kokoro,
+            plan=options.plan,
+            synthesizers=options.synthesizers,
+            classic=not options.without_synthesizers,
+            scale=options.seconds_scale,
+            device=options.device,
+            seed=options.seed,
+            init=options.init,
+            tiny=options.tiny,
+        )
+    )
+    if options.list:
+        for step in wanted:
+            print(f"viva train {' '.join(step.arguments)}")
+        return
+    run = RecipeRun(options.out, wanted, lambda line: print(line, flush=True))
+    if run.done() and not options.resume:
+        raise InputError(f"{options.out} has steps that are done; go on with --resume, or give another folder")
+    print(f"{len(wanted)} steps on {usable_cores()} cores", flush=True)
+    asyncio.run(run())
