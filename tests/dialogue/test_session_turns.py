@@ -173,7 +173,7 @@ async def test_a_turn_that_never_ends_is_ended(monkeypatch):
     stage.check()
 
 
-@pytest.mark.parametrize(("finished", "silent"), [(0.9, 0.192), (0.1, 1.0)])
+@pytest.mark.parametrize(("finished", "silent"), [(0.9, 0.192), (0.01, 1.0)])
 async def test_a_turn_model_decides_how_long_a_pause_may_be(finished, silent):
     asked = []
 

@@ -95,7 +95,7 @@ def test_conversations_and_the_engine_are_configured():
     options, usual = chosen.dialogue(), ServingOptions().dialogue()
     assert options.echo is None and usual.echo is not None and options.words_decide and not usual.words_decide
     assert options.speaking.guards.max_seconds == 9.0 and chosen.engine.context == 64
-    assert usual == DialogueOptions(echo=usual.echo, classifier=usual.classifier)
+    assert usual == DialogueOptions(echo=usual.echo, classifier=usual.classifier, turn_model=usual.turn_model)
 
 
 def test_flags_override_the_file_and_leave_the_rest(folder):
