@@ -49,6 +49,13 @@ class TurnCommitted:
 
 
 @dataclass(frozen=True)
+class TurnIgnored:
+    """A turn that was somebody else's: it is dropped, and not answered."""
+
+    item: str
+
+
+@dataclass(frozen=True)
 class TurnTimedOut:
     """The idle timeout passed without speech."""
 
@@ -196,6 +203,7 @@ Event = (
     SpeechStarted
     | SpeechStopped
     | TurnCommitted
+    | TurnIgnored
     | TurnTimedOut
     | InputTranscript
     | InputTranscriptFailed

@@ -28,6 +28,7 @@ from vivavoce.dialogue.partial_transcripts import PartialTranscripts
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.settings import ConversationSettings
+from vivavoce.dialogue.speaker import Answer, Embed, SpeakerWatch
 from vivavoce.dialogue.turn_taker import LIKELY_END_MS
 from vivavoce.dialogue.turns import ListeningOptions, OpenTurn, UserTurns
 from vivavoce.errors import InputError, public_message
@@ -54,6 +55,8 @@ class DialogueOptions:
     classifier: OverlapClassifier = field(default_factory=OverlapClassifier)
     turn_model: Callable[[Samples], float] | None = None
     """Probability that a turn, 16 kHz samples, is finished; used at likely ends by the semantic detector."""
+    speaker: Embed | None = None
+    """Embeds voices: the first turns enrol the user, and what others say is ignored; None: all voices are the user's."""
     transcriber: ReplyTranscriber | None = None
     """Transcribes the user where the backend does not."""
     words_decide: bool = False
@@ -158,6 +161,8 @@ class LiveConversation:
             self._request_turn_model if options.turn_model is not None else None,
             self._turn_committed,
             self._turn_grew,
+            self._partials.end,
+            None if options.speaker is None else SpeakerWatch(self._request_voice),
         )
 
     @property
@@ -384,6 +389,19 @@ class LiveConversation:
             except Exception as error:  # without an answer silence alone ends the turn
                 log_failure(logger, error, "the turn model failed")
             self._listening.set_finished_probability(turn, probability)
+
+        self._start(ask())
+
+    def _request_voice(self, sound: Samples, answer: Answer) -> None:
+        async def ask() -> None:
+            assert self._options.speaker is not None
+            vector = None
+            try:
+                vector = await asyncio.to_thread(self._options.speaker, sound)
+            except Exception as error:  # without an embedding all voices are the user's
+                log_failure(logger, error, "the embedding of a voice failed")
+            answer(vector)
+            self._listening.go_on()
 
         self._start(ask())
 

@@ -209,6 +209,10 @@ class EventEncoder:
         else:
             self.announce_turn(event.item, event.previous)
 
+    def _turn_ignored(self, event: dialogue.TurnIgnored) -> None:
+        self.clock.note_turn_ignored()
+        self.send(events.InputAudioBufferCleared())
+
     def _turn_timed_out(self, event: dialogue.TurnTimedOut) -> None:
         self.send(events.InputAudioBufferTimeoutTriggered(event.item, event.audio_start_ms, event.audio_end_ms))
 
@@ -414,6 +418,7 @@ _HANDLERS: dict[type, Callable[[EventEncoder, Any], None]] = {
     dialogue.SpeechStarted: EventEncoder._speech_started,
     dialogue.SpeechStopped: EventEncoder._speech_stopped,
     dialogue.TurnCommitted: EventEncoder._turn_committed,
+    dialogue.TurnIgnored: EventEncoder._turn_ignored,
     dialogue.TurnTimedOut: EventEncoder._turn_timed_out,
     dialogue.InputTranscript: EventEncoder._input_transcript,
     dialogue.InputTranscriptFailed: EventEncoder._input_transcript_failed,
