@@ -6,8 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tests.dialogue.marked_voices import by_mark, voice
 from tests.dialogue.stage import Stage, answered, spoken, with_turn
-from tests.dialogue.voices import silence, talk
+from tests.dialogue.voices import silence
 from vivavoce.dialogue.events import ReplyDone, ReplyStarted, SpeechStarted, SpeechStopped, TurnCommitted, TurnIgnored
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.dialogue.speaker import EnrolledVoices, VoiceSample, Whose, joined_voice, whose
@@ -92,32 +93,19 @@ def test_joined_voices_are_weighted_by_their_speech():
     assert joined.vector == pytest.approx(np.float32([3, 1, 0]) / np.sqrt(10))
 
 
-# --- in a conversation; voices are told apart by their pitch ----------------------------------------------------------
-
-
-def by_pitch(sound):
-    """A unit vector that depends on the pitch: about 110 and about 200 Hz are at right angles."""
-    spectrum = np.abs(np.fft.rfft(sound * np.hanning(len(sound)))) ** 2
-    correlation = np.fft.irfft(spectrum)
-    lag = 60 + int(correlation[60:180].argmax())
-    angle = np.pi / 2 * np.clip((16_000 / lag - 125) / 45, 0, 1)
-    return np.float32([np.cos(angle), np.sin(angle)])
-
-
-def voice(seconds, is_user=True):
-    return talk(seconds, seed=5 if is_user else 11)
+# --- in a conversation; voices are told apart by a mark ----------------------------------------------------------
 
 
 def test_the_two_voices_of_these_tests_differ():
-    vectors = {is_user: by_pitch(voice(1.0, is_user)) for is_user in (True, False)}
-    assert by_pitch(voice(0.5)) @ vectors[True] > 0.9
+    vectors = {is_user: by_mark(voice(1.0, is_user)) for is_user in (True, False)}
+    assert by_mark(voice(0.5)) @ vectors[True] > 0.9
     assert abs(vectors[True] @ vectors[False]) < 0.1
 
 
-async def enrolled(*scripts, embed=by_pitch):
+async def enrolled(*scripts, embed=by_mark):
     """A conversation whose user asked for 2 s, and hears the reply since 1.5 s."""
     asyncio.get_running_loop().set_default_executor(InlineExecutor())
-    stage = Stage.set(*scripts, options=DialogueOptions(speaker=embed), settings=with_turn())
+    stage = Stage.set(*scripts, options=DialogueOptions(voices=embed, enrols_speaker=True), settings=with_turn())
     await stage.hear(np.concatenate([silence(0.5), voice(2.2), silence(1.8)]))
     assert len(stage.all(ReplyStarted)) == 1
     return stage
@@ -186,7 +174,7 @@ async def test_what_somebody_else_says_leaves_the_turn():
     item = stage.all(TurnCommitted)[1].item
     seconds = len(item.content.parts[0].samples) / 16_000
     assert 1.5 <= seconds < 2.6
-    assert by_pitch(item.content.parts[0].samples) @ by_pitch(own) > 0.9
+    assert by_mark(item.content.parts[0].samples) @ by_mark(own) > 0.9
     assert len(stage.all(ReplyStarted)) == 2
     await finish(stage)
 
@@ -198,7 +186,7 @@ async def test_an_embedding_that_fails_lets_all_voices_in():
         calls.append(len(sound))
         if len(calls) > 1:
             raise RuntimeError("no memory")
-        return by_pitch(sound)
+        return by_mark(sound)
 
     stage = await enrolled(spoken(8.0), embed=fails_later)
     await stage.hear(voice(1.2, is_user=False))

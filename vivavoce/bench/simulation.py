@@ -90,7 +90,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._held, self._since = None, time.thread_time()
         return self._since - started, callbacks
 
-    def run_in_executor(  # type: ignore[override]  # a future, as the base class returns
+    def run_in_executor(
         self, executor: object, func: Callable[[Unpack[Given]], Result], *args: *Given
     ) -> "asyncio.Future[Result]":
         """Run the work now; its result is visible when its CPU time has passed, as that of a thread would be."""

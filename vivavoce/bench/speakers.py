@@ -92,7 +92,8 @@ def all_pairs(one: Array, other: Array, speakers: NDArray[np.str_]) -> tuple[Arr
 
 def enrolled_pairs(vectors: Array, speakers: NDArray[np.str_], count: int) -> tuple[Array, Array]:
     """Scores of the mean of each speaker's first `count` recordings with the others of all speakers."""
-    same, different = [], []
+    same: list[Array] = []
+    different: list[Array] = []
     means, rest = {}, {}
     for speaker in np.unique(speakers):
         own = vectors[speakers == speaker]

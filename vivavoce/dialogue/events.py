@@ -75,6 +75,16 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class SpeakerSegment:
+    """What one speaker said in a turn; seconds into its sound."""
+
+    speaker: str
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
 class InputTranscript:
     """The transcript of the user's turn so far; `is_final` once, with the whole text."""
 
@@ -85,6 +95,8 @@ class InputTranscript:
     logprobs: tuple[TokenLogprob, ...] = ()
     languages: tuple[str, ...] = ()
     """Codes of the languages that were detected."""
+    segments: tuple[SpeakerSegment, ...] = ()
+    """Of a final one, by speaker, where they were asked for."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from vivavoce.engine.engine import EngineLimits
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.s2s.remote_codec import RemoteCodec
 from vivavoce.server.config import ServerOptions, read_options
-from vivavoce.server.hosting.embeddings import load_speaker_encoder
+from vivavoce.server.hosting.embeddings import SPEAKER_MODEL, installed_embed, load_speaker_encoder
 from vivavoce.stacks import PARTS, choose_stack
 
 DEFAULT_MODEL = "mini-speech"
@@ -82,7 +82,7 @@ class ConversationOptions:
     words right."""
     speaker: Literal["any", "enrol"] = "any"
     """`enrol`: the first turns enrol the user, and what other voices say is ignored."""
-    speaker_model: str = "campplus"
+    speaker_model: str = SPEAKER_MODEL
     """The embeddings of `enrol` and of diarization."""
     filler_seconds: float = FILLER_SECONDS
     """Of silence, while a tool or a chat model works, before a filler is spoken; 0: none is."""
@@ -113,7 +113,10 @@ class ConversationOptions:
             echo=default.echo if self.echo_guard else None,
             turn_model=turn_model,
             words_decide=self.words_decide,
-            speaker=load_speaker_encoder(self.speaker_model).embed if self.speaker == "enrol" else None,
+            voices=load_speaker_encoder(self.speaker_model).embed
+            if self.speaker == "enrol"
+            else installed_embed(self.speaker_model),
+            enrols_speaker=self.speaker == "enrol",
         )
 
 

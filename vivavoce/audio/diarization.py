@@ -6,6 +6,7 @@ order in which they are first heard.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from string import ascii_uppercase
 
 import numpy as np
@@ -69,9 +70,12 @@ class SpeakerLabels:
 
 
 def diarize(
-    samples: Array, embed: Embed, detector: VoiceActivity, known: Sequence[KnownSpeaker] = ()
+    samples: Array, embed: Embed, detector: VoiceActivity, labels: SpeakerLabels | None = None
 ) -> list[SpeakerTurn]:
-    """The turns of up to four speakers in a recording at 16 kHz, in order.  # [time]"""
+    """The turns of up to four speakers in a recording at 16 kHz, in order.  # [time]
+
+    `labels` that were given to one recording know its speakers in the next.
+    """
     speech = _speech(speech_probabilities(detector, samples))
     windows = [window for start, end in speech for window in _windows(start, end)]
     if not windows:
@@ -81,9 +85,8 @@ def diarize(
     clusters = _clusters(vectors[is_sure] if is_sure.any() else vectors)
     scores = vectors @ clusters.T
     order = list(dict.fromkeys(int(each) for each in scores.argmax(1)))  # of appearance
-    labels, names = SpeakerLabels(known), {}
-    for cluster in order:
-        names[cluster] = labels.label(clusters[cluster])
+    labels = labels or SpeakerLabels()
+    names = {cluster: labels.label(clusters[cluster]) for cluster in order}
     return _turns(speech, windows, scores, names)
 
 
@@ -140,18 +143,31 @@ def _turns(
     found: list[SpeakerTurn] = []
     for start, end in speech:
         inside = [index for index, (first, last) in enumerate(windows) if start <= first and last <= end]
-        edges = np.linspace(start, end, max(1, round((end - start) / HOP)) + 1).round().astype(int)
-        for begin, finish in zip(edges[:-1], edges[1:], strict=True):
-            middle = (begin + finish) / 2
-            covering = [index for index in inside if windows[index][0] <= middle < windows[index][1]] or inside
-            weights = np.array([_nearness(windows[index], middle) for index in covering])
-            name = names[int((weights[:, None] * scores[covering]).sum(0).argmax())]
-            turn = SpeakerTurn(name, begin / RATE, finish / RATE)
-            if found and found[-1].speaker == name and turn.start - found[-1].end < PAUSE:
-                found[-1] = SpeakerTurn(name, found[-1].start, turn.end)
+        edges = np.linspace(start, end, max(1, round((end - start) / HOP)) + 1).round().astype(int).tolist()
+        middles = [(begin + finish) / 2 for begin, finish in pairwise(edges)]
+        speakers = _without_islands([names[_nearest(middle, inside, windows, scores)] for middle in middles])
+        for name, (begin, finish) in zip(speakers, pairwise(edges), strict=True):
+            if found and found[-1].speaker == name and begin / RATE - found[-1].end < PAUSE:
+                found[-1] = SpeakerTurn(name, found[-1].start, finish / RATE)
             else:
-                found.append(turn)
+                found.append(SpeakerTurn(name, begin / RATE, finish / RATE))
     return found
+
+
+def _nearest(middle: float, inside: list[int], windows: list[tuple[int, int]], scores: Array) -> int:
+    """The cluster that the windows around a place are nearest to."""
+    covering = [index for index in inside if windows[index][0] <= middle < windows[index][1]] or inside
+    weights = np.array([_nearness(windows[index], middle) for index in covering])
+    return int((weights[:, None] * scores[covering]).sum(0).argmax())
+
+
+def _without_islands(speakers: list[str]) -> list[str]:
+    """The speakers of pieces; a single piece between two of one speaker is that speaker's too."""
+    inner = [
+        before if before == after else name
+        for before, name, after in zip(speakers, speakers[1:], speakers[2:], strict=False)
+    ]
+    return [*speakers[:1], *inner, *speakers[-1:]] if len(speakers) > 2 else speakers
 
 
 def _nearness(window: tuple[int, int], middle: float) -> float:
