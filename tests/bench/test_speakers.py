@@ -67,4 +67,4 @@ def test_two_voices_have_no_errors(folder):
 def test_the_result_is_printed_and_written(folder, published_model, capsys):
     result = speakers.run(folder, str(published_model("campplus")), 2, ["song-*"], folder / "out")
     assert json.loads((folder / "out" / "speakers.json").read_text()) == result
-    assert "equal error" in capsys.readouterr().err
+    assert "error rate" in capsys.readouterr().err

