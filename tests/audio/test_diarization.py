@@ -19,14 +19,21 @@ RATE = 16_000
 def test_voices_get_letters_in_the_order_of_appearance():
     one, two, three, four, five = np.eye(5, dtype=np.float32)
     labels = SpeakerLabels()
-    assert [labels.label(each) for each in (one, two, one, three, four)] == ["A", "B", "A", "C", "D"]
-    assert labels.label(five) in "ABCD"  # there are never more than four
+    assert labels.name([one, two]) == ["A", "B"]
+    assert labels.name([three]) + labels.name([four, one]) == ["C", "D", "A"]
+    assert labels.name([five])[0] in "ABCD"  # there are never more than four
+
+
+def test_two_voices_of_one_recording_never_share_a_name():
+    alike = np.float32([0.8, 0.6])
+    labels = SpeakerLabels([KnownSpeaker("agent", np.float32([1, 0]))])
+    assert labels.name([alike, np.float32([0.99, 0.14])]) == ["A", "agent"]
 
 
 def test_known_voices_have_their_names():
     one, two, three = np.eye(3, dtype=np.float32)
     labels = SpeakerLabels([KnownSpeaker("agent", two), KnownSpeaker("A", three)])
-    assert [labels.label(each) for each in (two, one, three)] == ["agent", "B", "A"]
+    assert labels.name([two, one, three]) == ["agent", "B", "A"]
 
 
 def test_two_voices_are_told_apart_with_and_without_a_pause_between_them():

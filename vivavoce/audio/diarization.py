@@ -24,7 +24,8 @@ MIN_WINDOW = round(0.3 * RATE)
 SURE_WINDOW = RATE  # from which on a window may be the first of a speaker
 MERGED_FROM = 0.42
 """The mean cosine of the windows of two clusters, from which on they are one speaker."""
-KNOWN_FROM = 0.35
+KNOWN_FROM = 0.42
+"""The cosine with a known voice, from which on a cluster is that speaker."""
 MAX_CLUSTERED = 240  # windows; those of longer recordings are assigned to the clusters of a part
 MIN_SHARE = 0.04  # of the clustered windows; smaller clusters are no speakers
 PAUSE = 0.6  # seconds that end a turn of one speaker
@@ -56,17 +57,25 @@ class SpeakerLabels:
         self._voices: list[tuple[str, Array]] = [(each.name, each.vector) for each in known]
         self._letters = iter(letter for letter in ascii_uppercase if letter not in {each.name for each in known})
 
-    def label(self, vector: Array) -> str:
-        """The name of the nearest voice, or the next letter; letters learn from what they are given."""
-        scores = [float(vector @ voice) for _, voice in self._voices]
-        nearest = int(np.argmax(scores)) if scores else -1
-        if scores and (scores[nearest] >= KNOWN_FROM or len(self._voices) >= MAX_SPEAKERS):
-            name, voice = self._voices[nearest]
-            if scores[nearest] >= KNOWN_FROM:
-                self._voices[nearest] = name, _unit(3 * voice + vector)
-            return name
-        self._voices.append((next(self._letters), vector))
-        return self._voices[-1][0]
+    def name(self, vectors: Sequence[Array]) -> list[str]:
+        """The names of different voices: of those that are known, and of the others the next letters.
+
+        When there are four already, a new voice has the name of the nearest. Voices learn from what they are given.
+        """
+        names: dict[int, str] = {}
+        scores = np.array([[float(vector @ voice) for _, voice in self._voices] for vector in vectors])
+        while scores.size and scores.max() >= KNOWN_FROM:  # the best pairs first; no voice is two of them
+            one, known = divmod(int(scores.argmax()), scores.shape[1])
+            name, voice = self._voices[known]
+            names[one], self._voices[known] = name, (name, _unit(3 * voice + vectors[one]))
+            scores[one], scores[:, known] = -1.0, -1.0
+        for index, vector in enumerate(vectors):
+            if index not in names and len(self._voices) < MAX_SPEAKERS:
+                self._voices.append((next(self._letters), vector))
+                names[index] = self._voices[-1][0]
+            elif index not in names:
+                names[index] = max(self._voices, key=lambda known: float(known[1] @ vector))[0]
+        return [names[index] for index in range(len(vectors))]
 
 
 def diarize(
@@ -86,7 +95,7 @@ def diarize(
     scores = vectors @ clusters.T
     order = list(dict.fromkeys(int(each) for each in scores.argmax(1)))  # of appearance
     labels = labels or SpeakerLabels()
-    names = {cluster: labels.label(clusters[cluster]) for cluster in order}
+    names = dict(zip(order, labels.name([clusters[cluster] for cluster in order]), strict=True))
     return _turns(speech, windows, scores, names)
 
 
