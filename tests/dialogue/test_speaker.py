@@ -1,4 +1,4 @@
-"""Whose voice: enrolment by the first turns, and what others say over a reply, in silence and within a turn."""
+"""SpeakerVerdict voice: enrolment by the first turns, and what others say over a reply, in silence and within a turn."""
 
 import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +11,7 @@ from tests.dialogue.stage import Stage, answered, spoken, with_turn
 from tests.dialogue.voices import silence
 from vivavoce.dialogue.events import ReplyDone, ReplyStarted, SpeechStarted, SpeechStopped, TurnCommitted, TurnIgnored
 from vivavoce.dialogue.session import DialogueOptions
-from vivavoce.dialogue.speaker import EnrolledVoices, VoiceSample, Whose, joined_voice, whose
+from vivavoce.dialogue.speaker import EnrolledVoices, SpeakerVerdict, VoiceSample, joined_voice, verdict_of
 
 USER, OTHER, THIRD = np.eye(3, dtype=np.float32)
 
@@ -34,10 +34,16 @@ def sample(vector, speech_ms=2000, level_db=-24.0):
 
 def test_short_speech_is_judged_with_wide_margins():
     for speech_ms in (300, 700, 1500, 4000):
-        assert whose(0.9, speech_ms, False) is Whose.USER and whose(-0.1, speech_ms, False) is Whose.OTHER
-        assert whose(0.9, speech_ms, True) is Whose.USER and whose(-0.1, speech_ms, True) is Whose.OTHER
-    assert whose(0.27, 600, False) is Whose.UNSURE and whose(0.27, 600, True) is Whose.USER
-    assert whose(0.25, 4000, False) is whose(0.25, 4000, True) is Whose.OTHER
+        assert (
+            verdict_of(0.9, speech_ms, False) is SpeakerVerdict.USER
+            and verdict_of(-0.1, speech_ms, False) is SpeakerVerdict.OTHER
+        )
+        assert (
+            verdict_of(0.9, speech_ms, True) is SpeakerVerdict.USER
+            and verdict_of(-0.1, speech_ms, True) is SpeakerVerdict.OTHER
+        )
+    assert verdict_of(0.27, 600, False) is SpeakerVerdict.UNSURE and verdict_of(0.27, 600, True) is SpeakerVerdict.USER
+    assert verdict_of(0.25, 4000, False) is verdict_of(0.25, 4000, True) is SpeakerVerdict.OTHER
 
 
 def test_short_turns_enrol_together():

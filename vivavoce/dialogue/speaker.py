@@ -39,7 +39,7 @@ MARGINS = (
 )  # by Kokoro's training voices: nine of ten pairs of two are below the last column, on the telephone of one hardly any
 
 
-class Whose(Enum):
+class SpeakerVerdict(Enum):
     """Whose voice it is."""
 
     USER = "user"
@@ -47,13 +47,13 @@ class Whose(Enum):
     UNSURE = "unsure"
 
 
-def whose(score: float, speech_ms: int, is_last: bool) -> Whose:
+def verdict_of(score: float, speech_ms: int, is_last: bool) -> SpeakerVerdict:
     """The verdict on the cosine of so much speech; with `is_last` there will be no more."""
     lengths = [row[0] for row in MARGINS]
     other, user, middle = (float(np.interp(speech_ms, lengths, [row[n] for row in MARGINS])) for n in (1, 2, 3))
     if is_last:
-        return Whose.USER if score >= middle else Whose.OTHER
-    return Whose.USER if score >= user else Whose.OTHER if score < other else Whose.UNSURE
+        return SpeakerVerdict.USER if score >= middle else SpeakerVerdict.OTHER
+    return SpeakerVerdict.USER if score >= user else SpeakerVerdict.OTHER if score < other else SpeakerVerdict.UNSURE
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class EnrolledVoices:
         near = max(range(len(self.voices)), key=lambda index: float(sample.vector @ self.voices[index].vector))
         known = self.voices[near]
         weighted = VoiceSample(known.vector, min(known.speech_ms, MAX_WEIGHT_MS), known.level_db)
-        if whose(self.score(sample.vector), sample.speech_ms, is_last=False) is Whose.USER:
+        if verdict_of(self.score(sample.vector), sample.speech_ms, is_last=False) is SpeakerVerdict.USER:
             self.voices[near] = joined_voice([weighted, sample])
 
     def refuse(self, sample: VoiceSample) -> bool:
@@ -111,8 +111,8 @@ class EnrolledVoices:
         like = [
             each
             for each in self._refused
-            if whose(float(each.vector @ sample.vector), min(each.speech_ms, sample.speech_ms), is_last=True)
-            is Whose.USER
+            if verdict_of(float(each.vector @ sample.vector), min(each.speech_ms, sample.speech_ms), is_last=True)
+            is SpeakerVerdict.USER
         ]
         if is_as_loud and len(like) >= REFUSED_IN_A_ROW and len(like) == len(self._refused):
             self.voices = [*self.voices, joined_voice([*like, sample])][-MAX_VOICES:]
@@ -148,7 +148,7 @@ class SpeakerWatch:
         self.is_asked = False
         self._speech: list[Samples] = []
         self._levels: list[float] = []
-        self._verdict = Whose.UNSURE
+        self._verdict = SpeakerVerdict.UNSURE
         self._ask_ms = ASK_AT_MS[0]
         self._asked_ms = -1
         self._pieces: list[_Piece] = []
@@ -164,31 +164,31 @@ class SpeakerWatch:
         """Of speech that was not judged yet."""
         return len(self._speech) * WINDOW_MS
 
-    def over_reply(self, is_over: bool) -> Whose:
+    def over_reply(self, is_over: bool) -> SpeakerVerdict:
         """Whose the speech over a reply is; UNSURE while more of it, or an answer, is needed."""
-        if not self.voices.is_enrolled or self._verdict is Whose.USER:
-            return Whose.USER
+        if not self.voices.is_enrolled or self._verdict is SpeakerVerdict.USER:
+            return SpeakerVerdict.USER
         if is_over and self.speech_ms < MIN_EMBEDDED_MS:
-            return Whose.USER if self._asked_ms < 0 else self._verdict
-        is_last = is_over and self._verdict is Whose.UNSURE and self._asked_ms < self.speech_ms
+            return SpeakerVerdict.USER if self._asked_ms < 0 else self._verdict
+        is_last = is_over and self._verdict is SpeakerVerdict.UNSURE and self._asked_ms < self.speech_ms
         if self.speech_ms >= self._ask_ms or is_last:
             self._ask_over_reply(is_over)
-            return Whose.UNSURE
+            return SpeakerVerdict.UNSURE
         return self._verdict
 
     def _ask_over_reply(self, is_over: bool) -> None:
         speech_ms = self.speech_ms
-        again = self._verdict is Whose.OTHER  # the user may have begun to speak since
+        again = self._verdict is SpeakerVerdict.OTHER  # the user may have begun to speak since
 
         def answer(sample: VoiceSample | None) -> None:
             self._asked_ms = speech_ms
             if sample is None:
-                self._verdict = Whose.USER
+                self._verdict = SpeakerVerdict.USER
                 return
             is_last = is_over or speech_ms >= ASK_AT_MS[-1]
-            self._verdict = whose(self.voices.score(sample.vector), sample.speech_ms, is_last)
+            self._verdict = verdict_of(self.voices.score(sample.vector), sample.speech_ms, is_last)
             later = [each for each in ASK_AT_MS if each > speech_ms]
-            self._ask_ms = later[0] if later and self._verdict is Whose.UNSURE else speech_ms + AGAIN_MS
+            self._ask_ms = later[0] if later and self._verdict is SpeakerVerdict.UNSURE else speech_ms + AGAIN_MS
 
         self._ask(self._speech[-AGAIN_MS // WINDOW_MS :] if again else self._speech, answer)
 
@@ -223,16 +223,16 @@ class SpeakerWatch:
         if not known.is_enrolled:
             known.accept(whole)
             return []
-        verdicts = [whose(known.score(piece.sample.vector), piece.sample.speech_ms, False) for piece in pieces]
-        is_users = whose(known.score(whole.vector), whole.speech_ms, is_last=True) is Whose.USER
-        if not is_users and Whose.USER not in verdicts:
+        verdicts = [verdict_of(known.score(piece.sample.vector), piece.sample.speech_ms, False) for piece in pieces]
+        is_users = verdict_of(known.score(whole.vector), whole.speech_ms, is_last=True) is SpeakerVerdict.USER
+        if not is_users and SpeakerVerdict.USER not in verdicts:
             if not known.refuse(whole):
                 return []
             return [(joined, pieces[-1].end)] if joined else None
         foreign = [
             each
             for each, verdict in zip(pieces, verdicts, strict=True)
-            if verdict is Whose.OTHER and each.sample.speech_ms >= SURE_PIECE_MS
+            if verdict is SpeakerVerdict.OTHER and each.sample.speech_ms >= SURE_PIECE_MS
         ]
         own = [each.sample for each in pieces if each not in foreign]
         if own:

@@ -20,7 +20,7 @@ from vivavoce.dialogue.history import new_id
 from vivavoce.dialogue.items import AudioPart, Item, Message, Samples
 from vivavoce.dialogue.joined_turns import AnsweredTurn
 from vivavoce.dialogue.replies import ConversationContext, Replies
-from vivavoce.dialogue.speaker import SpeakerWatch, Whose
+from vivavoce.dialogue.speaker import SpeakerVerdict, SpeakerWatch
 from vivavoce.dialogue.turn_taker import TurnEvent, TurnState, TurnTaker, ended
 from vivavoce.errors import InputError
 
@@ -248,16 +248,18 @@ class UserTurns:
         interrupts = (
             watch.verdict is OverlapVerdict.INTERRUPTION or is_premature or (has_no_output and not watch.is_echo)
         )
-        speaker = Whose.USER if self._speaker is None or not interrupts else self._speaker.over_reply(watch.is_over)
-        if interrupts and speaker is Whose.USER:
+        speaker = (
+            SpeakerVerdict.USER if self._speaker is None or not interrupts else self._speaker.over_reply(watch.is_over)
+        )
+        if interrupts and speaker is SpeakerVerdict.USER:
             self._begin_turn()
-        elif watch.is_over and speaker is not Whose.UNSURE:
+        elif watch.is_over and speaker is not SpeakerVerdict.UNSURE:
             self._end_overlap()
             if self._speaker is not None:
                 self._speaker.clear()
             self._turn = ended(turn)
         else:
-            is_undecided = watch.verdict is None or speaker is Whose.UNSURE
+            is_undecided = watch.verdict is None or speaker is SpeakerVerdict.UNSURE
             self._replies.set_gain(self._options.ducked_gain if is_undecided else 1.0)
             if watch.state.lasted_ms == TRANSCRIBED_AT_MS and self._options.request_words is not None:
                 overlap = list(self._recent)[-len(watch.state.windows) - 2 :]

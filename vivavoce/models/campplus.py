@@ -31,7 +31,7 @@ BLOCKS = ((12, 1), (24, 2), (16, 2))  # layers and dilation
 CONTEXT_FRAMES = 100  # of a local mean: two seconds behind the first stride
 MIN_SECONDS = 0.1
 MAX_SECONDS = 30.0
-TELEPHONE = Path(__file__).with_name("campplus_telephone.npy")  # by `vivavoce.train.telephone_direction`
+TELEPHONE = Path(__file__).with_name("campplus_telephone.npy")  # by `vivavoce.bench.telephone_direction`
 
 Array = NDArray[np.float32]
 

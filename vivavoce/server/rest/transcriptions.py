@@ -107,10 +107,10 @@ class TranscriptionApi:
                 f"the reference of {name!r} must be an audio file as a data URL in base64",
                 param="known_speaker_references",
             ) from error
-        shortest, longest = REFERENCE_SECONDS
-        if not shortest <= sound.seconds <= longest:
+        lowest, highest = REFERENCE_SECONDS
+        if not lowest <= sound.seconds <= highest:
             raise WireError(
-                f"the reference of {name!r} has {sound.seconds:.1f} s; give {shortest:.0f} to {longest:.0f}",
+                f"the reference of {name!r} has {sound.seconds:.1f} s; give {lowest:.0f} to {highest:.0f}",
                 param="known_speaker_references",
             )
         return sound.samples[0]

@@ -1,7 +1,7 @@
 """The direction of telephone speech among speaker embeddings, which `models/campplus_telephone.npy` holds.
 
 Embeddings of narrow-band speech share a large component, whoever speaks; it is the mean over voices. Run as
-`python -m vivavoce.train.telephone_direction OUT.npy`: Kokoro speaks some sentences in its training voices.
+`python -m vivavoce.bench.telephone_direction OUT.npy`: Kokoro speaks some sentences in its training voices.
 """
 
 import sys
