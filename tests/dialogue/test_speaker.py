@@ -1,4 +1,4 @@
-"""SpeakerVerdict voice: enrolment by the first turns, and what others say over a reply, in silence and within a turn."""
+"""Whose voice: enrolment by the first turns, and what others say over a reply, in silence and within a turn."""
 
 import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -22,8 +22,9 @@ MAX_SPEAKERS = 4
 WINDOW, HOP = round(1.5 * RATE), round(0.5 * RATE)
 MIN_WINDOW = round(0.3 * RATE)
 SURE_WINDOW = RATE  # from which on a window may be the first of a speaker
-MERGED_FROM = 0.42
-"""The mean cosine of the windows of two clusters, from which on they are one speaker."""
+MERGED_FROM = 0.37
+"""The mean cosine of the windows of two clusters, from which on they are one speaker: of the six people of the Free
+Spoken Digit Dataset no two are above 0.33, and each is above 0.55 with themself."""
 KNOWN_FROM = 0.42
 """The cosine with a known voice, from which on a cluster is that speaker."""
 MAX_CLUSTERED = 240  # windows; those of longer recordings are assigned to the clusters of a part
