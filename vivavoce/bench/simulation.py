@@ -339,19 +339,19 @@ class SimulatedServer:
 
 @asynccontextmanager
 async def simulated_server(
-    loop: VirtualLoop, model: str, options: DialogueOptions | None = None
+    loop: VirtualLoop, model: str, dialogue: DialogueOptions | None = None
 ) -> AsyncIterator[SimulatedServer]:
-    """The server of a speech-to-speech model, loaded and warmed up; `options` of its conversations."""
+    """The server of a speech-to-speech model, loaded and warmed up."""
     with stage(f"loading {model}"):
         executor = VirtualExecutor(loop)
         executor.start()
         pipeline = load_moss_speech(hub.resolve(model), device="cpu", executor=executor)
     pipeline.core.scheduler.now = loop.time
     async with pipeline:
-        host = SpeechHost(model, pipeline, options or DialogueOptions())
+        host = SpeechHost(model, pipeline, dialogue or DialogueOptions())
         await host.warm_up()
-        limits = ServerOptions(opens_per_minute=SESSIONS_PER_MINUTE)
-        sessions = Sessions(host, limits, Metrics(host), AdmissionController(LoopMonitor(), limits))
+        options = ServerOptions(opens_per_minute=SESSIONS_PER_MINUTE)
+        sessions = Sessions(host, options, Metrics(host), AdmissionController(LoopMonitor(), options))
         try:
             yield SimulatedServer(sessions, pipeline, executor)
         finally:
