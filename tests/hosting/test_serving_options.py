@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from vivavoce.server import hosting
 from vivavoce.server.cluster.options import FleetOptions, PoolOptions
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting import config
-from vivavoce.server.hosting.config import ModerationOptions, ServingOptions, read_serving_options
+from vivavoce.server.hosting.config import ConversationOptions, ModerationOptions, ServingOptions, read_serving_options
 
 TOML = """
 chat = "http://localhost:11434/v1"
@@ -95,7 +96,9 @@ def test_conversations_and_the_engine_are_configured():
     options, usual = chosen.dialogue(), ServingOptions().dialogue()
     assert options.echo is None and usual.echo is not None and options.words_decide and not usual.words_decide
     assert options.speaking.guards.max_seconds == 9.0 and chosen.engine.context == 64
-    assert usual == DialogueOptions(echo=usual.echo, classifier=usual.classifier, turn_model=usual.turn_model)
+    assert usual == DialogueOptions(
+        echo=usual.echo, classifier=usual.classifier, turn_model=usual.turn_model, voices=usual.voices
+    )
 
 
 def test_flags_override_the_file_and_leave_the_rest(folder):
@@ -201,6 +204,20 @@ def test_the_command_shows_what_it_would_serve_and_no_secrets(folder):
     )
     assert options["server"]["webhook_secret"] == "…"
     assert "xyzzy" not in shown.output
+
+
+def test_the_speaker_is_enrolled_where_it_is_asked_for():
+    shown = CliRunner().invoke(app, ["serve", "--model", "mini-speech", "--speaker", "enrol", "--show"])
+    assert json.loads(shown.output)["conversation"]["speaker"] == "enrol"
+    wrong = CliRunner().invoke(app, ["serve", "--model", "mini-speech", "--speaker", "everybody", "--show"])
+    assert wrong.exit_code != 0
+    assert not ServingOptions().dialogue().enrols_speaker
+
+
+@pytest.mark.published
+def test_an_enrolled_speaker_has_an_embedding(published_model):
+    chosen = ConversationOptions(speaker="enrol", speaker_model=str(published_model("campplus"))).options(None, None)
+    assert chosen.enrols_speaker and chosen.voices(np.ones(16_000, np.float32)).shape == (192,)
 
 
 def test_what_the_docs_say_may_be_chosen_may_be_chosen(tmp_path):

@@ -1,5 +1,6 @@
 """`/v1/audio/speech` and `/v1/audio/transcriptions` through the unmodified `openai` package."""
 
+import base64
 import io
 import json
 
@@ -185,6 +186,45 @@ async def test_transcripts_in_every_form(client):
     assert (await transcript(response_format="verbose_json", language="French")).language == "french"
     diarized = await transcript(response_format="diarized_json")
     assert [segment.speaker for segment in diarized.segments] == ["S0", "S1"]
+
+
+def data_url(seconds: float) -> str:
+    file = io.BytesIO()
+    write(file, Sound(tone(300, seconds, 16_000), 16_000), "wav")
+    return "data:audio/wav;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+async def test_known_speakers_reach_the_listener(audio, client):
+    known = {"known_speaker_names": ["agent", "customer"], "known_speaker_references": [data_url(2.0), data_url(3.0)]}
+    await client.audio.transcriptions.create(
+        model="gpt-4o-transcribe-diarize", file=recording(), response_format="diarized_json", extra_body=known
+    )
+    (asked,) = audio.listener.asked
+    assert asked.by_speaker
+    assert [(each.name, len(each.samples)) for each in asked.known_speakers] == [
+        ("agent", 32_000),
+        ("customer", 48_000),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "references", "said"),
+    [
+        (["a"], [], "as many samples"),
+        (list("abcde"), [data_url(2.0)] * 5, "up to 4"),
+        (["a", "a"], [data_url(2.0)] * 2, "different names"),
+        (["a"], ["https://example.org/a.wav"], "data URL"),
+        (["a"], ["data:audio/wav;base64,AAAA"], "data URL"),
+        (["a"], [data_url(1.0)], "2 to 10"),
+    ],
+    ids=["no reference", "five", "twice", "an address", "no sound", "too short"],
+)
+async def test_speakers_that_cannot_be_known_are_refused(client, names, references, said):
+    known = {"known_speaker_names": names, "known_speaker_references": references}
+    with pytest.raises(openai.BadRequestError, match=said):
+        await client.audio.transcriptions.create(
+            model="x", file=recording(), response_format="diarized_json", extra_body=known
+        )
 
 
 async def test_what_is_asked_of_a_recording_reaches_the_listener(audio, client):

@@ -136,6 +136,35 @@ async def test_words_that_are_revised_wait_for_the_whole_text(server):
         assert [event["delta"] for event in deltas] == ["I s", "ee"] and completed["transcript"] == "Ice cream"
 
 
+async def test_a_turn_of_somebody_else_clears_the_buffer(server):
+    async with connected(server) as client:
+        await client.until("conversation.created")
+        conversation = server.host.opened[0]
+        conversation.emit(dialogue.SpeechStarted("item_1", 1000))
+        conversation.emit(dialogue.SpeechStopped("item_1", 3000))
+        conversation.emit(dialogue.TurnIgnored("item_1"))
+        await client.until("input_audio_buffer.cleared")
+        assert not client.of_type("input_audio_buffer.committed")
+
+
+async def test_segments_of_a_turn_name_their_speakers(server):
+    async with connected(server) as client:
+        await client.until("conversation.created")
+        transcription = {"model": "gpt-4o-transcribe-diarize"}
+        audio = {"input": {"transcription": transcription}}
+        await client.send("session.update", session={"type": "realtime", "audio": audio})
+        await client.until("session.updated")
+        said = (dialogue.SpeakerSegment("A", "Hello.", 0.0, 1.2), dialogue.SpeakerSegment("B", "Hi.", 1.4, 2.0))
+        server.host.opened[0].emit(dialogue.InputTranscript("item_1", "Hello. Hi.", True, 2.0, segments=said))
+        await client.until("conversation.item.input_audio_transcription.completed")
+        segments = client.of_type("conversation.item.input_audio_transcription.segment")
+        assert [(each["speaker"], each["text"], each["start"]) for each in segments] == [
+            ("A", "Hello.", 0.0),
+            ("B", "Hi.", 1.4),
+        ]
+        assert len({each["id"] for each in segments}) == 2
+
+
 async def test_warnings_and_silence_reach_the_client_that_asks(server):
     async with connected(server) as client:
         await client.until("conversation.created")

@@ -15,13 +15,12 @@ from tests.server.scripted import ScriptedHost, tone
 from vivavoce.dialogue import events as dialogue
 from vivavoce.server.realtime.client_events import CLIENT_EVENTS as OURS
 from vivavoce.server.realtime.client_events import ResponseCreate, SessionUpdate, decode_client_event
-from vivavoce.server.realtime.encoder import DIARIZE
 from vivavoce.server.realtime.items import ResponseParams
 from vivavoce.server.realtime.output import Pacing
 from vivavoce.server.realtime.prompts import PromptFolder
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session import Opening
-from vivavoce.server.realtime.session_config import Configuration
+from vivavoce.server.realtime.session_config import DIARIZE, Configuration
 from vivavoce.server.realtime.session_types import SessionObject, SessionParams
 from vivavoce.server.wire import WireError
 

@@ -23,6 +23,7 @@ from vivavoce.bench.turn import TurnPlan, measure, print_result, session_of
 from vivavoce.bench.turn_client import Event
 from vivavoce.bench.turn_scenes import script
 from vivavoce.bench.turn_sounds import gather
+from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.evaluation.machine import stage
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, Task, earliest_deadline
@@ -88,6 +89,29 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         finally:
             self._held, self._since = None, time.thread_time()
         return self._since - started, callbacks
+
+    def run_in_executor(
+        self, executor: object, func: Callable[[Unpack[Given]], Result], *args: *Given
+    ) -> "asyncio.Future[Result]":
+        """Run the work now; its result is visible when its CPU time has passed, as that of a thread would be."""
+        future: asyncio.Future[Result] = self.create_future()
+        finish: list[Callable[[], None]] = []
+
+        def work() -> None:
+            try:
+                finish.append(partial(future.set_result, func(*args)))
+            except Exception as error:
+                finish.append(partial(future.set_exception, error))
+
+        def done() -> None:
+            for callback in callbacks:
+                callback()
+            if not future.done():
+                finish[0]()
+
+        spent, callbacks = self.run_outside(work)
+        self.call_later(spent * self.slowdown, done)
+        return future
 
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Given]], object], *args: *Given, context: Context | None = None
@@ -314,7 +338,9 @@ class SimulatedServer:
 
 
 @asynccontextmanager
-async def simulated_server(loop: VirtualLoop, model: str) -> AsyncIterator[SimulatedServer]:
+async def simulated_server(
+    loop: VirtualLoop, model: str, dialogue: DialogueOptions | None = None
+) -> AsyncIterator[SimulatedServer]:
     """The server of a speech-to-speech model, loaded and warmed up."""
     with stage(f"loading {model}"):
         executor = VirtualExecutor(loop)
@@ -322,7 +348,7 @@ async def simulated_server(loop: VirtualLoop, model: str) -> AsyncIterator[Simul
         pipeline = load_moss_speech(hub.resolve(model), device="cpu", executor=executor)
     pipeline.core.scheduler.now = loop.time
     async with pipeline:
-        host = SpeechHost(model, pipeline)
+        host = SpeechHost(model, pipeline, dialogue or DialogueOptions())
         await host.warm_up()
         options = ServerOptions(opens_per_minute=SESSIONS_PER_MINUTE)
         sessions = Sessions(host, options, Metrics(host), AdmissionController(LoopMonitor(), options))

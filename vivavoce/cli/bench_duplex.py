@@ -1,7 +1,7 @@
-"""`viva bench duplex`, `viva bench vad` and `viva bench turn-end`."""
+"""`viva bench duplex`, `viva bench vad`, `viva bench turn-end` and `viva bench speakers`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -40,6 +40,9 @@ def bench_duplex(
         Path | None,
         typer.Option(exists=True, file_okay=False, help="Voices (RAVDESS, TESS) that interrupt."),
     ] = None,
+    speaker: Annotated[
+        Literal["any", "enrol"], typer.Option(help="Of simulated:MODEL: `enrol` ignores voices other than the first.")
+    ] = "any",
     require: Annotated[str, typer.Option(help='Bounds such as "R_Y>=.95,pause.early<=.05"; exit 1 if not met.')] = "",
     out: Out = None,
     as_json: Json = False,
@@ -60,6 +63,7 @@ def bench_duplex(
             parallel=parallel,
             esc50=sounds,
             people=people,
+            speaker=speaker,
         )
         result = run(url, model, api_key, options, require, out)
     if as_json:
@@ -107,5 +111,28 @@ def bench_turn_end(
         from vivavoce.bench.turn_end import run
 
         result = run(folder, weights, people, max_turns, out)
+    if as_json:
+        print_json(result)
+
+
+@app.command("speakers")
+def bench_speakers(
+    folder: Annotated[
+        Path,
+        typer.Argument(exists=True, file_okay=False, help="Recordings in one folder for each speaker, as RAVDESS's."),
+    ],
+    model: Annotated[str, typer.Option(help="The speaker embeddings.")] = "campplus",
+    per_speaker: Annotated[int, typer.Option(min=2, help="Recordings of each speaker.")] = 20,
+    skip: Annotated[
+        list[str] | None, typer.Option(help="Pattern of files to leave out, such as '03-02-*'; may be repeated.")
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Equal error rate of speaker embeddings: of whole recordings, of short ones, and of enrolment by several."""
+    with progress_to(as_json):
+        from vivavoce.bench.speakers import run
+
+        result = run(folder, model, per_speaker, skip or (), out)
     if as_json:
         print_json(result)

@@ -170,6 +170,14 @@ SmartTurn = Annotated[
         "pipecat's. Default: the bundled one.",
     ),
 ]
+Speaker = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=TURNS,
+        help="`enrol`: the first turns enrol the user, and other voices are ignored (viva models fetch campplus). "
+        "Default: any.",
+    ),
+]
 WordFile = Annotated[
     Path | None,
     typer.Option(rich_help_panel=MODERATION, dir_okay=False, help="File of words, one per line, that end a reply."),
@@ -370,6 +378,7 @@ def serve(
     threshold: Threshold = None,
     eagerness: Eagerness = None,
     smart_turn: SmartTurn = None,
+    speaker: Speaker = None,
     filler_seconds: FillerSeconds = None,
     moderate_words: WordFile = None,
     moderate_regex: Patterns = None,
@@ -480,7 +489,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: flags[name] for name in SERVING_FLAGS},
         "engine": {"kv": flags["kv"]},
-        "conversation": {"filler_seconds": flags["filler_seconds"]},
+        "conversation": {name: flags[name] for name in ("filler_seconds", "speaker")},
         "turn": {
             "detector": flags["turn"] or ("semantic" if is_semantic else None),
             "silence_duration_ms": flags["silence_ms"],

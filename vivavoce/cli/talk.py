@@ -36,6 +36,9 @@ def talk(
     silence_ms: Annotated[
         int, typer.Option(min=0, help="Milliseconds of silence that end your turn.")
     ] = TALK_SILENCE_MS,
+    speaker: Annotated[
+        str | None, typer.Option(help="`enrol`: your first turns enrol your voice, and other voices are ignored.")
+    ] = None,
     device: DeviceSpec = "auto",
     as_json: Json = False,
 ) -> None:
@@ -55,7 +58,8 @@ def talk(
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     screen = Screen(console)
     with screen.working("loading"):
-        host = load(read_serving_options(None, {**table, "turn": {"silence_duration_ms": silence_ms}}))
+        turn = {"turn": {"silence_duration_ms": silence_ms}, "conversation": {"speaker": speaker}}
+        host = load(read_serving_options(None, {**table, **turn}))
     assert isinstance(host, SpeechHost)
     card = host.models[0]
     console.print(f"{card.stack}: {escape(' → '.join(card.parts))}, {' and '.join(card.languages)}")

@@ -49,6 +49,13 @@ class TurnCommitted:
 
 
 @dataclass(frozen=True)
+class TurnIgnored:
+    """A turn that was somebody else's: it is dropped, and not answered."""
+
+    item: str
+
+
+@dataclass(frozen=True)
 class TurnTimedOut:
     """The idle timeout passed without speech."""
 
@@ -68,6 +75,16 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class SpeakerSegment:
+    """What one speaker said in a turn; seconds into its sound."""
+
+    speaker: str
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
 class InputTranscript:
     """The transcript of the user's turn so far; `is_final` once, with the whole text."""
 
@@ -78,6 +95,8 @@ class InputTranscript:
     logprobs: tuple[TokenLogprob, ...] = ()
     languages: tuple[str, ...] = ()
     """Codes of the languages that were detected."""
+    segments: tuple[SpeakerSegment, ...] = ()
+    """Of a final one, by speaker, where they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +215,7 @@ Event = (
     SpeechStarted
     | SpeechStopped
     | TurnCommitted
+    | TurnIgnored
     | TurnTimedOut
     | InputTranscript
     | InputTranscriptFailed

@@ -16,7 +16,7 @@ from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber, Tur
 from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapWatch
 from vivavoce.dialogue.call_limit import may_call_again
 from vivavoce.dialogue.conversation import Announcement, ReplyRequest
-from vivavoce.dialogue.events import Event, InputTranscript, InputTranscriptFailed
+from vivavoce.dialogue.events import Event, InputTranscript, InputTranscriptFailed, SpeakerSegment
 from vivavoce.dialogue.fillers import FillerVoice, FillerWatch, has_open_calls
 from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, EchoRemover, FrontEnd, InlineFrontEnd
 from vivavoce.dialogue.front_end_service import FrontEndService
@@ -28,6 +28,8 @@ from vivavoce.dialogue.partial_transcripts import PartialTranscripts
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.settings import ConversationSettings
+from vivavoce.dialogue.speaker import Answer, Embed, SpeakerWatch
+from vivavoce.dialogue.turn_speakers import TurnSpeakers
 from vivavoce.dialogue.turn_taker import LIKELY_END_MS
 from vivavoce.dialogue.turns import ListeningOptions, OpenTurn, UserTurns
 from vivavoce.errors import InputError, public_message
@@ -54,6 +56,10 @@ class DialogueOptions:
     classifier: OverlapClassifier = field(default_factory=OverlapClassifier)
     turn_model: Callable[[Samples], float] | None = None
     """Probability that a turn, 16 kHz samples, is finished; used at likely ends by the semantic detector."""
+    voices: Embed | None = None
+    """Embeds voices; None: one voice is like another."""
+    enrols_speaker: bool = False
+    """Whether the first turns enrol the user's voice, and what others say is ignored."""
     transcriber: ReplyTranscriber | None = None
     """Transcribes the user where the backend does not."""
     words_decide: bool = False
@@ -96,6 +102,7 @@ class LiveConversation:
             pipeline.output_rate,
         )
         self._context.set_history()
+        self._turn_speakers = TurnSpeakers()
         self._partials = PartialTranscripts(self._transcribe_open_turn, self._on_partial_transcript, self._start)
         self._replies = Replies(self._context, options.speaking)
         self._listening = UserTurns(self._context, self._replies, self._listening_options())
@@ -158,6 +165,8 @@ class LiveConversation:
             self._request_turn_model if options.turn_model is not None else None,
             self._turn_committed,
             self._turn_grew,
+            self._partials.end,
+            SpeakerWatch(self._request_voice) if options.enrols_speaker and options.voices is not None else None,
         )
 
     @property
@@ -348,8 +357,33 @@ class LiveConversation:
                 self._emit(InputTranscriptFailed(item, public_message(heard) or type(heard).__name__))
             return
         seconds = self._note_transcript(item, heard.text)
-        if self.settings.transcribe_input:
-            self._emit(InputTranscript(item, heard.text, True, seconds, heard.logprobs, heard.languages))
+        if not self.settings.transcribe_input:
+            return
+        transcript = InputTranscript(item, heard.text, True, seconds, heard.logprobs, heard.languages)
+        if self.settings.recognition.with_speakers and self._options.voices is not None and heard.text:
+            self._start(self._emit_by_speaker(transcript, self._options.voices))
+        else:
+            self._emit(transcript)
+
+    async def _emit_by_speaker(self, transcript: InputTranscript, voices: Embed) -> None:
+        """Emit a transcript with its speakers; where there are several, each is transcribed again."""
+        segments: tuple[SpeakerSegment, ...] = ()
+        try:
+            (part,) = self._parts_of(transcript.item)
+            segments = await self._turn_speakers.segments(transcript.text, part.samples, voices, self._transcribe_part)
+        except Exception as error:  # without speakers the transcript is still right
+            log_failure(logger, error, "the speakers of a turn could not be told apart")
+        self._emit(replace(transcript, segments=segments))
+
+    def _parts_of(self, item: str) -> list[AudioPart]:
+        content = self._history.find(item).content
+        return [part for part in content.parts if isinstance(part, AudioPart)] if isinstance(content, Message) else []
+
+    async def _transcribe_part(self, sound: Samples) -> str | None:
+        if self._options.transcriber is None:
+            return None
+        settings = replace(self.settings.recognition, with_logprobs=False)
+        return (await transcribe_turn(self._options.transcriber, sound, RATE, settings)).text
 
     def _note_transcript(self, item: str, text: str) -> float:
         """Store a transcript in its item; returns the item's duration in seconds."""
@@ -384,6 +418,19 @@ class LiveConversation:
             except Exception as error:  # without an answer silence alone ends the turn
                 log_failure(logger, error, "the turn model failed")
             self._listening.set_finished_probability(turn, probability)
+
+        self._start(ask())
+
+    def _request_voice(self, sound: Samples, answer: Answer) -> None:
+        async def ask() -> None:
+            assert self._options.voices is not None
+            vector = None
+            try:
+                vector = await asyncio.to_thread(self._options.voices, sound)
+            except Exception as error:  # without an embedding all voices are the user's
+                log_failure(logger, error, "the embedding of a voice failed")
+            answer(vector)
+            self._listening.go_on()
 
         self._start(ask())
 

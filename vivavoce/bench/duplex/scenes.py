@@ -88,6 +88,12 @@ class _Script:
         voices = HELD_OUT_VOICES[self.language]
         return voices[(self.number + 1) % len(voices)]
 
+    @property
+    def near_voice(self) -> str:
+        """Another voice; where there are four, every other time one of the same sex."""
+        voices = HELD_OUT_VOICES[self.language]
+        return voices[(self.number + (2 if self.number % 2 and len(voices) > 2 else 1)) % len(voices)]
+
     def said(self, bank: dict[str, tuple[str, ...]]) -> SpokenText:
         return self.sounds.speak(self.of(bank), self.voice)
 
@@ -161,6 +167,12 @@ def _side_talk(script: _Script) -> _Played:
     return _over(script, "side talk", _louder(away, SIDE_TALK_DB), spoken.text, with_stray=True)
 
 
+def _bystander(script: _Script) -> _Played:
+    """Another person beside the caller speaks, as loud as the caller."""
+    spoken = script.sounds.speak(script.of(texts.SIDE_TALK), script.near_voice)
+    return _over(script, "bystander", spoken.sound, spoken.text, with_stray=True)
+
+
 def _background(script: _Script) -> _Played:
     """Another person speaks in the room while the reply is heard."""
     spoken = script.sounds.speak(script.of(texts.BROADCAST), script.other_voice)
@@ -198,6 +210,7 @@ SCENES: dict[str, tuple[Callable[[_Script], _Played], UserSound | None]] = {  # 
     "vocal tic": (_vocal_tic, UserSound.vocal_tic),
     "noise": (_noise, None),
     "side talk": (_side_talk, UserSound.non_directed),
+    "bystander": (_bystander, None),
     "background": (_background, None),
     "television": (_television, None),
     "echo": (_echo, None),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vivavoce.asr.backends import BackendName
 from vivavoce.audio.vad import SmartTurn
@@ -27,6 +27,7 @@ from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.models.turn_end import BUNDLED, TurnEndModel
 from vivavoce.s2s.remote_codec import RemoteCodec
 from vivavoce.server.config import ServerOptions, read_options
+from vivavoce.server.hosting.embeddings import SPEAKER_MODEL, installed_embed, load_speaker_encoder
 from vivavoce.stacks import PARTS, choose_stack
 
 DEFAULT_MODEL = "mini-speech"
@@ -79,6 +80,10 @@ class ConversationOptions:
     words_decide: bool = False
     """Whether speech over a reply is transcribed to decide on an interruption: for a fast recogniser that gets single
     words right."""
+    speaker: Literal["any", "enrol"] = "any"
+    """`enrol`: the first turns enrol the user, and what other voices say is ignored."""
+    speaker_model: str = SPEAKER_MODEL
+    """The embeddings of `enrol` and of diarization."""
     filler_seconds: float = FILLER_SECONDS
     """Of silence, while a tool or a chat model works, before a filler is spoken; 0: none is."""
     guards: GuardLimits = field(default_factory=GuardLimits)
@@ -108,6 +113,10 @@ class ConversationOptions:
             echo=default.echo if self.echo_guard else None,
             turn_model=turn_model,
             words_decide=self.words_decide,
+            voices=load_speaker_encoder(self.speaker_model).embed
+            if self.speaker == "enrol"
+            else installed_embed(self.speaker_model),
+            enrols_speaker=self.speaker == "enrol",
         )
 
 

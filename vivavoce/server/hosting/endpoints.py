@@ -7,16 +7,22 @@ from contextlib import AsyncExitStack
 from typing import Generic, Self, TypeVar
 
 from vivavoce.asr import RATE
+from vivavoce.audio.diarization import KnownSpeaker, SpeakerLabels, SpeakerTurn, diarize, with_margin
 from vivavoce.audio.io import Sound
+from vivavoce.audio.vad import VoiceActivity, voice_activity
+from vivavoce.audio.voiced import voiced_samples
 from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
 from vivavoce.dialogue.items import Samples
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.steps import TranscriptionOptions
-from vivavoce.server.host import TranscriptionRequest
+from vivavoce.server.host import SpeakerReference, TranscriptionRequest
+from vivavoce.server.hosting.embeddings import SPEAKER_MODEL, installed_speaker_encoder
 from vivavoce.server.rest.transcripts import WireSegment, wire_segment
 from vivavoce.tts.style import Directable
 
 logger = logging.getLogger(__name__)
+
+MIN_REFERENCE_SPEECH = 0.5  # seconds
 
 Item = TypeVar("Item")
 Part = TypeVar("Part")
@@ -128,10 +134,15 @@ class ASREndpoint:
     rate = RATE
 
     def __init__(
-        self, model: str, recogniser: LocalRecogniser | None, make: Callable[[], LocalRecogniser] | None = None
+        self,
+        model: str,
+        recogniser: LocalRecogniser | None,
+        make: Callable[[], LocalRecogniser] | None = None,
+        speaker_model: str = SPEAKER_MODEL,
     ) -> None:
         self.model, self.requests = model, RequestCounter()
         self._part = OnDemand(recogniser, make)
+        self._speaker_model = speaker_model
         self._entered = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -159,8 +170,33 @@ class ASREndpoint:
             temperatures=(request.temperature,) if request.temperature else None,
             logprobs=request.with_logprobs,
         )
-        async for segment in self._part.value.segments(samples, options):
-            yield wire_segment(segment)
+        turns = await asyncio.to_thread(self._turns, samples, request) if request.by_speaker else None
+        if turns is None:
+            async for segment in self._part.value.segments(samples, options):
+                yield wire_segment(segment)
+            return
+        for turn in turns:
+            sound, begin = with_margin(samples, turn)
+            async for segment in self._part.value.segments(sound, options):
+                yield wire_segment(segment).shifted(begin, turn.speaker)
+
+    def _turns(self, samples: Samples, request: TranscriptionRequest) -> list[SpeakerTurn] | None:
+        """Who speaks when; None where no speaker embeddings are installed."""
+        encoder = installed_speaker_encoder(self._speaker_model)
+        if encoder is None and request.known_speakers:
+            raise InputError(f"known speakers need speaker embeddings: viva models fetch {self._speaker_model}")
+        if encoder is None:
+            return None
+        detector = voice_activity()
+        known = [KnownSpeaker(each.name, encoder.embed(_speech_in(each, detector))) for each in request.known_speakers]
+        return diarize(samples, encoder.embed, detector, SpeakerLabels(known))
+
+
+def _speech_in(reference: SpeakerReference, detector: VoiceActivity) -> Samples:
+    speech = voiced_samples(reference.samples, detector)
+    if len(speech) < MIN_REFERENCE_SPEECH * RATE:
+        raise InputError(f"the reference of {reference.name!r} holds less than {MIN_REFERENCE_SPEECH:g} s of speech")
+    return speech
 
 
 def request_gauges(*endpoints: TTSEndpoint | ASREndpoint | None) -> dict[str, float]:

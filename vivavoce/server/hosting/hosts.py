@@ -290,7 +290,10 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     if options.is_cascade:
         return _cascade_host(options, dialogue, settings)
     recogniser = _load_recogniser(options)
-    transcriber = None if recogniser is None else ASREndpoint(_short_name(options.asr), recogniser)
+    speakers = options.conversation.speaker_model
+    transcriber = (
+        None if recogniser is None else ASREndpoint(_short_name(options.asr), recogniser, speaker_model=speakers)
+    )
     if options.audio_only:
         return AudioHost(recogniser, _load_speech_endpoint(options), transcriber, dialogue, settings)
     model = options.model or DEFAULT_MODEL
@@ -309,7 +312,10 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
     if model == DEFAULT_MODEL:
         host.reader = ReadAloud(pipeline)
     host.transcriber = transcriber or ASREndpoint(
-        BUNDLED_ASR, None, partial(LocalRecogniser.load, BUNDLED_ASR, "auto", options.device, options.asr_gate)
+        BUNDLED_ASR,
+        None,
+        partial(LocalRecogniser.load, BUNDLED_ASR, "auto", options.device, options.asr_gate),
+        speakers,
     )
     host.speech = _load_speech_endpoint(options) or TTSEndpoint(
         BUNDLED_TTS, None, partial(_synthesiser, BUNDLED_TTS, options.device)
@@ -379,7 +385,8 @@ def _cascade_host(options: ServingOptions, dialogue: DialogueOptions, settings: 
     if isinstance(cascade.voice, TTSSynthesiser):
         host.speech = TTSEndpoint(_short_name(options.cascade.tts), cascade.voice)
     if isinstance(cascade.asr, LocalRecogniser):
-        host.transcriber = ASREndpoint(_short_name(options.cascade.asr), cascade.asr)
+        name, speakers = _short_name(options.cascade.asr), options.conversation.speaker_model
+        host.transcriber = ASREndpoint(name, cascade.asr, speaker_model=speakers)
     return host
 
 

@@ -21,7 +21,7 @@ from vivavoce.server.realtime.items import wire_item
 from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule
 from vivavoce.server.realtime.response import AudioSink, ResponseEncoder, is_running
 from vivavoce.server.realtime.server_events import ServerEvent
-from vivavoce.server.realtime.session_config import value_or
+from vivavoce.server.realtime.session_config import is_by_speaker, value_or
 from vivavoce.server.realtime.session_types import (
     RealtimeSessionObject,
     ServerVad,
@@ -34,7 +34,6 @@ from vivavoce.server.recording import SessionRecording
 
 logger = logging.getLogger(__name__)
 
-DIARIZE = "-diarize"  # ends the names of models whose transcripts come in segments with a speaker
 FILLER_METADATA = {"viva": "filler"}  # of responses that fill a wait and are not part of the conversation
 CLIENT_TRUNCATE_SECONDS = 0.2  # time for a client that stops its playback to send its own truncate event
 
@@ -209,6 +208,10 @@ class EventEncoder:
         else:
             self.announce_turn(event.item, event.previous)
 
+    def _turn_ignored(self, event: dialogue.TurnIgnored) -> None:
+        self.clock.note_turn_ignored()
+        self.send(events.InputAudioBufferCleared())
+
     def _turn_timed_out(self, event: dialogue.TurnTimedOut) -> None:
         self.send(events.InputAudioBufferTimeoutTriggered(event.item, event.audio_start_ms, event.audio_end_ms))
 
@@ -226,11 +229,13 @@ class EventEncoder:
             self._transcripts.pop(event.item, None)
             usage = events.DurationUsage(event.seconds)
             transcription = self.session.audio.input.transcription
-            if transcription is not None and str(transcription.model).endswith(DIARIZE) and event.text:
-                segment = events.TranscriptionSegment(
-                    event.item, id=f"seg_{event.item}", text=event.text, start=0.0, end=event.seconds
-                )
-                self.send(segment)
+            if transcription is not None and is_by_speaker(transcription) and event.text:
+                whole = (dialogue.SpeakerSegment("A", event.text, 0.0, event.seconds),)
+                for number, each in enumerate(event.segments or whole):
+                    id = f"seg_{event.item}_{number}"
+                    self.send(
+                        events.TranscriptionSegment(event.item, id, each.text, each.start, each.end, each.speaker)
+                    )
             languages = [events.DetectedLanguage(code) for code in event.languages] or UNSET
             self.send(
                 events.TranscriptionCompleted(event.item, event.text, usage, languages=languages, logprobs=logprobs)
@@ -414,6 +419,7 @@ _HANDLERS: dict[type, Callable[[EventEncoder, Any], None]] = {
     dialogue.SpeechStarted: EventEncoder._speech_started,
     dialogue.SpeechStopped: EventEncoder._speech_stopped,
     dialogue.TurnCommitted: EventEncoder._turn_committed,
+    dialogue.TurnIgnored: EventEncoder._turn_ignored,
     dialogue.TurnTimedOut: EventEncoder._turn_timed_out,
     dialogue.InputTranscript: EventEncoder._input_transcript,
     dialogue.InputTranscriptFailed: EventEncoder._input_transcript_failed,

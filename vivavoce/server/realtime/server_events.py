@@ -176,7 +176,7 @@ class TranscriptionCompleted(ServerEvent, tag="conversation.item.input_audio_tra
 
 
 class TranscriptionSegment(ServerEvent, tag="conversation.item.input_audio_transcription.segment"):
-    """A turn as a segment of its only speaker; seconds into the item."""
+    """What one speaker said in a turn; seconds into the item."""
 
     item_id: str
     id: str

@@ -416,6 +416,15 @@ PARTIAL_SECONDS = {"minimal": 0.5, "low": 0.8, "medium": 1.2, "high": 2.0, "xhig
 """By `delay`: seconds of speech between two transcripts of a turn that is not over."""
 
 
+DIARIZE = "-diarize"
+"""Ends the names of models whose transcripts come in segments with a speaker."""
+
+
+def is_by_speaker(transcription: Transcription) -> bool:
+    """Whether a client asks for the speakers of its turns."""
+    return str(transcription.model).endswith(DIARIZE)
+
+
 def _recognition(transcription: Transcription, with_logprobs: bool) -> RecognitionSettings:
     named = [transcription.language] if transcription.language else value_or(transcription.languages, [])
     delay = value_or(transcription.delay, None)
@@ -424,6 +433,7 @@ def _recognition(transcription: Transcription, with_logprobs: bool) -> Recogniti
         prompt=value_or(transcription.prompt, ""),
         keywords=tuple(value_or(transcription.keywords, [])),
         with_logprobs=with_logprobs,
+        with_speakers=is_by_speaker(transcription),
         partial_seconds=None if delay is None else PARTIAL_SECONDS[delay],
     )
 

@@ -1,14 +1,18 @@
 """`/v1/audio/transcriptions` and `translations`: request forms and responses."""
 
+from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
+from vivavoce.dialogue.items import Samples
+from vivavoce.errors import VivaError
 from vivavoce.server.auth import Identity
 from vivavoce.server.config import ServerOptions
-from vivavoce.server.host import FileTranscriber, TranscriptionRequest
+from vivavoce.server.host import FileTranscriber, SpeakerReference, TranscriptionRequest
 from vivavoce.server.realtime.server_events import DurationUsage
 from vivavoce.server.rest.audio_files import decoded
 from vivavoce.server.rest.http import json_response, one_of, read_upload, unless_disconnected, within
@@ -17,11 +21,13 @@ from vivavoce.server.rest.server_sent import StreamEvent, sse
 from vivavoce.server.rest.transcripts import FORMATS, LogprobObject, WireSegment, render, whole_text
 from vivavoce.server.wire import WireError
 
-UNSUPPORTED_FIELDS = ("known_speaker_names", "known_speaker_references")
 FORM_FIELDS = (
     *("model", "language", "prompt", "response_format", "temperature", "timestamp_granularities", "stream"),
-    *("chunking_strategy", "keywords", "languages", "include", *UNSUPPORTED_FIELDS),
+    *("chunking_strategy", "keywords", "languages", "include", "known_speaker_names", "known_speaker_references"),
 )
+BY_SPEAKER = "diarized_json"
+MAX_KNOWN_SPEAKERS = 4
+REFERENCE_SECONDS = (2.0, 10.0)
 GRANULARITIES = ("word", "segment")
 INCLUDES = ("logprobs",)
 
@@ -49,12 +55,19 @@ class TranscriptionApi:
         options = _transcription_request(values, fields, translates)
         if options.with_logprobs and format != "json":
             raise WireError("include takes logprobs with response_format json only", param="include")
+        if format == BY_SPEAKER:
+            known = await self._known_speakers(fields)
+            options = replace(options, by_speaker=not translates, known_speakers=known)
+        elif any(name.startswith("known_speaker") for name in values):
+            raise WireError(
+                f"known_speaker_names and _references need response_format {BY_SPEAKER}", param="known_speaker_names"
+            )
         await self.transcriber.load()
         sound = await decoded(data, self.transcriber.rate, self.options)
         stream = self.transcriber.transcribe(sound.samples[0], options)
         if values.get("stream", "").lower() == "true":
             return StreamingResponse(
-                _transcript_events(stream, sound.seconds, format == "diarized_json"), media_type="text/event-stream"
+                _transcript_events(stream, sound.seconds, format == BY_SPEAKER), media_type="text/event-stream"
             )
         segments = await unless_disconnected(request, _all(stream))
         result = render(
@@ -67,6 +80,41 @@ class TranscriptionApi:
         )
         return PlainTextResponse(result) if isinstance(result, str) else json_response(result)
 
+    async def _known_speakers(self, fields: Sequence[tuple[str, str]]) -> tuple[SpeakerReference, ...]:
+        """The speakers of a form: names, and as many data URLs with samples of their voices."""
+        names, references = (_listed(fields, f"known_speaker_{part}") for part in ("names", "references"))
+        if len(names) != len(references) or len(names) > MAX_KNOWN_SPEAKERS or len(set(names)) < len(names):
+            raise WireError(
+                f"known_speaker_names takes up to {MAX_KNOWN_SPEAKERS} different names, and known_speaker_references "
+                "as many samples",
+                param="known_speaker_names",
+            )
+        return tuple(
+            [
+                SpeakerReference(name, await self._reference(name, url))
+                for name, url in zip(names, references, strict=True)
+            ]
+        )
+
+    async def _reference(self, name: str, url: str) -> Samples:
+        head, comma, data = url.partition(",")
+        try:
+            if not (head.startswith("data:") and head.endswith(";base64") and comma):
+                raise ValueError(head[:20])
+            sound = await decoded(b64decode(data, validate=True), self.transcriber.rate, self.options)
+        except (ValueError, VivaError) as error:
+            raise WireError(
+                f"the reference of {name!r} must be an audio file as a data URL in base64",
+                param="known_speaker_references",
+            ) from error
+        lowest, highest = REFERENCE_SECONDS
+        if not lowest <= sound.seconds <= highest:
+            raise WireError(
+                f"the reference of {name!r} has {sound.seconds:.1f} s; give {lowest:.0f} to {highest:.0f}",
+                param="known_speaker_references",
+            )
+        return sound.samples[0]
+
 
 async def _all(stream: AsyncIterator[WireSegment]) -> list[WireSegment]:
     return [segment async for segment in stream]
@@ -77,10 +125,7 @@ def _transcription_request(
 ) -> TranscriptionRequest:
     """The request of a form; a list is sent as several fields of the same name."""
     _check_fields(values)
-    lists = {
-        name: tuple(value for field, value in fields if field in (name, f"{name}[]"))
-        for name in ("timestamp_granularities", "keywords", "languages", "include")
-    }
+    lists = {name: _listed(fields, name) for name in ("timestamp_granularities", "keywords", "languages", "include")}
     for unit in lists["timestamp_granularities"]:
         one_of(unit, GRANULARITIES, "timestamp_granularities")
     for field in lists["include"]:
@@ -103,13 +148,18 @@ def _transcription_request(
     )
 
 
+def _listed(fields: Sequence[tuple[str, str]], name: str) -> tuple[str, ...]:
+    """The values of a list, which is sent as several fields of its name."""
+    return tuple(value for field, value in fields if field in (name, f"{name}[]"))
+
+
 def _check_fields(values: Mapping[str, str]) -> None:
     """WireError for a field that is unknown, or that no model here can honour."""
     for field, value in values.items():
         name = field.removesuffix("[]")
         if name not in FORM_FIELDS:
             raise WireError(f"Unknown parameter: '{name}'.", "unknown_parameter", name)
-        if name in UNSUPPORTED_FIELDS or (name == "chunking_strategy" and value != "auto"):
+        if name == "chunking_strategy" and value != "auto":
             raise WireError(f"{name} is not supported by the models that are served", "unsupported_parameter", name)
 
 

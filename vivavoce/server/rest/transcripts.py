@@ -1,7 +1,7 @@
 """Transcripts in the response formats of `/v1/audio/transcriptions`; `viva transcribe` writes them too."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NotRequired, TypedDict
 
 from vivavoce.server.rest.languages import language_name
@@ -34,6 +34,11 @@ class WireSegment:
     """None: the recogniser has none, and the response leaves them out."""
     logprobs: "tuple[LogprobObject, ...]" = ()
     """Of its tokens, where they were asked for."""
+
+    def shifted(self, seconds: float, speaker: str) -> "WireSegment":
+        """The segment of a recording in which it begins so much later, with its speaker."""
+        words = tuple(WireWord(word.text, word.start + seconds, word.end + seconds) for word in self.words)
+        return replace(self, start=self.start + seconds, end=self.end + seconds, words=words, speaker=speaker)
 
 
 @dataclass(frozen=True)
