@@ -1,4 +1,4 @@
-"""Products and decoder steps with packed weights on CPUs, in C.
+"""Products and decoder steps with packed weights, and noise suppression, on CPUs, in C.
 
 The sources are compiled for this machine's CPU on first use, and the result is kept in the cache folder.
 
@@ -21,7 +21,7 @@ from vivavoce.kernels.tiles import cache_folder
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("block_linear.c", "decoder_step.c"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("block_linear.c", "decoder_step.c", "gtcrn.c"))
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("kernels.h", "block_tiles.h"))
 SWITCH = "VIVA_COMPILE"
 TARGET = "VIVA_CPU_TARGET"  # the compiler's options for another CPU than this one, as -mavx2
@@ -109,6 +109,9 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kernels.decoder_step.restype = None
     kernels.decoder_step_scratch.argtypes = [decoder, size]
     kernels.decoder_step_scratch.restype = size
+    kernels.gtcrn_weights.restype = kernels.gtcrn_state.restype = size
+    kernels.gtcrn_frames.argtypes = [address, address, size, address, size, size, address]
+    kernels.gtcrn_frames.restype = None
     return kernels
 
 

@@ -1,0 +1,1 @@
+"""GTCRN: masks noise in short-time spectra of speech."""
