@@ -21,14 +21,16 @@ DELAY = HOP
 """Samples by which the output is later than the input."""
 DELAY_SECONDS = DELAY / RATE
 CLEAN_DB, NOISY_DB = -20.0, -10.0
-"""Power removed over power kept: up to the first nothing is taken from the sound, from the second on all of a strength."""
+"""Power removed over power kept: up to the first the sound stays as it is, from the second on it is mixed in full."""
+MIX = 0.9
+"""The share of the mask's output in noisy sound for recognisers and models, at full strength."""
 MEMORY = 0.984  # of these powers, a window: two seconds
 QUIETEST = 1e-10  # power, against division by zero
 _WINDOW = np.sqrt(np.hanning(WINDOW + 1)[:-1]).astype(np.float32)  # its squares, half a window apart, add up to one
 _RISE = np.linspace(0.0, 1.0, WINDOW, dtype=np.float32)
 _ENDS = np.cumsum([NETWORK_STATE, HOP, HOP, 2, 1])
 STATE = int(_ENDS[-1])
-"""Floats: of the network; the last samples; the frame before; powers kept and removed; the share of the mask's output."""
+"""Floats: of the network, the last samples, the last frame, powers kept and removed, the share of the mask's output."""
 
 
 class Denoised(NamedTuple):
@@ -64,8 +66,8 @@ class NoiseSuppressor:
         speech = np.concatenate([states[rows, tail] + frames[:, 0, :HOP], frames[:, 0, HOP:] + frames[:, 1, :HOP]], 1)
         late = heard[:, :WINDOW]
         found = np.stack([np.square(speech).mean(1), np.square(late - speech).mean(1)], 1)
-        remembered = MEMORY * states[rows, powers] + (1 - MEMORY) * found
-        share = strengths * _noise_share(remembered)
+        remembered: Array = (MEMORY * states[rows, powers] + (1 - MEMORY) * found).astype(np.float32)
+        share: Array = np.multiply(MIX * strengths, _noise_share(remembered))
         ramp = states[rows, shares] + (share[:, None] - states[rows, shares]) * _RISE
         states[rows, before], states[rows, tail] = windows[:, HOP:], frames[:, 1, HOP:]
         states[rows, powers], states[rows, shares] = remembered, share[:, None]
@@ -100,7 +102,7 @@ class DenoisedStreams:
         return self._suppressor.step(self._states.values, indices, windows, np.array(strengths, np.float32))
 
 
-def denoised(samples: Array, strength: float, suppressor: NoiseSuppressor | None = None) -> Denoised:
+def denoised(samples: Array, strength: float = 1.0, suppressor: NoiseSuppressor | None = None) -> Denoised:
     """A whole sound as a stream has it, without the delay.  # [time] → [1, time] twice"""
     suppressor = suppressor or NoiseSuppressor()
     states, row, strengths = suppressor.initial_states(1), np.zeros(1, np.intp), np.array([strength], np.float32)

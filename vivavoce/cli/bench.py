@@ -8,8 +8,10 @@ import typer
 from vivavoce.cli.options import (
     DeviceSpec,
     Json,
+    NoiseFolder,
     Padding,
     ShapeOption,
+    Snr,
     made_folder,
     print_json,
     progress_to,
@@ -132,7 +134,11 @@ def bench_answer(
     count: Annotated[
         int | None, typer.Option(min=1, help="Synthesize this many questions. Default: use the bundled ones.")
     ] = None,
-    snr: Annotated[float | None, typer.Option(help="Add noise at this signal-to-noise ratio in dB.")] = None,
+    snr: Snr = None,
+    noise: NoiseFolder = None,
+    denoise: Annotated[
+        bool, typer.Option("--denoise", help="Suppress noise before the model hears the question.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
     device: DeviceSpec = "auto",
     out: Out = None,
@@ -142,7 +148,7 @@ def bench_answer(
     with progress_to(as_json):
         from vivavoce.bench.answer import run
 
-        result = run(model, moonshine, count, snr, device, seed, out)
+        result = run(model, moonshine, count, snr, device, seed, out, noise, denoise)
     if as_json:
         print_json(result)
 
@@ -349,6 +355,11 @@ def bench_recognisers(
     language: Annotated[str | None, typer.Option(help="A code such as en or zh. Default: detected.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Text assumed to precede the audio.")] = None,
     beams: Annotated[int, typer.Option(min=1, help="Beam width of Whispers; 1 is greedy.")] = 1,
+    snr: Snr = None,
+    noise: NoiseFolder = None,
+    denoise: Annotated[
+        bool, typer.Option("--denoise", help="Also measure with noise suppressed, as `viva transcribe --denoise` does.")
+    ] = False,
     device: DeviceSpec = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, or int8 on CPUs.")] = "auto",
     out: Out = None,
@@ -358,6 +369,9 @@ def bench_recognisers(
     with progress_to(as_json):
         from vivavoce.bench.recognisers import run
 
-        result = run(model or ["mini-asr"], speech, max_recordings, language, prompt, beams, device, dtype, out)
+        result = run(
+            model or ["mini-asr"],
+            *(speech, max_recordings, language, prompt, beams, device, dtype, out, snr, noise, denoise),
+        )
     if as_json:
         print_json(result)

@@ -36,6 +36,7 @@ def talk(
     silence_ms: Annotated[
         int, typer.Option(min=0, help="Milliseconds of silence that end your turn.")
     ] = TALK_SILENCE_MS,
+    denoise: Annotated[bool, typer.Option("--denoise", help="Suppress noise in what the microphone records.")] = False,
     device: DeviceSpec = "auto",
     as_json: Json = False,
 ) -> None:
@@ -51,7 +52,7 @@ def talk(
     if out is not None and not wav:
         raise InputError("--out belongs to --wav: name the recording that is played as the microphone")
     audio = FileAudio(wav, out) if wav else DeviceAudio(microphone, loudspeaker)
-    table: dict[str, object] = {"stack": stack, "device": device, "instructions": instructions}
+    table: dict[str, object] = {"stack": stack, "device": device, "instructions": instructions, "denoise": denoise}
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     screen = Screen(console)
     with screen.working("loading"):

@@ -1,10 +1,9 @@
 """GTCRN, a network of 24,000 weights that masks noise in short-time spectra of speech (Rong and others, 2024).
 
-`vivavoce.kernels.cpu` computes a frame of a stream in one call. Where there is no C compiler numpy does, at ten times the
-cost. States are flat arrays of the same layout for both.
+`vivavoce.kernels.cpu` computes a frame of a stream in one call. Where there is no C compiler numpy does, at many times
+the cost. States are flat arrays of the same layout for both.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -38,15 +37,11 @@ class Gtcrn:
     """The network of a weights file. It has no state of streams."""
 
     def __init__(self, weights: Path = BUNDLED) -> None:
-        self._path = weights
         self._weights = read_weights(weights)
         self._flat = np.concatenate([each.reshape(-1) for each in self._weights.values()])
         self._library = cpu.library()
         if self._library is not None:
             assert (self._library.gtcrn_weights(), self._library.gtcrn_state()) == (self._flat.size, STATE)
-
-    def __reduce__(self) -> "tuple[Callable[[Path], Gtcrn], tuple[Path]]":
-        return gtcrn, (self._path,)
 
     def mask(self, states: Array, rows: Indices, spectra: Array) -> Array:
         """The masked spectra; the states, with which rows begin, are updated in place.
@@ -56,7 +51,7 @@ class Gtcrn:
         if self._library is None:
             spectra, states[rows, :STATE] = self.mask_with_numpy(states[rows, :STATE], spectra)
             return spectra
-        assert states.dtype == np.float32 and states.flags.c_contiguous
+        assert states.flags.c_contiguous
         spectra, rows = np.array(spectra, np.float32, order="C"), np.ascontiguousarray(rows, np.int64)
         addresses = self._flat.ctypes.data, states.ctypes.data, states.shape[1], rows.ctypes.data
         self._library.gtcrn_frames(*addresses, *spectra.shape[:2], spectra.ctypes.data)

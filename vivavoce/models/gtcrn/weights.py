@@ -46,12 +46,12 @@ def rearranged(tensors: Mapping[str, Array]) -> dict[str, Array]:
     for number in range(len(DILATIONS)):
         weights |= source.block(f"blocks.{number}.", f"encoder.en_convs.{2 + number}.", is_transposed=False)
     for number in range(len(DILATIONS)):
-        weights |= source.block(
-            f"blocks.{len(DILATIONS) + number}.", f"decoder.de_convs.{number}.", is_transposed=True
-        )
+        weights |= source.block(f"blocks.{len(DILATIONS) + number}.", f"decoder.de_convs.{number}.", is_transposed=True)
     for path in range(PATHS):
         weights |= source.path(f"paths.{path}.", f"dpgrnn{1 + path}.")
-    weights |= source.transposed("second_last", "decoder.de_convs.3.") | source.transposed("last", "decoder.de_convs.4.")
+    weights |= source.transposed("second_last", "decoder.de_convs.3.") | source.transposed(
+        "last", "decoder.de_convs.4."
+    )
     return {name: np.ascontiguousarray(each, np.float32) for name, each in weights.items()}
 
 

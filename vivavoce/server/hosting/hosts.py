@@ -1,5 +1,6 @@
 """The hosts of models: `SpeechHost` for conversations, `AudioHost` for `/v1/audio/*` only, and their loading."""
 
+import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import CapacityError, InputError
+from vivavoce.models.gtcrn.network import gtcrn
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
 from vivavoce.s2s.read_aloud import ReadAloud
 from vivavoce.server.host import ModelAbilities, ModelCard
@@ -279,6 +281,7 @@ def recognition_abilities(transcriber: ReplyTranscriber | None, languages: Seque
 
 
 async def _warm_front_end(options: DialogueOptions) -> None:
+    await asyncio.to_thread(gtcrn)  # a client may ask for noise suppression; it is compiled on first use
     if options.front_end is not None:
         await options.front_end.warm_up(options.activity, options.echo)
 
