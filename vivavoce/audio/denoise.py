@@ -19,7 +19,7 @@ from vivavoce.models.gtcrn.network import Gtcrn, Indices, gtcrn
 HOP = WINDOW // 2
 DELAY = HOP
 """Samples by which the output is later than the input."""
-DELAY_SECONDS = DELAY / RATE
+DELAY_MS = DELAY * 1000 // RATE
 CLEAN_DB, NOISY_DB = -20.0, -10.0
 """Power removed over power kept: up to the first the sound stays as it is, from the second on it is mixed in full."""
 MIX = 0.9

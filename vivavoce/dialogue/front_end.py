@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from vivavoce.audio.denoise import DELAY, DELAY_SECONDS, NoiseSuppressor
+from vivavoce.audio.denoise import DELAY, DELAY_MS, NoiseSuppressor
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.resample import LiveResampler
 from vivavoce.audio.vad import RATE, WINDOW, VoiceActivity
@@ -34,6 +34,8 @@ class AudioWindow(NamedTuple):
     """Milliseconds of certain silence at its end."""
     ended_at: float = 0.0
     """When its last sample was captured, by the conversation's clock: decisions follow it, however late it arrived."""
+    late_ms: int = 0
+    """Milliseconds by which its sound was captured before that of the window as it came in."""
 
 
 class EchoRemover(Protocol):
@@ -146,14 +148,13 @@ class AudioFrontEnd:
     def _window(self, samples: Samples) -> AudioWindow:
         share = 0.0
         began_at = self._capture.moment(self._heard / RATE)
-        ended_at = began_at + WINDOW / RATE
         if self._echo is not None:
             reference = self._reference(began_at, WINDOW)
             samples, share, self._echo_state = self._echo.step(self._echo_state, samples, reference)
         self._heard += WINDOW
         speech = samples
         if self._suppressor is not None:
-            self._late, ended_at = samples[-DELAY:], ended_at - DELAY_SECONDS
+            self._late = samples[-DELAY:]
             row = np.zeros(1, np.intp)
             denoised = self._suppressor.step(self._noise_state, row, samples[None], self._noise_strength)
             speech, samples = denoised.speech[0], denoised.mixed[0]
@@ -162,7 +163,10 @@ class AudioFrontEnd:
         self._silent_windows = self._silent_windows + 1 if is_silent else 0
         probability = self._speech_probability(speech)
         quiet_ms = self._silence_detector.quiet_ms(speech)
-        return AudioWindow(samples, 0.0 if is_silent else probability, level_db, share, quiet_ms, ended_at)
+        late_ms = 0 if self._suppressor is None else DELAY_MS
+        ended_at = began_at + WINDOW / RATE - late_ms / 1e3
+        probability = 0.0 if is_silent else probability
+        return AudioWindow(samples, probability, level_db, share, quiet_ms, ended_at, late_ms)
 
     def _speech_probability(self, samples: Samples) -> float:
         """Probability of speech. In long silence the detector is not run, which saves most of its cost."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vivavoce.audio.batched_echo import BatchedEchoGuard
 from vivavoce.audio.batched_resample import BatchedResampler
 from vivavoce.audio.batched_vad import BatchedActivity, batched_activity
-from vivavoce.audio.denoise import DELAY, DELAY_SECONDS, DenoisedStreams, NoiseSuppressor
+from vivavoce.audio.denoise import DELAY, DELAY_MS, DenoisedStreams, NoiseSuppressor
 from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.level import SILENCE_DBFS
 from vivavoce.audio.resample import LiveResampler, LiveResamplerState
@@ -207,7 +207,6 @@ class FrontEndBatch:
         samples = _joined(pieces)
         shares = [0.0] * len(streams)
         began = [stream.capture.moment(stream.heard / RATE) for stream in streams]
-        ended = [began_at + WINDOW / RATE for began_at in began]
         if self._echo is not None:
             rows = np.array([stream.echo_row for stream in streams], np.intp)
             samples, echo = self._echo.step(rows, samples, self._references(streams, began))
@@ -216,34 +215,15 @@ class FrontEndBatch:
             stream.heard += WINDOW
         speech = pieces
         if self._denoised is not None and any(stream.noise_row is not None for stream in streams):
-            samples, speech, pieces, ended = self._without_noise(self._denoised, streams, samples, pieces, ended)
+            samples, speech, pieces = _without_noise(self._denoised, streams, samples, pieces)
         levels, is_silent, quiet = self._silence.step([stream.row for stream in streams], samples)
         probabilities = self._speech_probabilities(streams, speech, is_silent)
+        late = [0 if stream.noise_row is None else DELAY_MS for stream in streams]
+        ended = [began_at + WINDOW / RATE - late_ms / 1e3 for began_at, late_ms in zip(began, late, strict=True)]
         return [
             AudioWindow(np.frombuffer(piece, np.float32), *rest)
-            for piece, *rest in zip(pieces, probabilities, levels, shares, quiet, ended, strict=True)
+            for piece, *rest in zip(pieces, probabilities, levels, shares, quiet, ended, late, strict=True)
         ]
-
-    @staticmethod
-    def _without_noise(
-        denoised: DenoisedStreams,
-        streams: list[BatchedStream],
-        samples: Samples,
-        pieces: list[bytes],
-        ended: list[float],
-    ) -> tuple[Samples, list[bytes], list[bytes], list[float]]:
-        """Windows for detectors, as array and as bytes, those for models, and the ends of all, with noise suppressed
-        where it is to be."""
-        chosen = [number for number, stream in enumerate(streams) if stream.noise_row is not None]
-        rows = [row for stream in streams if (row := stream.noise_row) is not None]
-        found = denoised.step(rows, samples[chosen], [streams[number].noise_strength for number in chosen])
-        samples, speech, mixed, ended = samples.copy(), list(pieces), list(pieces), list(ended)
-        samples[chosen] = found.speech
-        for number, voice, sound in zip(chosen, found.speech, found.mixed, strict=True):
-            streams[number].late = pieces[number][-DELAY * 4 :]
-            speech[number], mixed[number] = voice.tobytes(), sound.tobytes()
-            ended[number] -= DELAY_SECONDS
-        return samples, speech, mixed, ended
 
     def _references(self, streams: list[BatchedStream], moments: list[float]) -> Samples:
         """What was played while the next windows were captured."""
@@ -367,6 +347,21 @@ class EchoOneByOne:
                 self._states[row], microphone[number], reference[number]
             )
         return output, shares
+
+
+def _without_noise(
+    denoised: DenoisedStreams, streams: list[BatchedStream], samples: Samples, pieces: list[bytes]
+) -> tuple[Samples, list[bytes], list[bytes]]:
+    """Windows for detectors, as array and as bytes, and those for models, noise suppressed where it is to be."""
+    chosen = [number for number, stream in enumerate(streams) if stream.noise_row is not None]
+    rows = [row for stream in streams if (row := stream.noise_row) is not None]
+    found = denoised.step(rows, samples[chosen], [streams[number].noise_strength for number in chosen])
+    samples, speech, mixed = samples.copy(), list(pieces), list(pieces)
+    samples[chosen] = found.speech
+    for number, voice, sound in zip(chosen, found.speech, found.mixed, strict=True):
+        streams[number].late = pieces[number][-DELAY * 4 :]
+        speech[number], mixed[number] = voice.tobytes(), sound.tobytes()
+    return samples, speech, mixed
 
 
 def _joined(windows: list[bytes], size: int = WINDOW) -> Samples:
