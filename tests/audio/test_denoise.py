@@ -1,5 +1,6 @@
 """Noise suppression: the published network, streams of it, and what it does to speech and to noise."""
 
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,8 @@ def power(samples: np.ndarray) -> float:
 def network(request, monkeypatch):
     """The network by its C code, and without a compiler."""
     if request.param == "numpy":
-        monkeypatch.setattr(cpu, "library", lambda: None)
-    elif not cpu.is_available():
+        monkeypatch.setattr(cpu, "gtcrn_library", lambda: None)
+    elif cpu.gtcrn_library() is None:
         pytest.skip("no C compiler")
     return Gtcrn()
 
@@ -47,6 +48,18 @@ def test_masked_spectra_equal_those_of_the_published_network(network):
     states = np.zeros((1, STATE), "f")
     masked = network.mask(states, np.zeros(1, np.intp), spectra(1, len(expected), 27))[0]
     np.testing.assert_allclose(masked, expected, atol=5e-5)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="options of x86")
+@pytest.mark.parametrize("target", ["-mavx2 -mfma", "-march=x86-64"])
+def test_masks_on_older_cpus_are_the_same(monkeypatch, tmp_path, target):
+    monkeypatch.setenv(cpu.TARGET, target)
+    monkeypatch.setenv("VIVA_CACHE", str(tmp_path))
+    older = cpu.gtcrn_library.__wrapped__()
+    assert older is not None
+    monkeypatch.setattr(cpu, "gtcrn_library", lambda: older)
+    test_masked_spectra_equal_those_of_the_published_network(Gtcrn())
 
 
 def test_frames_one_by_one_and_streams_together_give_the_same(network):

@@ -39,7 +39,7 @@ class Gtcrn:
     def __init__(self, weights: Path = BUNDLED) -> None:
         self._weights = read_weights(weights)
         self._flat = np.concatenate([each.reshape(-1) for each in self._weights.values()])
-        self._library = cpu.library()
+        self._library = cpu.gtcrn_library()
         if self._library is not None:
             assert (self._library.gtcrn_weights(), self._library.gtcrn_state()) == (self._flat.size, STATE)
 
