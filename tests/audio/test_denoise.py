@@ -9,11 +9,11 @@ import pytest
 from tests.dialogue.voices import talk
 from vivavoce import hub
 from vivavoce.audio.denoise import DELAY, DenoisedStreams, NoiseSuppressor, denoised
+from vivavoce.audio.gtcrn import STATE, Gtcrn
 from vivavoce.audio.io import read
 from vivavoce.audio.vad import RATE, WINDOW
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.kernels import cpu
-from vivavoce.models.gtcrn.network import STATE, Gtcrn
 
 GOLDEN = Path(__file__).parent / "gtcrn_masked.npy"
 

@@ -2,7 +2,7 @@
 
    A spectrum of 257 bins becomes 129 bands, two convolutions make 33 bands of 16 channels of it, and all that follows is
    on vectors of these 16 channels. Convolutions over several frames keep the frames before; weights come with their
-   batch norms folded in (`models/gtcrn.py`, which has the same network in PyTorch). */
+   batch norms folded in (`audio/gtcrn_weights.py`; `audio/gtcrn.py` has the same network in numpy). */
 
 #include <math.h>
 #include <stdint.h>

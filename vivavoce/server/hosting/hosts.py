@@ -13,6 +13,7 @@ from statistics import median
 from safetensors import safe_open
 
 from vivavoce import hub
+from vivavoce.audio.gtcrn import gtcrn
 from vivavoce.audio.resample import LiveResampler
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatModel, ChatPiece
@@ -35,7 +36,6 @@ from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import CapacityError, InputError
-from vivavoce.models.gtcrn.network import gtcrn
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
 from vivavoce.s2s.read_aloud import ReadAloud
 from vivavoce.server.host import ModelAbilities, ModelCard

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.kernels import cpu
-from vivavoce.models.gtcrn.weights import (
+from vivavoce.audio.gtcrn_weights import (
     BUNDLED,
     CHANNELS,
     DILATIONS,
@@ -23,6 +22,7 @@ from vivavoce.models.gtcrn.weights import (
     Array,
     read_weights,
 )
+from vivavoce.kernels import cpu
 
 Indices = NDArray[np.intp]
 

@@ -14,7 +14,7 @@ from vivavoce.errors import CheckpointError
 
 Array = NDArray[np.float32]
 
-BUNDLED = Path(__file__).parents[2] / "minis" / "gtcrn" / "gtcrn_dns3.safetensors"
+BUNDLED = Path(__file__).parent.parent / "minis" / "gtcrn" / "gtcrn_dns3.safetensors"
 BINS, LOW, WIDTH = 257, 65, 33
 CHANNELS, TAPS, NEAR = 16, 5, 3
 DILATIONS = (1, 2, 5)
@@ -86,13 +86,13 @@ class _Published:
         depth = tensors[f"{source}depth_conv.weight"][:, 0]  # [channel, frame, band]
         if is_transposed:
             points, depth = [each.T for each in points], depth[:, ::-1, ::-1]
-        narrow, narrow_bias = self._normed(f"{source}point_conv1", f"{source}point_bn1", points[0])
+        inner, inner_bias = self._normed(f"{source}point_conv1", f"{source}point_bn1", points[0])
         depth, depth_bias = self._normed(f"{source}depth_conv", f"{source}depth_bn", depth)
         wide, wide_bias = self._normed(f"{source}point_conv2", f"{source}point_bn2", points[1])
         gate_input, gate = self._cell(f"{name}gate", [f"{source}tra.att_gru"])
         return {
-            f"{name}narrow": narrow.reshape(-1, half, NEAR).transpose(2, 1, 0).reshape(NEAR * half, CHANNELS),
-            f"{name}narrow_bias": narrow_bias,
+            f"{name}narrow": inner.reshape(-1, half, NEAR).transpose(2, 1, 0).reshape(NEAR * half, CHANNELS),
+            f"{name}narrow_bias": inner_bias,
             f"{name}narrow_slope": tensors[f"{source}point_act.weight"],
             f"{name}depth": depth.transpose(1, 2, 0),
             f"{name}depth_bias": depth_bias,

@@ -1,1 +1,0 @@
-"""GTCRN: masks noise in short-time spectra of speech."""
