@@ -2,15 +2,13 @@
 
 GTCRN masks the spectrum of each 32 ms of sound, every 16 ms. Detectors of speech get its output. Recognisers and models
 get it mixed with its input: they err less on speech with some noise than on speech that the mask has cut holes into,
-and clean speech they should get as it is. How much of each follows the noise that was found, in the last seconds and at
-the moment: in pauses there is nothing to cut.
+and clean speech they should get as it is. How much of each follows the share of noise that was found.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vivavoce.audio.gtcrn import STATE as NETWORK_STATE
 from vivavoce.audio.gtcrn import Gtcrn, Indices, gtcrn
@@ -22,20 +20,17 @@ HOP = WINDOW // 2
 DELAY = HOP
 """Samples by which the output is later than the input."""
 DELAY_MS = DELAY * 1000 // RATE
-CLEAN_DB, NOISY_DB = -18.0, -8.0
-"""Power removed over power kept, over two seconds: up to the first the sound stays as it is, from the second on the
-mask has its full share of the mix."""
-SPEECH_DB, PAUSE_DB = -3.0, 7.0
-"""The same for 16 ms: where there is mostly speech, and where there is none."""
-SPEECH_SHARE, PAUSE_SHARE = 0.3, 0.9
-"""Shares of the mask's output, there and there."""
-MEMORY = 0.984  # of the powers of two seconds, a window
+CLEAN_DB, NOISY_DB = -18.0, -10.0
+"""Power removed over power kept: up to the first the sound stays as it is, from the second on it is mixed in full."""
+MIX = 0.9
+"""The share of the mask's output in noisy sound for recognisers and models, at full strength."""
+MEMORY = 0.984  # of these powers, a window: two seconds
 QUIETEST = 1e-10  # power, against division by zero
 _WINDOW = np.sqrt(np.hanning(WINDOW + 1)[:-1]).astype(np.float32)  # its squares, half a window apart, add up to one
-_RISE = np.linspace(0.0, 1.0, HOP, dtype=np.float32)
-_ENDS = np.cumsum([NETWORK_STATE, HOP, HOP, 2, 2, 1])
+_RISE = np.linspace(0.0, 1.0, WINDOW, dtype=np.float32)
+_ENDS = np.cumsum([NETWORK_STATE, HOP, HOP, 2, 1])
 STATE = int(_ENDS[-1])
-"""Floats: of the network, the last samples, the last frame, powers of two seconds and of 16 ms, the mask's share."""
+"""Floats: of the network, the last samples, the last frame, powers kept and removed, the share of the mask's output."""
 
 
 class Denoised(NamedTuple):
@@ -62,7 +57,7 @@ class NoiseSuppressor:
         """
         if windows.shape != (len(rows), WINDOW):
             raise InputError(f"noise is suppressed in windows of {WINDOW} samples, not {list(windows.shape)}")
-        _, before, tail, *others = (slice(*each) for each in zip([0, *_ENDS[:-1]], _ENDS, strict=True))
+        _, before, tail, powers, shares = (slice(*each) for each in zip([0, *_ENDS[:-1]], _ENDS, strict=True))
         heard = np.concatenate([states[rows, before], windows], 1)
         frames = np.stack([heard[:, :WINDOW], heard[:, HOP:]], 1) * _WINDOW
         spectra = np.fft.rfft(frames).astype(np.complex64).view(np.float32).reshape(len(rows), 2, -1, 2)
@@ -70,32 +65,19 @@ class NoiseSuppressor:
         frames = np.fft.irfft(masked.view(np.complex64)[..., 0], WINDOW).astype(np.float32) * _WINDOW
         speech = np.concatenate([states[rows, tail] + frames[:, 0, :HOP], frames[:, 0, HOP:] + frames[:, 1, :HOP]], 1)
         late = heard[:, :WINDOW]
+        found = np.stack([np.square(speech).mean(1), np.square(late - speech).mean(1)], 1)
+        remembered: Array = (MEMORY * states[rows, powers] + (1 - MEMORY) * found).astype(np.float32)
+        share: Array = np.multiply(MIX * strengths, _noise_share(remembered))
+        ramp = states[rows, shares] + (share[:, None] - states[rows, shares]) * _RISE
         states[rows, before], states[rows, tail] = windows[:, HOP:], frames[:, 1, HOP:]
-        return Denoised(speech, late + self._shares(states, rows, others, speech, late, strengths) * (speech - late))
-
-    @staticmethod
-    def _shares(
-        states: Array, rows: Indices, parts: list[slice], speech: Array, late: Array, strengths: Array
-    ) -> Array:
-        """The share of the mask's output for each sample.  # [stream, 512]"""
-        long, short, last = parts
-        hops = np.stack([speech, late - speech], 1).reshape(len(rows), 2, 2, HOP)  # kept and removed, hop
-        powers = np.square(hops).mean(3).swapaxes(1, 2)  # [stream, hop, 2]
-        recent = np.concatenate([states[rows, short][:, None], powers], 1)
-        remembered = MEMORY * states[rows, long] + (1 - MEMORY) * powers.mean(1)
-        noise = strengths * _between(remembered, CLEAN_DB, NOISY_DB)
-        pause = _between(recent[:, :-1] + recent[:, 1:], SPEECH_DB, PAUSE_DB)
-        share = noise[:, None] * (SPEECH_SHARE + (PAUSE_SHARE - SPEECH_SHARE) * pause)  # [stream, hop]
-        begin = np.concatenate([states[rows, last], share[:, :1]], 1)
-        states[rows, long], states[rows, short], states[rows, last] = remembered, powers[:, 1], share[:, 1:]
-        ramp: Array = (begin[..., None] + (share - begin)[..., None] * _RISE).astype(np.float32)
-        return ramp.reshape(len(rows), WINDOW)
+        states[rows, powers], states[rows, shares] = remembered, share[:, None]
+        return Denoised(speech, late + ramp * (speech - late))
 
 
-def _between(powers: NDArray[np.floating[Any]], low_db: float, high_db: float) -> NDArray[np.floating[Any]]:
-    """Where power removed over power kept is between two limits, from 0 to 1.  # [..., 2] → [...]"""
-    ratio = 10.0 * np.log10((powers[..., 1] + QUIETEST) / (powers[..., 0] + QUIETEST))
-    return np.clip((ratio - low_db) / (high_db - low_db), 0.0, 1.0)
+def _noise_share(powers: Array) -> Array:
+    """0 for clean speech, 1 for noisy, of the powers kept and removed.  # [stream, 2] → [stream]"""
+    ratio = 10.0 * np.log10((powers[:, 1] + QUIETEST) / (powers[:, 0] + QUIETEST))
+    return np.clip((ratio - CLEAN_DB) / (NOISY_DB - CLEAN_DB), 0.0, 1.0).astype(np.float32)
 
 
 class DenoisedStreams:
