@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "device": {"errors", "cpu_speed"},
     "implementations": {"errors", "cpu_speed", "device", "kernels", "models.registry"},
     "hub": {"errors", "hub"},
-    "audio": {"errors", "audio", "nn.modules"},
+    "audio": {"errors", "audio", "kernels", "nn.modules"},
     "kernels": {"kernels", "nn.paged_kv", "nn.quantised_weight"},
     "nn": {"errors", "cores", "device", "log", "kernels", "nn"},
     "models": {"errors", "device", "log", "audio", "kernels", "nn", "models"},

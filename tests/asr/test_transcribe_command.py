@@ -64,6 +64,15 @@ def test_standard_input_is_a_sound_like_any(folder, sounds):
     assert file.strip()
 
 
+def test_noise_is_suppressed_before_the_model_hears_it(folder, sounds):
+    plain, denoised = (
+        json.loads(viva(folder, sounds / "b.wav", "--json", *flags).stdout)["files"][0]
+        for flags in ((), ("--denoise",))
+    )
+    assert denoised["duration"] == plain["duration"]
+    assert denoised["text"] != plain["text"]
+
+
 def test_a_file_that_fails_does_not_stop_the_others(folder, sounds, tmp_path):
     (tmp_path / "broken.wav").write_bytes(b"RIFF....")
     result = viva(folder, tmp_path / "broken.wav", sounds / "b.wav", tmp_path / "none.wav", "--out", tmp_path / "out")

@@ -47,10 +47,11 @@ def test_characters_are_counted_without_punctuation():
 @pytest.mark.full
 def test_the_command_measures_and_writes(tmp_path):
     command = ["bench", "recognisers", "--max-recordings", "3", "--device", "cpu", "--json", "--out", str(tmp_path)]
-    done = CliRunner().invoke(app, command)
+    done = CliRunner().invoke(app, [*command, "--snr", "20", "--denoise"])
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
-    (mini,) = result["recognisers"]
+    mini, denoised = result["recognisers"]
+    assert (mini["denoised"], denoised["denoised"]) == (False, True) and denoised["wer"] < 0.5
     assert (mini["model"], mini["backend"], result["recordings"]) == ("mini-asr", "ours", 3)
     assert 0 <= mini["wer"] < 0.5 and mini["rtf"] > 0 and mini["processor_rtf"] > 0
     assert json.loads((tmp_path / "recognisers.json").read_text()) == result

@@ -57,6 +57,15 @@ def test_the_result_is_written(tmp_path, capsys):
     assert curve[0]["recall"] == 1.0 and len(curve) == 100
 
 
+def test_noise_is_added_and_suppressed(tmp_path):
+    labelled(tmp_path)
+    detectors = {each["name"]: each for each in vad.run(tmp_path, snr=0.0, denoise=True)["detectors"]}
+    plain = vad.silero().name
+    assert {plain, f"{plain}, noise suppressed"} <= detectors.keys()
+    assert detectors[plain] != vad.run(tmp_path)["detectors"][0], "there was noise"
+    assert detectors[f"{plain}, noise suppressed"]["windows"] == detectors[plain]["windows"]
+
+
 def test_a_folder_without_labels_is_refused(tmp_path):
     with pytest.raises(InputError, match="no labelled recordings"):
         vad.read_labelled(tmp_path)

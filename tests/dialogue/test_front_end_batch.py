@@ -11,7 +11,7 @@ from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.resample import resample
 from vivavoce.audio.vad import RATE, EnergyActivity, voice_activity
 from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow
-from vivavoce.dialogue.front_end_batch import FrontEndBatch, HeardChunk, InputChunk
+from vivavoce.dialogue.front_end_batch import FrontEndBatch, HeardChunk, InputChunk, NoiseChange
 from vivavoce.dialogue.output_timeline import OutputTimeline
 
 OUTPUT_RATE = 24_000
@@ -43,6 +43,8 @@ class Alone:
     echo: float = 0.0
     detectors: tuple = ()
     begins: int = 0
+    denoised: tuple[int, int] | None = None
+    """The samples at which the suppression of noise begins and ends."""
     taken: int = 0
     heard: list[HeardChunk] = field(default_factory=list)
     batched: list[HeardChunk] = field(default_factory=list)
@@ -53,7 +55,7 @@ class Alone:
         self.front_end = AudioFrontEnd(self.rate, activity, echo, self.timeline.read)
         self.microphone, self.played = sounds(self.rate, self.seed, self.echo)
         self.noise = np.random.default_rng(self.seed)
-        self.sent = 0.0
+        self.sent, self.denoises = 0.0, False
 
     def operations(self) -> list:
         """What comes in one tick: none, one or several chunks of any size, and what is played meanwhile."""
@@ -64,6 +66,12 @@ class Alone:
                 break
             self.taken += len(chunk)
             now = self.taken / self.rate + self.noise.uniform(0, 0.02)
+            if (
+                self.denoised is not None
+                and (between := self.denoised[0] <= self.taken < self.denoised[1]) != self.denoises
+            ):
+                self.denoises = between
+                operations.append(NoiseChange(0.8 if between else None))
             if self.noise.uniform() < 0.03:
                 operations.append(_Call("set_gain", now, float(self.noise.choice([0.25, 1.0]))))
             if self.noise.uniform() < 0.01:
@@ -79,6 +87,8 @@ class Alone:
         for operation in operations:
             if isinstance(operation, InputChunk):
                 self.heard.append(HeardChunk(self.front_end.hear(*operation), self.front_end.quiet_ms))
+            elif isinstance(operation, NoiseChange):
+                self.front_end.reduce_noise(operation.strength)
             else:
                 operation(self.timeline)
         return operations
@@ -127,6 +137,7 @@ def compare(each: Alone) -> None:
         assert second.probability == pytest.approx(first.probability, abs=2e-3)
         assert second.echo == pytest.approx(first.echo, abs=2e-3)
         assert second.level_db == pytest.approx(first.level_db, abs=0.05)
+        assert (second.ended_at, second.late_ms) == pytest.approx((first.ended_at, first.late_ms))
 
 
 @pytest.mark.parametrize("guarded", [True, False])
@@ -142,6 +153,17 @@ def test_conversations_of_any_rate_that_come_and_go_are_heard_as_alone(guarded):
     found = [window.echo for each in conversations for window in windows(each.heard)]
     assert (max(found) > 0.9) == guarded, "the echo was removed where there is a guard"
     assert any(window.probability > 0.9 for each in conversations for window in windows(each.heard))
+
+
+def test_noise_is_suppressed_for_some_and_for_a_while_as_alone():
+    detectors = voice_activity(), EchoGuard()
+    spans = ((0, 10**6), None, (16_000, 70_000), (8_000, 10**6))
+    conversations = [Alone(16_000, seed, 0.05, detectors, 2 * seed, denoised) for seed, denoised in enumerate(spans)]
+    process(FrontEndBatch(*detectors), conversations)
+    for each in conversations:
+        compare(each)
+    late = [{window.late_ms for window in windows(each.heard)} for each in conversations]
+    assert late == [{16}, {0}, {0, 16}, {0, 16}]
 
 
 def test_rows_of_those_who_left_are_used_again_from_the_beginning():

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from tests.dialogue.voices import silence, talk
 from vivavoce.audio.vad import WINDOW, EnergyActivity
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.session import DialogueOptions
+from vivavoce.dialogue.settings import NoiseSettings
 from vivavoce.errors import InputError, VivaError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # a process takes seconds to start
@@ -82,6 +83,16 @@ async def test_a_conversation_goes_as_with_the_front_end_inside(service):
         assert stage.names() == alone.names()
         assert stage.times == alone.times
     assert {"SpeechStarted", "TurnCommitted", "OutputCleared", "ReplyDone"} <= set(alone.names())
+
+
+async def test_noise_is_suppressed_as_with_the_front_end_inside(service):
+    settings = replace(with_turn(), noise_reduction=NoiseSettings())
+    stages = [Stage.set(settings=settings, options=DialogueOptions(front_end=each)) for each in (None, service)]
+    for stage in stages:
+        await answered(stage)
+        await stage.close()
+    assert stages[1].names() == stages[0].names()
+    assert stages[1].times == stages[0].times
 
 
 async def test_a_call_after_draining_follows_all_audio_before_it(service):
@@ -158,7 +169,16 @@ async def test_a_detector_that_fails_in_one_conversation_fails_that_one_alone(se
 
 
 async def test_conversations_go_on_with_another_process_if_theirs_dies(service, caplog):
-    stage = Stage.set(options=DialogueOptions(front_end=service))
+    settings = replace(with_turn(), noise_reduction=NoiseSettings())
+    stage = Stage.set(settings=settings, options=DialogueOptions(front_end=service))
+    late = []
+    take, stage.conversation._listening.take = (
+        stage.conversation._listening.take,
+        lambda windows, quiet_ms: (
+            late.extend(window.late_ms for window in windows),
+            take(windows, quiet_ms),
+        ),
+    )
     await stage.hear(talk(0.1))
     with caplog.at_level(logging.ERROR):
         os.kill(service.pids[0], signal.SIGKILL)
@@ -169,3 +189,4 @@ async def test_conversations_go_on_with_another_process_if_theirs_dies(service, 
     await answered(stage)
     await stage.close()
     assert "ReplyStarted" in stage.names()
+    assert set(late) == {16}, "noise is suppressed by the other process too"

@@ -18,7 +18,7 @@ from vivavoce.cascade.parts import CascadeParts
 from vivavoce.cli import app
 from vivavoce.dialogue.moderation import HttpChecker, WordList
 from vivavoce.dialogue.session import DialogueOptions
-from vivavoce.dialogue.settings import TurnSettings
+from vivavoce.dialogue.settings import NoiseSettings, TurnSettings
 from vivavoce.errors import InputError
 from vivavoce.server import hosting
 from vivavoce.server.cluster.options import FleetOptions, PoolOptions
@@ -176,6 +176,11 @@ def test_unreadable_files_are_reported_in_one_line(tmp_path, name, content):
         read_serving_options(tmp_path / "absent.toml", {})
 
 
+def test_noise_is_suppressed_where_it_is_asked_for():
+    assert read_serving_options(None, {}).settings().noise_reduction is None
+    assert read_serving_options(None, {"denoise": True}).settings().noise_reduction == NoiseSettings()
+
+
 def test_the_checkers_of_replies(folder):
     assert ServingOptions().dialogue().speaking.moderation is None
     by_words = ModerationOptions(words=folder / "words.txt")
@@ -195,14 +200,14 @@ async def test_all_checkers_are_applied(folder):
 def test_the_command_shows_what_it_would_serve_and_no_secrets(folder):
     flags = ["--chat-key", "the chat xyzzy", "--api-key", "the-server-xyzzy", "--moderate-key", "a third xyzzy"]
     flags += ["--webhook-url", "http://127.0.0.1", "--webhook-secret", "whsec_xyzzyxyzzyxyzzyxyzzyxyzzyxyzzy"]
-    flags += ["--config", str(folder / "c.toml"), "--port", "8123", "--smart-turn", "installed", "--show"]
+    flags += ["--config", str(folder / "c.toml"), "--port", "8123", "--smart-turn", "installed", "--denoise", "--show"]
     shown = CliRunner().invoke(app, ["serve", *flags])
     assert shown.exit_code == 0, shown.output
     options = json.loads(shown.output)
     assert (
         options["server"]["port"] == 8123 and options["chat_model"] == "qwen3" and options["smart_turn"] == "installed"
     )
-    assert options["server"]["webhook_secret"] == "…"
+    assert options["server"]["webhook_secret"] == "…" and options["denoise"] is True
     assert "xyzzy" not in shown.output
 
 

@@ -266,15 +266,17 @@ async def test_a_refused_tool_leaves_the_rest_of_an_update(client):
 async def test_parameters_are_refused_by_name_or_returned_in_the_session(client):
     async with client.realtime.connect(model="gpt-realtime") as connection:
         honoured = {"parallel_tool_calls": False, "reasoning": {"effort": "low"}, "tracing": {"workflow_name": "desk"}}
+        honoured["audio"] = {"input": {"noise_reduction": {"type": "far_field"}}}
         ratio = {"type": "retention_ratio", "retention_ratio": 0.5, "token_limits": {"post_instructions": 900}}
         await connection.session.update(session={"type": "realtime", "truncation": ratio, **honoured})
         session = (await until(connection, "session.updated")).session
         assert session.parallel_tool_calls is False and session.reasoning.effort == "low"
         assert session.truncation.retention_ratio == 0.5 and session.tracing.workflow_name == "desk"
+        reduction = session.audio.input.noise_reduction
+        assert (reduction.type, reduction.strength) == ("far_field", 1.0)
         for refused, param in (
             ({"bogus_field": 1}, "session.bogus_field"),
             ({"prompt": {"id": "pmpt_1"}}, "session.prompt"),
-            ({"audio": {"input": {"noise_reduction": {"type": "near_field"}}}}, "session.audio.input.noise_reduction"),
             ({"audio": {"input": {"turn_detection": {"type": "semantic_vad", "threshold": 0.5}}}}, None),
         ):
             await connection.session.update(session={"type": "realtime", **refused})

@@ -29,7 +29,6 @@ WE_REFUSE = {  # where in an event, and why, although the type accepts it
     r"(item|input\[\])<RealtimeMcp": "MCP items are made by the server",
     r"content\[\]<Content>\.(audio|transcript|detail|image_url|text)": "a field of another kind of part",
     r"\.prompt<ResponsePrompt>\.variables": "the stored prompt of this test has no variables",
-    r"noise_reduction<NoiseReduction>": "audio is not denoised",
     r"content\[\]<Content>\.type=\w+_(audio|image)": "a sample of audio or of an image with a text",
     r"\.voice:str": "there is no such voice",
     r"voice<\w+>": "there is no such voice",

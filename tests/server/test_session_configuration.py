@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
+from vivavoce.dialogue.settings import ConversationSettings, NoiseSettings, TurnSettings
 from vivavoce.server.realtime.client_events import decode_object
 from vivavoce.server.realtime.session_config import conversation_settings, default_session, merged, turn_settings
 from vivavoce.server.realtime.session_types import SemanticVad, SessionParams, TranscriptionSessionObject
@@ -51,6 +51,29 @@ def test_null_clears_what_can_be_cleared():
     cleared = merged(session, change, BASE.turn, VOICES).audio.input
     assert cleared.transcription is None and cleared.turn_detection is None
     assert turn_settings(None, TurnSettings()).detector == "none"
+
+
+def test_noise_reduction_keeps_what_a_change_leaves_out():
+    def reduced(*changes):
+        return settings(*({"audio": {"input": {"noise_reduction": each}}} for each in changes)).noise_reduction
+
+    assert settings().noise_reduction is None
+    assert reduced({"type": "far_field"}) == NoiseSettings("far_field", 1.0)
+    assert reduced({"type": "far_field", "strength": 0.4}, {"type": "near_field"}) == NoiseSettings("near_field", 0.4)
+    assert reduced({"strength": 0.4}) == NoiseSettings("near_field", 0.4)
+    assert reduced({"type": "far_field"}, None) is None
+    assert settings({"input_audio_noise_reduction": {"type": "near_field"}}).noise_reduction == NoiseSettings()
+    with pytest.raises(WireError, match="strength"):
+        reduced({"strength": 1.5})
+
+
+def test_a_servers_noise_reduction_holds_until_a_client_switches_it_off():
+    base = ConversationSettings(noise_reduction=NoiseSettings(strength=0.8))
+    session = default_session(base, "model")
+    assert msgspec.to_builtins(session.audio.input.noise_reduction) == {"type": "near_field", "strength": 0.8}
+    assert conversation_settings(session, base, VOICES).noise_reduction == base.noise_reduction
+    off = merged(session, session_params({"audio": {"input": {"noise_reduction": None}}}), base.turn, VOICES)
+    assert conversation_settings(off, base, VOICES).noise_reduction is None
 
 
 def test_semantic_detection_has_all_its_fields():

@@ -19,7 +19,9 @@ import torch
 
 from vivavoce import hub
 from vivavoce.asr.backends import Moonshine
+from vivavoce.audio.denoise import denoised
 from vivavoce.audio.io import Sound, read
+from vivavoce.bench.noisy_speech import NoiseBeds, noise_beds
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import MissingDependencyError
 from vivavoce.evaluation.machine import stage
@@ -28,7 +30,6 @@ from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.s2s.captions import WRITE_DOWN
 from vivavoce.s2s.moss_speech import MossSpeechBackend, load_moss_speech
-from vivavoce.train.augment import NOISES, at_snr, noise
 from vivavoce.train.front_desk import Exchange, dialogues, judge, normalise
 from vivavoce.train.lm.evaluate import word_error_rate
 from vivavoce.train.voices import HELD_OUT, TEACHER, programs, speak
@@ -76,6 +77,8 @@ def run(
     seed: int = 0,
     out: Path | None = None,
     questions: list[AskedQuestion] | None = None,
+    noise: Path | None = None,
+    denoise: bool = False,
 ) -> dict[str, Any]:
     """Ask, score and print; write `answer.json` and `answer.png` to `out`. `questions` are asked in place of others.
 
@@ -85,12 +88,15 @@ def run(
     recogniser = None if moonshine is None else Moonshine(moonshine)
     if questions is None:
         questions = bundled_questions() if count is None else _synthesised_questions(count, seed)
-    if snr is not None:
-        questions = [_with_noise(asked, snr, number) for number, asked in enumerate(questions)]
+    if (beds := noise_beds(snr, noise)) is not None:
+        questions = [_with_noise(asked, beds, number) for number, asked in enumerate(questions)]
+    if denoise:
+        questions = [_denoised(asked) for asked in questions]
     pipeline = load_moss_speech(hub.resolve(model), device=device)
     with stage(f"{len(questions)} questions"):
         answers = [_answer(pipeline, asked, recogniser) for asked in questions]
-    result = _figures(answers) | {"model": model, "snr_db": snr, "judge": _judge_name(moonshine)}
+    conditions = {"snr_db": snr, "noise": None if noise is None else noise.name, "denoised": denoise}
+    result = _figures(answers) | conditions | {"model": model, "judge": _judge_name(moonshine)}
     with stage("quality of the replies"):
         teacher_sounds = _teacher_sounds(answers)
         result |= _mos_scores(answers, teacher_sounds)
@@ -135,11 +141,14 @@ def padded_with_silence(sound: Sound) -> Sound:
     return Sound(np.concatenate([lead, sound.samples[0], tail]), ENCODER_RATE)
 
 
-def _with_noise(asked: AskedQuestion, decibels: float, number: int) -> AskedQuestion:
+def _with_noise(asked: AskedQuestion, beds: NoiseBeds, number: int) -> AskedQuestion:
     """The question with background noise over its whole length; noise types alternate by number."""
-    samples = torch.from_numpy(asked.sound.samples)
-    bed = noise(NOISES[number % len(NOISES)], samples, torch.Generator().manual_seed(number))
-    return replace(asked, sound=Sound(at_snr(samples, bed, decibels).clamp(-1, 1).numpy(), ENCODER_RATE))
+    return replace(asked, sound=Sound(beds.added(asked.sound.samples[0], number), ENCODER_RATE))
+
+
+def _denoised(asked: AskedQuestion) -> AskedQuestion:
+    """The question as a conversation with noise suppression hears it."""
+    return replace(asked, sound=Sound(denoised(asked.sound.samples[0]).mixed, ENCODER_RATE))
 
 
 @torch.no_grad()

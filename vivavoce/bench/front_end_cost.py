@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.level import buzz
 from vivavoce.audio.vad import RATE, WINDOW_SECONDS, voice_activity
 from vivavoce.dialogue.front_end import AudioFrontEnd
-from vivavoce.dialogue.front_end_batch import FrontEndBatch, InputChunk, Operation
+from vivavoce.dialogue.front_end_batch import FrontEndBatch, InputChunk, NoiseChange, Operation
 from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.output_timeline import OutputTimeline
 
@@ -33,36 +34,48 @@ class FrontEndCost:
     """By the number of sessions."""
 
 
+class State(NamedTuple):
+    """What goes on in a conversation; `echo` is the gain of its loudspeaker in its microphone."""
+
+    talks: bool = False
+    plays: bool = False
+    echo: float = 0.0
+    denoises: bool = False
+
+
 def front_end_costs(sessions: tuple[int, ...] = SESSIONS) -> list[FrontEndCost]:
     """The costs in the states that a conversation is in most of the time."""
     states = {
-        "silent room": (False, False, 0.0),
-        "the user talks": (True, False, 0.0),
-        "a reply plays, headphones": (False, True, 0.0),
-        "a reply plays, loudspeaker": (False, True, 0.1),
+        "silent room": State(),
+        "the user talks": State(talks=True),
+        "the user talks, noise is suppressed": State(talks=True, denoises=True),
+        "a reply plays, headphones": State(plays=True),
+        "a reply plays, loudspeaker": State(plays=True, echo=0.1),
     }
     return [
-        FrontEndCost(when, _plain_us(*state), {count: _batched_us(count, *state) for count in sessions})
+        FrontEndCost(when, _plain_us(state), {count: _batched_us(count, state) for count in sessions})
         for when, state in states.items()
     ]
 
 
-def _session(talks: bool, plays: bool, echo: float, seed: int) -> list[list[Operation]]:
+def _session(state: State, seed: int) -> list[list[Operation]]:
     """The operations of one session, chunk by chunk."""
     noise, size = np.random.default_rng(seed), round(CHUNK_SECONDS * WIRE_RATE)
     seconds = (SETTLING_CHUNKS + MEASURED_CHUNKS) * CHUNK_SECONDS
     played = buzz(seconds, WIRE_RATE, seed).samples[0]
     microphone = noise.normal(0.0, ROOM_NOISE, len(played)).astype(np.float32)
-    microphone[size:] += np.float32(echo) * played[:-size]
-    if talks:
+    microphone[size:] += np.float32(state.echo) * played[:-size]
+    if state.talks:
         microphone += buzz(seconds, WIRE_RATE, seed + 1).samples[0]
     operations: list[list[Operation]] = []
     for number in range(SETTLING_CHUNKS + MEASURED_CHUNKS):
         begin = number * CHUNK_SECONDS
         operations.append([InputChunk(microphone[number * size :][:size], begin + CHUNK_SECONDS)])
-        if plays and number % round(PLAYED_SECONDS / CHUNK_SECONDS) == 0:
+        if state.plays and number % round(PLAYED_SECONDS / CHUNK_SECONDS) == 0:
             piece = played[number * size :][: round(PLAYED_SECONDS * WIRE_RATE)]
             operations[-1].insert(0, _play(begin, piece))
+    if state.denoises:
+        operations[0].insert(0, NoiseChange(1.0))
     return operations
 
 
@@ -70,14 +83,16 @@ def _play(moment: float, samples: Samples) -> Callable[[OutputTimeline], None]:
     return lambda timeline: timeline.play(moment, samples, moment)
 
 
-def _plain_us(talks: bool, plays: bool, echo: float) -> float:
-    session, timeline = _session(talks, plays, echo, 0), OutputTimeline(WIRE_RATE, RATE)
+def _plain_us(state: State) -> float:
+    session, timeline = _session(state, 0), OutputTimeline(WIRE_RATE, RATE)
     front_end = AudioFrontEnd(WIRE_RATE, voice_activity(), EchoGuard(), timeline.read)
 
     def step(number: int) -> None:
         for operation in session[number]:
             if isinstance(operation, InputChunk):
                 front_end.hear(*operation)
+            elif isinstance(operation, NoiseChange):
+                front_end.reduce_noise(operation.strength)
             else:
                 operation(timeline)
         assert front_end.quiet_ms >= 0
@@ -85,9 +100,9 @@ def _plain_us(talks: bool, plays: bool, echo: float) -> float:
     return _window_us(step, 1)
 
 
-def _batched_us(count: int, talks: bool, plays: bool, echo: float) -> float:
+def _batched_us(count: int, state: State) -> float:
     batch = FrontEndBatch(voice_activity(), EchoGuard())
-    sessions = [_session(talks, plays, echo, seed) for seed in range(count)]
+    sessions = [_session(state, seed) for seed in range(count)]
     streams = [batch.join(WIRE_RATE, WIRE_RATE) for _ in sessions]
 
     def step(number: int) -> None:

@@ -1,7 +1,7 @@
 """`viva bench recognisers`: word errors, character errors and speed of recognisers on recordings with texts.
 
 Any recogniser is measured through the interface that `viva transcribe` uses; they take turns on every recording, so
-that all of them see the same machine load.
+that all of them see the same machine load. Noise can be added to the recordings, and suppressed again.
 """
 
 import gzip
@@ -10,7 +10,7 @@ import random
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from vivavoce.asr.backends import Backend, fitting, load_backend
+from vivavoce.audio.denoise import denoised
 from vivavoce.audio.io import read
 from vivavoce.bench.asr import RATE, LabelledRecording, spoken_sentences
+from vivavoce.bench.noisy_speech import noise_beds
 from vivavoce.device import pick
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import stage
@@ -65,6 +67,7 @@ class Recogniser:
     name: str
     kind: str
     backend: Backend
+    denoises: bool = False
     texts: list[str] = field(default_factory=list)
     seconds: float = 0.0
     processor: float = 0.0
@@ -72,6 +75,8 @@ class Recogniser:
 
     def transcribe(self, samples: torch.Tensor, options: TranscriptionOptions) -> None:
         """Transcribe a recording and add its text and times."""
+        if self.denoises:
+            samples = torch.from_numpy(denoised(samples.numpy()).mixed[0])
         began, computed = time.perf_counter(), time.process_time()
         segments = list(self.backend.segments(samples, options))
         self.seconds += time.perf_counter() - began
@@ -90,6 +95,7 @@ class Recogniser:
         return {
             "model": self.name,
             "backend": self.kind,
+            "denoised": self.denoises,
             "wer": round(error_rate(*zip(*words, strict=True)), 4),
             "cer": round(error_rate(*zip(*letters, strict=True)), 4),
             "rtf": round(self.seconds / sound_seconds, 3),
@@ -116,8 +122,15 @@ def run(
     device: str = "auto",
     dtype: str = "auto",
     out: Path | None = None,
+    snr: float | None = None,
+    noise: Path | None = None,
+    denoise: bool = False,
 ) -> dict[str, Any]:
-    """Measure, print, write `recognisers.json` to `out`, and return what was measured."""
+    """Measure, print, write `recognisers.json` to `out`, and return what was measured.
+
+    With `snr` noise is added, of the files of a folder or synthetic. With `denoise` every recogniser also gets the
+    recordings with noise suppressed.
+    """
     target = pick(device)
     with stage("loading"):
         is_asterisk = speech is not None and (speech / PROMPT_TEXTS).is_file()
@@ -129,6 +142,13 @@ def run(
             Recogniser(name, fitting(resolve(name), target), load_backend(name, "auto", device, dtype))
             for name in models
         ]
+        if denoise:
+            listeners += [replace(one, denoises=True, texts=[]) for one in listeners]
+        if (beds := noise_beds(snr, noise)) is not None:
+            spoken = [
+                replace(one, samples=torch.from_numpy(beds.added(one.samples.numpy(), number)))
+                for number, one in enumerate(spoken)
+            ]
     seconds = sum(one.seconds for one in spoken)
     options = TranscriptionOptions(language, prompt=prompt, beams=beams)
     with stage(f"{len(spoken)} recordings of {seconds:.0f} s in all, {len(listeners)} recognisers"):
@@ -143,6 +163,8 @@ def run(
         "recordings": len(spoken),
         "sound_seconds": round(seconds, 1),
         "language": language,
+        "snr_db": snr,
+        "noise": None if snr is None else "synthetic" if noise is None else noise.name,
         "beams": beams,
         "recognisers": [one.figures([one.text for one in spoken], seconds) for one in listeners],
     }
@@ -156,8 +178,10 @@ def run(
 def print_result(result: dict[str, Any]) -> None:
     """A row for each recogniser."""
     title = f"{result['recordings']} recordings, {result['sound_seconds']} s, {result['device']}"
-    shown = Table("model", "backend", "word errors", "character errors", "RTF", "CPU RTF", title=title)
+    if result["snr_db"] is not None:
+        title += f", {result['noise']} noise at {result['snr_db']:g} dB"
+    shown = Table("model", "backend", "noise", "word errors", "character errors", "RTF", "CPU RTF", title=title)
     for one in result["recognisers"]:
         rates = (f"{one['wer']:.1%}", f"{one['cer']:.1%}", str(one["rtf"]), str(one["processor_rtf"]))
-        shown.add_row(one["model"], one["backend"], *rates)
+        shown.add_row(one["model"], one["backend"], "suppressed" if one["denoised"] else "as it is", *rates)
     Console().print(shown)

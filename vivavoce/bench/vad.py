@@ -6,7 +6,7 @@ The folder is laid out as TEN-VAD's testset: `NAME.wav` with 16 kHz sound and `N
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from vivavoce.audio import vad
 from vivavoce.audio.batched_vad import batched_activity
+from vivavoce.audio.denoise import denoised
 from vivavoce.audio.io import float_to_pcm16, read
+from vivavoce.bench.noisy_speech import noise_beds
 from vivavoce.errors import InputError, MissingDependencyError
 
 Array = NDArray[np.float32]
@@ -157,17 +159,40 @@ def score(detector: Detector, sounds: Sequence[LabelledSound]) -> dict[str, Any]
     }
 
 
-def run(folder: Path, out: Path | None = None) -> dict[str, Any]:
-    """Score Silero, and TEN-VAD if it is installed; print a table, write `vad.json` to `out`."""
+def without_noise(detector: Detector) -> Detector:
+    """The detector behind noise suppression, as in a conversation."""
+
+    def probabilities(sounds: Sequence[Array]) -> list[Array]:
+        return detector.probabilities([denoised(samples).speech[0] for samples in sounds])
+
+    return Detector(f"{detector.name}, noise suppressed", detector.window, probabilities)
+
+
+def run(
+    folder: Path,
+    out: Path | None = None,
+    snr: float | None = None,
+    noise: Path | None = None,
+    denoise: bool = False,
+) -> dict[str, Any]:
+    """Score Silero, and TEN-VAD if it is installed; print a table, write `vad.json` to `out`.
+
+    With `snr` noise is added, of the files of a folder or synthetic. With `denoise` detectors are also scored on sound
+    whose noise is suppressed.
+    """
     from rich.console import Console
     from rich.table import Table
 
     console, sounds = Console(stderr=True), read_labelled(folder)
+    if (beds := noise_beds(snr, noise)) is not None:
+        sounds = [replace(each, samples=beds.added(each.samples, number)) for number, each in enumerate(sounds)]
     detectors = [silero()]
     try:
         detectors.append(ten())
     except MissingDependencyError as error:
         console.print(str(error))
+    if denoise:
+        detectors += [without_noise(each) for each in detectors]
     scored = [score(each, sounds) for each in detectors]
     table = Table(title=f"{len(sounds)} recordings, {sum(each.labelled_seconds for each in sounds):.0f} s")
     for title in ("detector", "window ms", "average precision", "best F1", "at threshold"):
@@ -176,7 +201,7 @@ def run(folder: Path, out: Path | None = None) -> dict[str, Any]:
         row = (f"{each['window_ms']:.0f}", f"{each['average_precision']:.4f}", f"{each['best_f1']:.4f}")
         table.add_row(each["name"], *row, f"{each['best_threshold']:.2f}")
     console.print(table)
-    result = {"what": "voice activity against labels", "folder": folder.name, "detectors": scored}
+    result = {"what": "voice activity against labels", "folder": folder.name, "snr_db": snr, "detectors": scored}
     if out is not None:
         (out / "vad.json").write_text(json.dumps(result, indent=1), encoding="utf8")
     return result

@@ -8,8 +8,10 @@ import typer
 from vivavoce.cli.options import (
     DeviceSpec,
     Json,
+    NoiseFolder,
     Padding,
     ShapeOption,
+    Snr,
     made_folder,
     print_json,
     progress_to,
@@ -133,7 +135,11 @@ def bench_answer(
     count: Annotated[
         int | None, typer.Option(min=1, help="Synthesize this many questions. Default: use the bundled ones.")
     ] = None,
-    snr: Annotated[float | None, typer.Option(help="Add noise at this signal-to-noise ratio in dB.")] = None,
+    snr: Snr = None,
+    noise: NoiseFolder = None,
+    denoise: Annotated[
+        bool, typer.Option("--denoise", help="Suppress noise before the model hears the question.")
+    ] = False,
     text: Annotated[
         bool, typer.Option("--text", help="Ask the phrasings for evaluation alone, as text, and score the text.")
     ] = False,
@@ -159,7 +165,7 @@ def bench_answer(
             result = answer_text.run(model, device, out)
         else:
             questions = answer_questions.kokoro_questions(count, seed, device) if kokoro else None
-            result = answer.run(model, moonshine, count, snr, device, seed, out, questions)
+            result = answer.run(model, moonshine, count, snr, device, seed, out, questions, noise, denoise)
     if as_json:
         print_json(result)
 
@@ -366,6 +372,11 @@ def bench_recognisers(
     language: Annotated[str | None, typer.Option(help="A code such as en or zh. Default: detected.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Text assumed to precede the audio.")] = None,
     beams: Annotated[int, typer.Option(min=1, help="Beam width of Whispers; 1 is greedy.")] = 1,
+    snr: Snr = None,
+    noise: NoiseFolder = None,
+    denoise: Annotated[
+        bool, typer.Option("--denoise", help="Also measure with noise suppressed, as `viva transcribe --denoise` does.")
+    ] = False,
     device: DeviceSpec = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, or int8 on CPUs.")] = "auto",
     out: Out = None,
@@ -375,6 +386,9 @@ def bench_recognisers(
     with progress_to(as_json):
         from vivavoce.bench.recognisers import run
 
-        result = run(model or ["mini-asr"], speech, max_recordings, language, prompt, beams, device, dtype, out)
+        result = run(
+            model or ["mini-asr"],
+            *(speech, max_recordings, language, prompt, beams, device, dtype, out, snr, noise, denoise),
+        )
     if as_json:
         print_json(result)

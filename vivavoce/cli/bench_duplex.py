@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from vivavoce.cli.bench import Out
-from vivavoce.cli.options import Json, print_json, progress_to
+from vivavoce.cli.options import Json, NoiseFolder, Snr, print_json, progress_to
 
 app = typer.Typer()
 
@@ -77,6 +77,9 @@ def bench_vad(
     folder: Annotated[
         Path, typer.Argument(exists=True, file_okay=False, help="Labelled recordings, laid out as TEN-VAD's testset.")
     ],
+    snr: Snr = None,
+    noise: NoiseFolder = None,
+    denoise: Annotated[bool, typer.Option("--denoise", help="Also measure with noise suppressed.")] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -84,7 +87,7 @@ def bench_vad(
     with progress_to(as_json):
         from vivavoce.bench.vad import run
 
-        result = run(folder, out)
+        result = run(folder, out, snr, noise, denoise)
     if as_json:
         print_json(result)
 

@@ -43,6 +43,15 @@ def complete_stack(typed: str) -> list[str]:
     return [name for name in STACKS if name.startswith(typed)]
 
 
+Snr = Annotated[float | None, typer.Option(help="Add noise at this signal-to-noise ratio in dB.")]
+NoiseFolder = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        help="With --snr: a folder of WAV files, or of ESC-50, whose steady sounds are the noise. Default: synthetic.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 DeviceSpec = Annotated[
     str,

@@ -45,6 +45,7 @@ HIDDEN = "…"
 SERVING_FLAGS = (  # flags with the names of `ServingOptions`
     *("model", "codec", "voice", "device", "instructions", "chat", "chat_model", "chat_key", "asr", "tts"),
     *("tool_model", "stack", "asr_backend", "asr_gate", "turns_as_text", "audio_only", "chat_images", "smart_turn"),
+    "denoise",
 )
 SERVER_FLAGS = (  # flags with the names of `ServerOptions`
     *("host", "port", "doors", "tls_cert", "tls_key", "max_sessions", "idle_seconds", "resume_seconds"),
@@ -176,6 +177,14 @@ Speaker = Annotated[
         rich_help_panel=TURNS,
         help="`enrol`: the first turns enrol the user, and other voices are ignored (viva models fetch campplus). "
         "Default: any.",
+    ),
+]
+Denoise = Annotated[
+    bool | None,
+    typer.Option(
+        "--denoise/--no-denoise",
+        rich_help_panel=TURNS,
+        help="Suppress noise in the audio of clients that send no noise_reduction. Default: no.",
     ),
 ]
 WordFile = Annotated[
@@ -379,6 +388,7 @@ def serve(
     eagerness: Eagerness = None,
     smart_turn: SmartTurn = None,
     speaker: Speaker = None,
+    denoise: Denoise = None,
     filler_seconds: FillerSeconds = None,
     moderate_words: WordFile = None,
     moderate_regex: Patterns = None,

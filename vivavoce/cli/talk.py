@@ -39,6 +39,7 @@ def talk(
     speaker: Annotated[
         str | None, typer.Option(help="`enrol`: your first turns enrol your voice, and other voices are ignored.")
     ] = None,
+    denoise: Annotated[bool, typer.Option("--denoise", help="Suppress noise in what the microphone records.")] = False,
     device: DeviceSpec = "auto",
     as_json: Json = False,
 ) -> None:
@@ -54,7 +55,7 @@ def talk(
     if out is not None and not wav:
         raise InputError("--out belongs to --wav: name the recording that is played as the microphone")
     audio = FileAudio(wav, out) if wav else DeviceAudio(microphone, loudspeaker)
-    table: dict[str, object] = {"stack": stack, "device": device, "instructions": instructions}
+    table: dict[str, object] = {"stack": stack, "device": device, "instructions": instructions, "denoise": denoise}
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     screen = Screen(console)
     with screen.working("loading"):

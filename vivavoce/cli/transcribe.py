@@ -94,6 +94,9 @@ def transcribe(
     gate: Annotated[
         bool, typer.Option("--gate/--no-gate", help="Drop segments in which no speech is detected.")
     ] = True,
+    denoise: Annotated[
+        bool, typer.Option("--denoise", help="Suppress noise before the recording is transcribed.")
+    ] = False,
     device: DeviceSpec = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, or int8 on CPUs.")] = "auto",
     as_json: Json = False,
@@ -119,7 +122,7 @@ def transcribe(
     results = []
     with progress() as bar:
         for name, source in sources:
-            result = _transcribe_file(name, source, transcriber, options, bar)
+            result = _transcribe_file(name, source, transcriber, options, bar, denoise)
             if (transcript := result.pop("transcript", None)) is not None:
                 _deliver(name, render_as(transcript, format, word_times), format, out, len(sources) > 1, as_json)
             results.append(result)
@@ -164,14 +167,22 @@ def progress() -> Iterator[Progress]:
 
 
 def _transcribe_file(
-    name: str, source: Path | bytes, transcriber: "Transcriber", options: dict[str, Any], bar: Progress
+    name: str,
+    source: Path | bytes,
+    transcriber: "Transcriber",
+    options: dict[str, Any],
+    bar: Progress,
+    denoise: bool = False,
 ) -> dict[str, Any]:
     """The transcript of one file with its figures, or its error, which is printed."""
     from vivavoce.asr import RATE, transcribe
-    from vivavoce.audio.io import read
+    from vivavoce.audio.denoise import denoised
+    from vivavoce.audio.io import Sound, read
 
     try:
         sound = read(source, rate=RATE)
+        if denoise:
+            sound = Sound(denoised(sound.samples[0]).mixed, RATE)
         task: TaskID = bar.add_task(name, total=sound.seconds)
         started = time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""Audio front end of a conversation: resampling, echo cancellation, silence and voice activity detection.
+"""Audio front end of a conversation: resampling, echo cancellation, noise suppression, silence and voice activity.
 
 Audio of any size and rate comes in, 32 ms windows at 16 kHz come out, with the features that barge-in detection needs.
 `front_end_batch.py` computes the same for many conversations at once.
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from vivavoce.audio.denoise import DELAY, DELAY_MS, NoiseSuppressor
 from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.resample import LiveResampler
 from vivavoce.audio.vad import RATE, WINDOW, VoiceActivity
@@ -22,7 +23,7 @@ SETTLED_WINDOWS = 16  # windows of silence after which the voice activity detect
 
 
 class AudioWindow(NamedTuple):
-    """32 ms of the user's audio at 16 kHz, after echo cancellation, and its probability of speech."""
+    """32 ms of the user's audio at 16 kHz, without echo and perhaps without noise, and its probability of speech."""
 
     samples: Samples
     probability: float
@@ -33,6 +34,8 @@ class AudioWindow(NamedTuple):
     """Milliseconds of certain silence at its end."""
     ended_at: float = 0.0
     """When its last sample was captured, by the conversation's clock: decisions follow it, however late it arrived."""
+    late_ms: int = 0
+    """Milliseconds by which its sound was captured before that of the window as it came in."""
 
 
 class EchoRemover(Protocol):
@@ -104,6 +107,9 @@ class AudioFrontEnd:
         self._activity, self._activity_state = activity, activity.initial_state()
         self._echo, self._echo_state = echo, echo.initial_state() if echo is not None else None
         self._reference = reference
+        self._suppressor: NoiseSuppressor | None = None
+        self._noise_strength = np.zeros(1, np.float32)
+        self._noise_state, self._late = np.zeros(0, np.float32), np.zeros(0, np.float32)
         self._held = np.zeros(0, np.float32)
         self._silence_detector = SilenceDetector()
         self._silent_windows = 0  # consecutive
@@ -122,11 +128,22 @@ class AudioFrontEnd:
             self._held = self._held[WINDOW:]
         return windows
 
+    def reduce_noise(self, strength: float | None) -> None:
+        """Suppress noise from the next window on, by a strength from 0 to 1; None: not at all."""
+        if strength is None:
+            self._suppressor, self._late = None, np.zeros(0, np.float32)
+            return
+        self._noise_strength = np.array([strength], np.float32)
+        if self._suppressor is None:
+            self._suppressor = NoiseSuppressor()
+            self._noise_state = self._suppressor.initial_states(1)
+
     @property
     def quiet_ms(self) -> int:
         """Milliseconds of silence after the last window; 0 where there is any sound."""
-        quiet = self._silence_detector.quiet_ms(self._held)
-        return quiet if quiet * RATE // 1000 > len(self._held) - BLOCK else 0
+        after = np.concatenate([self._late, self._held])
+        quiet = self._silence_detector.quiet_ms(after)
+        return quiet if quiet * RATE // 1000 > len(after) - BLOCK else 0
 
     def _window(self, samples: Samples) -> AudioWindow:
         share = 0.0
@@ -135,13 +152,21 @@ class AudioFrontEnd:
             reference = self._reference(began_at, WINDOW)
             samples, share, self._echo_state = self._echo.step(self._echo_state, samples, reference)
         self._heard += WINDOW
-        level_db = rms_dbfs(samples)
+        speech = samples
+        if self._suppressor is not None:
+            self._late = samples[-DELAY:]
+            row = np.zeros(1, np.intp)
+            denoised = self._suppressor.step(self._noise_state, row, samples[None], self._noise_strength)
+            speech, samples = denoised.speech[0], denoised.mixed[0]
+        level_db = rms_dbfs(speech)
         is_silent = self._silence_detector.step(level_db)
         self._silent_windows = self._silent_windows + 1 if is_silent else 0
-        probability = self._speech_probability(samples)
-        quiet_ms = self._silence_detector.quiet_ms(samples)
-        ended_at = began_at + WINDOW / RATE
-        return AudioWindow(samples, 0.0 if is_silent else probability, level_db, share, quiet_ms, ended_at)
+        probability = self._speech_probability(speech)
+        quiet_ms = self._silence_detector.quiet_ms(speech)
+        late_ms = 0 if self._suppressor is None else DELAY_MS
+        ended_at = began_at + WINDOW / RATE - late_ms / 1e3
+        probability = 0.0 if is_silent else probability
+        return AudioWindow(samples, probability, level_db, share, quiet_ms, ended_at, late_ms)
 
     def _speech_probability(self, samples: Samples) -> float:
         """Probability of speech. In long silence the detector is not run, which saves most of its cost."""
@@ -164,6 +189,10 @@ class FrontEnd(Protocol):
 
     def hear(self, samples: Samples, now: float) -> None:
         """Take the next samples; `now` is the capture time of the last, or later."""
+        ...
+
+    def reduce_noise(self, strength: float | None) -> None:
+        """Suppress noise from now on, by a strength from 0 to 1; None: not at all."""
         ...
 
     @property
@@ -190,6 +219,10 @@ class InlineFrontEnd:
     def hear(self, samples: Samples, now: float) -> None:
         """Take the next samples; `now` is the capture time of the last, or later."""
         self.deliver(self.front_end.hear(samples, now), self.front_end.quiet_ms)
+
+    def reduce_noise(self, strength: float | None) -> None:
+        """Suppress noise from now on, by a strength from 0 to 1; None: not at all."""
+        self.front_end.reduce_noise(strength)
 
     @property
     def unprocessed_seconds(self) -> float:

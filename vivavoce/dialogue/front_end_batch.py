@@ -1,8 +1,8 @@
 """The audio front end of many conversations at once: the windows that `AudioFrontEnd` gives each of them.
 
 Chunks are handled in rounds, one of each conversation; in a round all conversations are resampled together, then the
-first window of each goes through echo cancellation, level and voice activity together, then the second. Samples are
-joined and cut as bytes, which is quicker than numpy for as few as there are in a window.
+first window of each goes through echo cancellation, noise suppression, level and voice activity together, then the
+second. Samples are joined and cut as bytes, which is quicker than numpy for as few as there are in a window.
 """
 
 from collections import defaultdict, deque
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vivavoce.audio.batched_echo import BatchedEchoGuard
 from vivavoce.audio.batched_resample import BatchedResampler
 from vivavoce.audio.batched_vad import BatchedActivity, batched_activity
+from vivavoce.audio.denoise import DELAY, DELAY_MS, DenoisedStreams, NoiseSuppressor
 from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.level import SILENCE_DBFS
 from vivavoce.audio.resample import LiveResampler, LiveResamplerState
@@ -30,6 +31,7 @@ from vivavoce.dialogue.output_timeline import OutputTimeline
 from vivavoce.nn.modules import scripted
 
 WINDOW_BYTES = WINDOW * 4
+MAX_UNHEARD = WINDOW + DELAY  # samples after the last window
 BLOCK_MS = BLOCK * 1000 // RATE
 Indices = NDArray[np.intp]
 
@@ -57,9 +59,15 @@ class InputChunk(NamedTuple):
     now: float
 
 
+class NoiseChange(NamedTuple):
+    """Noise is suppressed from here on, by a strength from 0 to 1; None: not at all."""
+
+    strength: float | None
+
+
 TimelineCall = Callable[[OutputTimeline], None]
-Operation = InputChunk | TimelineCall
-"""What a conversation gives its front end: audio, or a change of what is played."""
+Operation = InputChunk | NoiseChange | TimelineCall
+"""What a conversation gives its front end: audio, a change of noise suppression, or one of what is played."""
 
 
 class HeardChunk(NamedTuple):
@@ -80,6 +88,9 @@ class BatchedStream:
     row: int
     activity_row: int
     echo_row: int | None
+    noise_row: int | None = None
+    noise_strength: float = 0.0
+    late: bytes = b""  # samples that the suppression of noise has not given back
     held: bytes = b""  # samples at 16 kHz, less than a window
     heard: int = 0  # samples at 16 kHz
     silent_windows: int = 0  # consecutive
@@ -95,6 +106,7 @@ class FrontEndBatch:
         self._echo: BatchedEchoRemover | None = None
         if echo is not None:
             self._echo = BatchedEchoGuard(echo) if isinstance(echo, EchoGuard) else EchoOneByOne(echo)
+        self._denoised: DenoisedStreams | None = None
         self._resamplers: dict[tuple[int, int], tuple[LiveResampler, BatchedResampler]] = {}
         self._rows = Rows()
         self._silence = BatchedSilenceDetector(self._rows)
@@ -118,6 +130,7 @@ class FrontEndBatch:
         self._activity.leave(stream.activity_row)
         if self._echo is not None and stream.echo_row is not None:
             self._echo.leave(stream.echo_row)
+        self._reduce_noise(stream, None)
 
     def process(self, work: Sequence[tuple[BatchedStream, Sequence[Operation]]]) -> list[list[HeardChunk]]:
         """Apply the operations of each stream in their order; its chunks as they were heard."""
@@ -125,13 +138,34 @@ class FrontEndBatch:
         remaining = [(number, stream, deque(operations)) for number, (stream, operations) in enumerate(work)]
         with torch.inference_mode():
             while remaining:
-                turn = [(number, stream, _next_chunk(stream, queue)) for number, stream, queue in remaining]
+                turn = [(number, stream, self._next_chunk(stream, queue)) for number, stream, queue in remaining]
                 chunks = [(number, stream, chunk) for number, stream, chunk in turn if chunk is not None]
                 results = self._round([(stream, chunk) for _, stream, chunk in chunks]) if chunks else []
                 for (number, _, _), result in zip(chunks, results, strict=True):
                     heard[number].append(result)
                 remaining = [each for each in remaining if each[2]]
         return heard
+
+    def _next_chunk(self, stream: BatchedStream, operations: deque[Operation]) -> InputChunk | None:
+        """Apply operations up to the next chunk."""
+        while operations:
+            operation = operations.popleft()
+            if isinstance(operation, InputChunk):
+                return operation
+            if isinstance(operation, NoiseChange):
+                self._reduce_noise(stream, operation.strength)
+            else:
+                operation(stream.timeline)
+        return None
+
+    def _reduce_noise(self, stream: BatchedStream, strength: float | None) -> None:
+        if strength is not None:
+            self._denoised = self._denoised or DenoisedStreams(NoiseSuppressor())
+            stream.noise_row = self._denoised.join() if stream.noise_row is None else stream.noise_row
+            stream.noise_strength = strength
+        elif self._denoised is not None and stream.noise_row is not None:
+            self._denoised.leave(stream.noise_row)
+            stream.noise_row, stream.late = None, b""
 
     def _resampler(self, rate: int) -> tuple[LiveResampler, BatchedResampler]:
         if (rate, RATE) not in self._resamplers:
@@ -149,7 +183,8 @@ class FrontEndBatch:
             for number, window in zip(ready, self._windows(streams), strict=True):
                 windows[number].append(window)
             ready = [number for number in ready if len(chunks[number][0].held) >= WINDOW_BYTES]
-        quiet = self._silence.trailing_ms([stream.row for stream, _ in chunks], [stream.held for stream, _ in chunks])
+        unheard = [stream.late + stream.held for stream, _ in chunks]
+        quiet = self._silence.trailing_ms([stream.row for stream, _ in chunks], unheard)
         return [HeardChunk(*each) for each in zip(windows, quiet, strict=True)]
 
     def _resample(self, chunks: list[tuple[BatchedStream, InputChunk]]) -> None:
@@ -178,13 +213,16 @@ class FrontEndBatch:
             shares, pieces = echo.tolist(), [row.tobytes() for row in samples]
         for stream in streams:
             stream.heard += WINDOW
+        speech = pieces
+        if self._denoised is not None and any(stream.noise_row is not None for stream in streams):
+            samples, speech, pieces = _without_noise(self._denoised, streams, samples, pieces)
         levels, is_silent, quiet = self._silence.step([stream.row for stream in streams], samples)
-        probabilities = self._speech_probabilities(streams, pieces, is_silent)
+        probabilities = self._speech_probabilities(streams, speech, is_silent)
+        late = [0 if stream.noise_row is None else DELAY_MS for stream in streams]
+        ended = [began_at + WINDOW / RATE - late_ms / 1e3 for began_at, late_ms in zip(began, late, strict=True)]
         return [
-            AudioWindow(np.frombuffer(piece, np.float32), probability, level, share, quiet_ms, began_at + WINDOW / RATE)
-            for piece, probability, level, share, quiet_ms, began_at in zip(
-                pieces, probabilities, levels, shares, quiet, began, strict=True
-            )
+            AudioWindow(np.frombuffer(piece, np.float32), *rest)
+            for piece, *rest in zip(pieces, probabilities, levels, shares, quiet, ended, late, strict=True)
         ]
 
     def _references(self, streams: list[BatchedStream], moments: list[float]) -> Samples:
@@ -250,13 +288,13 @@ class BatchedSilenceDetector:
     def trailing_ms(self, rows: list[int], held: list[bytes]) -> list[int]:
         """Milliseconds of silence after the last window of each row; 0 where there is any sound."""
         lengths = np.array([len(each) // 4 for each in held])
-        samples = _joined([each.rjust(WINDOW_BYTES, b"\0") for each in held])
+        samples = _joined([each.rjust(MAX_UNHEARD * 4, b"\0") for each in held], MAX_UNHEARD)
         power = self._power(samples)
         quiet = np.minimum(_quiet_blocks(power, self._limit(rows)), lengths // BLOCK)
         return np.where(quiet * BLOCK > lengths - BLOCK, quiet * BLOCK_MS, 0).tolist()
 
     def _power(self, samples: Samples) -> NDArray[np.float64]:
-        """Mean power of each block.  # [stream, 512] → [stream, block]"""
+        """Mean power of each block.  # [stream, time] → [stream, block]"""
         if len(samples) < FEW:
             return np.square(samples, dtype=np.float64).reshape(len(samples), -1, BLOCK).mean(axis=2)
         power: NDArray[np.float64] = self._kernel(torch.from_numpy(samples)).numpy()
@@ -278,7 +316,7 @@ class BlockPower(nn.Module):
         self.block: int = block
 
     def forward(self, samples: Tensor) -> Tensor:
-        """# [stream, 512] → [stream, block]"""
+        """# [stream, time] → [stream, block]"""
         return samples.double().square_().unflatten(1, [-1, self.block]).mean(2)
 
 
@@ -311,19 +349,24 @@ class EchoOneByOne:
         return output, shares
 
 
-def _next_chunk(stream: BatchedStream, operations: deque[Operation]) -> InputChunk | None:
-    """Apply operations up to the next chunk."""
-    while operations:
-        operation = operations.popleft()
-        if isinstance(operation, InputChunk):
-            return operation
-        operation(stream.timeline)
-    return None
+def _without_noise(
+    denoised: DenoisedStreams, streams: list[BatchedStream], samples: Samples, pieces: list[bytes]
+) -> tuple[Samples, list[bytes], list[bytes]]:
+    """Windows for detectors, as array and as bytes, and those for models, noise suppressed where it is to be."""
+    chosen = [number for number, stream in enumerate(streams) if stream.noise_row is not None]
+    rows = [row for stream in streams if (row := stream.noise_row) is not None]
+    found = denoised.step(rows, samples[chosen], [streams[number].noise_strength for number in chosen])
+    samples, speech, mixed = samples.copy(), list(pieces), list(pieces)
+    samples[chosen] = found.speech
+    for number, voice, sound in zip(chosen, found.speech, found.mixed, strict=True):
+        streams[number].late = pieces[number][-DELAY * 4 :]
+        speech[number], mixed[number] = voice.tobytes(), sound.tobytes()
+    return samples, speech, mixed
 
 
-def _joined(windows: list[bytes]) -> Samples:
-    """# [stream, 512]"""
-    return np.frombuffer(bytearray().join(windows), np.float32).reshape(-1, WINDOW)
+def _joined(windows: list[bytes], size: int = WINDOW) -> Samples:
+    """# [stream, size]"""
+    return np.frombuffer(bytearray().join(windows), np.float32).reshape(-1, size)
 
 
 def _quiet_blocks(power: NDArray[np.float64], limit: NDArray[np.float64]) -> NDArray[np.intp]:

@@ -24,6 +24,7 @@ import numpy as np
 from vivavoce.audio.resample import check_rate
 from vivavoce.audio.vad import VoiceActivity
 from vivavoce.dialogue.front_end import AudioWindow, Deliver, EchoRemover, checked
+from vivavoce.dialogue.front_end_batch import NoiseChange
 from vivavoce.dialogue.front_end_worker import (
     Answer,
     Closed,
@@ -68,6 +69,12 @@ class ServedFrontEnd:
         if self._sent_at is None:
             self._sent_at = asyncio.get_running_loop().time()
         self.worker.send(self, Heard(samples.tobytes(), now))
+
+    def reduce_noise(self, strength: float | None) -> None:
+        """Suppress noise from now on, by a strength from 0 to 1; None: not at all."""
+        self._raise_failure()
+        self.opened = self.opened._replace(noise_strength=strength)  # for a process that takes the place of this one
+        self.worker.send(self, NoiseChange(strength))
 
     @property
     def unprocessed_seconds(self) -> float:

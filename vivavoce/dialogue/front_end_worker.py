@@ -17,7 +17,14 @@ import torch
 
 from vivavoce.audio.rows import FEW
 from vivavoce.audio.vad import RATE, WINDOW, voice_activity
-from vivavoce.dialogue.front_end_batch import BatchedStream, FrontEndBatch, HeardChunk, InputChunk, Operation
+from vivavoce.dialogue.front_end_batch import (
+    BatchedStream,
+    FrontEndBatch,
+    HeardChunk,
+    InputChunk,
+    NoiseChange,
+    Operation,
+)
 from vivavoce.log import log_failure
 
 logger = logging.getLogger(__name__)
@@ -28,11 +35,15 @@ WARM_UP_CHUNKS = 4  # TorchScript compiles during the first calls
 
 
 class Opened(NamedTuple):
-    """A conversation begins; `detectors` are a pickled `VoiceActivity`, or None, and an `EchoRemover`, or None."""
+    """A conversation begins; `detectors` are a pickled `VoiceActivity`, or None, and an `EchoRemover`, or None.
+
+    `noise_strength`: that of `NoiseChange`.
+    """
 
     detectors: bytes
     input_rate: int
     output_rate: int
+    noise_strength: float | None = None
 
 
 class Closed(NamedTuple):
@@ -53,7 +64,7 @@ class TimelineCall(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-Message = Opened | Closed | Heard | TimelineCall
+Message = Opened | Closed | Heard | NoiseChange | TimelineCall
 Answer = tuple[int, int, list[tuple[Any, ...]] | str]
 """The conversation, the number of input samples processed, and the chunks as heard, or the name of an error."""
 
@@ -109,7 +120,9 @@ class Worker:
         """Take a message of a conversation; what is computed waits for `compute`."""
         if isinstance(message, Opened):
             batch = self._batch(message.detectors)
-            self._sessions[id] = WorkerSession(batch, batch.join(message.input_rate, message.output_rate))
+            session = WorkerSession(batch, batch.join(message.input_rate, message.output_rate))
+            session.operations.append(NoiseChange(message.noise_strength))
+            self._sessions[id] = session
         elif isinstance(message, Closed):
             session = self._sessions.pop(id)
             session.batch.leave(session.stream)
@@ -135,6 +148,7 @@ class Worker:
         batch = self._batch(detectors)
         streams = [batch.join(rate, rate) for rate in (24_000, RATE) for _ in range(FEW)]
         noise = np.random.default_rng(0).normal(0, 0.1, (WARM_UP_CHUNKS, 2 * WINDOW)).astype(np.float32)
+        batch.process([(stream, [NoiseChange(1.0)]) for stream in streams])
         for number, chunk in enumerate(noise):
             moment = 2 * number * WINDOW / RATE
             for stream in streams:
@@ -160,9 +174,11 @@ def _heard(batch: FrontEndBatch, sessions: Sequence[WorkerSession]) -> Sequence[
         return [_heard(batch, [each])[0] for each in sessions]
 
 
-def _operation(message: Heard | TimelineCall) -> Operation:
+def _operation(message: Heard | NoiseChange | TimelineCall) -> Operation:
     if isinstance(message, Heard):
         return InputChunk(_samples(message.samples), message.now)
+    if isinstance(message, NoiseChange):
+        return message
     name, arguments = message
     given = [_samples(each) if isinstance(each, bytes) else each for each in arguments]
     return lambda timeline: getattr(timeline, name)(*given)

@@ -103,6 +103,8 @@ class LiveConversation:
         )
         self._context.set_history()
         self._turn_speakers = TurnSpeakers()
+        if self.settings.noise_reduction is not None:
+            self._reduce_noise()
         self._partials = PartialTranscripts(self._transcribe_open_turn, self._on_partial_transcript, self._start)
         self._replies = Replies(self._context, options.speaking)
         self._listening = UserTurns(self._context, self._replies, self._listening_options())
@@ -149,6 +151,10 @@ class LiveConversation:
         activity = options.activity or voice_activity()
         front_end = AudioFrontEnd(self.input_rate, activity, options.echo, timeline.read)
         return InlineFrontEnd(front_end, self._take_windows), timeline
+
+    def _reduce_noise(self) -> None:
+        reduction = self.settings.noise_reduction
+        self._front_end.reduce_noise(None if reduction is None else reduction.strength)
 
     def _take_windows(self, windows: list[AudioWindow], quiet_ms: int) -> None:
         self._listening.take(windows, quiet_ms)
@@ -213,6 +219,8 @@ class LiveConversation:
         before, self._context.settings = self._context.settings, change(self._context.settings)
         if self._context.settings.turn != before.turn:
             self._listening.settle()
+        if self._context.settings.noise_reduction != before.noise_reduction:
+            self._reduce_noise()
         self._context.set_history()
 
     def commit(self) -> Item:

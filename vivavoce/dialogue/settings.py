@@ -77,6 +77,16 @@ class RecognitionSettings:
 
 
 @dataclass(frozen=True)
+class NoiseSettings:
+    """How noise is suppressed in the user's audio."""
+
+    microphone: Literal["near_field", "far_field"] = "near_field"
+    """Both are treated alike."""
+    strength: float = 1.0
+    """From 0 to 1."""
+
+
+@dataclass(frozen=True)
 class ConversationSettings:
     """Settings that a client may choose. Every field can change between replies."""
 
@@ -96,5 +106,7 @@ class ConversationSettings:
     temperature: float | None = None
     """Replaces that of `sampling`."""
     truncation: Truncation = field(default_factory=Truncation)
+    noise_reduction: NoiseSettings | None = None
+    """None: noise is not suppressed."""
     transcribe_input: bool = False
     recognition: RecognitionSettings = field(default_factory=RecognitionSettings)

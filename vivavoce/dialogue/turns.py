@@ -82,6 +82,7 @@ class UserTurns:
         self._quiet_ms = 0  # after the last of them
         self._asked: OpenTurn | None = None  # the turn that the model is asked about
         self._moment = -math.inf  # when the last window was captured
+        self._late_ms = 0  # by which its sound is later than the windows count
         self._open: OpenTurn | None = None
         self._answered: AnsweredTurn | None = None  # the last turn, if it was answered
         self._overlap: OverlapWatch | None = None
@@ -168,7 +169,7 @@ class UserTurns:
 
     def _window(self, window: AudioWindow) -> None:
         self._recent.append(window)
-        self._moment = window.ended_at
+        self._moment, self._late_ms = window.ended_at, window.late_ms
         if self._context.settings.turn.detector == "none":
             self._turn = TurnState(heard_ms=self._turn.heard_ms + WINDOW_MS)
             self._listen(self._open or self._open_turn(prefix=0), window.samples)
@@ -285,7 +286,7 @@ class UserTurns:
         padding = self._context.settings.turn.prefix_padding_ms
         since = self._turn.heard_ms - self._turn.speech_from_ms + padding
         turn = self._open_turn(prefix=-(-since // WINDOW_MS))
-        self._context.emit(SpeechStarted(turn.item, max(0, self._turn.speech_from_ms - padding)))
+        self._context.emit(SpeechStarted(turn.item, max(0, self._turn.speech_from_ms - padding - self._late_ms)))
         if self._may_interrupt:
             self._interrupt(turn)
         self._end_overlap()
@@ -318,7 +319,7 @@ class UserTurns:
 
     def _end_turn(self, turn: OpenTurn) -> None:
         """Commit the turn, and release the held reply or request one."""
-        self._context.emit(SpeechStopped(turn.item, self._turn.heard_ms))
+        self._context.emit(SpeechStopped(turn.item, self._turn.heard_ms - self._late_ms))
         if self._speaker is not None and not self._leave_others_out(turn, self._speaker):
             return
         ended_ms, earlier_reply = self._turn.heard_ms, self._replies.generating

@@ -62,10 +62,11 @@ def people(folder: Path | None) -> list[ShortSound]:
     found = sorted(path for path in folder.rglob("*.wav") if not path.name.startswith(SUNG))
     if not found:
         raise InputError(f"{folder} holds no WAV files")
-    return [ShortSound(path.stem, partial(_trimmed, path, MAX_VOICE_SECONDS)) for path in _shuffled(found)]
+    return [ShortSound(path.stem, partial(_trimmed, path, MAX_VOICE_SECONDS)) for path in shuffled_by_name(found)]
 
 
-def _of_esc50(folder: Path, categories: tuple[str, ...]) -> list[ShortSound]:
+def esc50_files(folder: Path, categories: tuple[str, ...]) -> dict[str, list[Path]]:
+    """The files of some categories of an ESC-50 folder, in an order that depends on their names alone."""
     index = folder / "meta" / "esc50.csv"
     if not index.is_file():
         raise InputError(f"{folder} is not ESC-50: it has no meta/esc50.csv")
@@ -74,7 +75,11 @@ def _of_esc50(folder: Path, categories: tuple[str, ...]) -> list[ShortSound]:
     by_category: dict[str, list[Path]] = {name: [] for name in categories}
     for row in rows:
         by_category[row["category"]].append(folder / "audio" / row["filename"])
-    in_turn = zip(*(_shuffled(paths) for paths in by_category.values()), strict=False)
+    return {category: shuffled_by_name(paths) for category, paths in by_category.items()}
+
+
+def _of_esc50(folder: Path, categories: tuple[str, ...]) -> list[ShortSound]:
+    in_turn = zip(*esc50_files(folder, categories).values(), strict=False)
     return [
         ShortSound(f"{category} {path.stem}", partial(_trimmed, path, MAX_SECONDS))
         for group in in_turn
@@ -82,8 +87,8 @@ def _of_esc50(folder: Path, categories: tuple[str, ...]) -> list[ShortSound]:
     ]
 
 
-def _shuffled(paths: list[Path]) -> list[Path]:
-    """In an order that depends on the names alone."""
+def shuffled_by_name(paths: list[Path]) -> list[Path]:
+    """Shuffled, in an order that depends on the names alone."""
     return sorted(paths, key=lambda path: hashlib.sha256(path.name.encode()).hexdigest())
 
 

@@ -1,8 +1,8 @@
-"""Products and decoder steps with packed weights on CPUs, in C.
+"""Products and decoder steps with packed weights, and noise suppression, on CPUs, in C.
 
 The sources are compiled for this machine's CPU on first use, and the result is kept in the cache folder.
 
-Without a C compiler (or with `VIVA_COMPILE=0`) `library` is None, and callers use PyTorch instead.
+Without a C compiler (or with `VIVA_COMPILE=0`) a library is None, and callers use PyTorch or numpy instead.
 """
 
 import ctypes
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("block_linear.c", "decoder_step.c"))
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("kernels.h", "block_tiles.h"))
+GTCRN = Path(__file__).with_name("gtcrn.c")
 SWITCH = "VIVA_COMPILE"
 TARGET = "VIVA_CPU_TARGET"  # the compiler's options for another CPU than this one, as -mavx2
 COMPILERS = ("cc", "gcc", "clang")
@@ -79,23 +80,41 @@ class Cache(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where they cannot be had, and the reason is logged."""
-    if os.environ.get(SWITCH) == "0":
-        return None
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
-        logger.warning("no C compiler was found, so chat models run on dequantised weights; install gcc or clang")
-        return None
-    try:
-        return _declared(ctypes.CDLL(str(_compiled(compiler)), mode=os.RTLD_NOW))
-    except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("the CPU kernels could not be compiled (%s): dequantised weights are used", error, exc_info=True)
-        return None
+    """Products and decoder steps; None where they cannot be had, and the reason is logged."""
+    kernels = _loaded("packed", SOURCES, HEADERS, "chat models run on dequantised weights")
+    return None if kernels is None else _declared(kernels)
 
 
 def is_available() -> bool:
     """Whether packed weights can be multiplied on this CPU; the first call may compile for some seconds."""
     return library() is not None
+
+
+@functools.cache
+def gtcrn_library() -> ctypes.CDLL | None:
+    """The network that suppresses noise, which compiles within a second; None: as `library`."""
+    kernels = _loaded("gtcrn", (GTCRN,), (), "noise is suppressed by numpy, at many times the cost")
+    if kernels is not None:
+        size, address = ctypes.c_int64, ctypes.c_void_p
+        kernels.gtcrn_weights.restype = kernels.gtcrn_state.restype = size
+        kernels.gtcrn_frames.argtypes = [address, address, size, address, size, size, address]
+        kernels.gtcrn_frames.restype = None
+    return kernels
+
+
+def _loaded(name: str, sources: tuple[Path, ...], headers: tuple[Path, ...], instead: str) -> ctypes.CDLL | None:
+    """A library of these sources; `instead` says what happens without it."""
+    if os.environ.get(SWITCH) == "0":
+        return None
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        logger.warning("no C compiler was found, so %s; install gcc or clang", instead)
+        return None
+    try:
+        return ctypes.CDLL(str(_compiled(compiler, name, sources, headers)), mode=os.RTLD_NOW)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("the CPU kernels could not be compiled (%s): %s", error, instead, exc_info=True)
+        return None
 
 
 def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
@@ -112,20 +131,20 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     return kernels
 
 
-def _compiled(compiler: str) -> Path:
+def _compiled(compiler: str, name: str, sources: tuple[Path, ...], headers: tuple[Path, ...]) -> Path:
     """The shared library for these sources, compiler and CPU."""
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
     target_options = os.environ.get(TARGET) or native
-    sources = [file.read_bytes() for file in (*SOURCES, *HEADERS)]
-    made_from = [*sources, compiler.encode(), target_options.encode(), _cpu_features(), *map(str.encode, FLAGS)]
-    target = cache_folder() / f"packed-{hashlib.sha256(b'|'.join(made_from)).hexdigest()[:16]}.so"
+    texts = [file.read_bytes() for file in (*sources, *headers)]
+    made_from = [*texts, compiler.encode(), target_options.encode(), _cpu_features(), *map(str.encode, FLAGS)]
+    target = cache_folder() / f"{name}-{hashlib.sha256(b'|'.join(made_from)).hexdigest()[:16]}.so"
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
-        command = [compiler, *FLAGS, *target_options.split(), "-o", str(built), *map(str, SOURCES), "-lm"]
+        command = [compiler, *FLAGS, *target_options.split(), "-o", str(built), *map(str, sources), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
         if done.returncode:
             raise OSError(f"{compiler} failed: {done.stderr.strip()[-500:]}")

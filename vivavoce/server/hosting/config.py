@@ -21,7 +21,7 @@ from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.moderation import Checker, HttpChecker, Moderation, Several, WordList
 from vivavoce.dialogue.reply import GuardLimits, SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions
-from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
+from vivavoce.dialogue.settings import ConversationSettings, NoiseSettings, TurnSettings
 from vivavoce.engine.engine import EngineLimits
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.models.turn_end import BUNDLED, TurnEndModel
@@ -155,6 +155,8 @@ class ServingOptions:
     """The model that decides semantic turn detection: the ONNX file of a Smart Turn model, `installed`, or a folder
     of `viva train turn-end`; None: the bundled one."""
     turn: TurnSettings = field(default_factory=TurnSettings)
+    denoise: bool = False
+    """Whether noise is suppressed in the audio of clients that do not choose."""
     moderation: ModerationOptions = field(default_factory=ModerationOptions)
     conversation: ConversationOptions = field(default_factory=ConversationOptions)
     dtype: str = "auto"
@@ -209,7 +211,9 @@ class ServingOptions:
         text = self.instructions
         if text.startswith("@"):
             text = read_text(Path(text[1:]), "instructions")
-        return ConversationSettings(instructions=text.strip(), turn=self.turn)
+        return ConversationSettings(
+            instructions=text.strip(), turn=self.turn, noise_reduction=NoiseSettings() if self.denoise else None
+        )
 
     def dialogue(self) -> DialogueOptions:
         """The options of conversations that clients cannot choose."""

@@ -1,5 +1,6 @@
 """The hosts of models: `SpeechHost` for conversations, `AudioHost` for `/v1/audio/*` only, and their loading."""
 
+import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from statistics import median
 from safetensors import safe_open
 
 from vivavoce import hub
+from vivavoce.audio.gtcrn import gtcrn
 from vivavoce.audio.resample import LiveResampler
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatModel, ChatPiece
@@ -279,6 +281,7 @@ def recognition_abilities(transcriber: ReplyTranscriber | None, languages: Seque
 
 
 async def _warm_front_end(options: DialogueOptions) -> None:
+    await asyncio.to_thread(gtcrn)  # a client may ask for noise suppression; it is compiled on first use
     if options.front_end is not None:
         await options.front_end.warm_up(options.activity, options.echo)
 

@@ -20,7 +20,6 @@ from vivavoce.server.realtime.session_types import (
     AudioParams,
     FunctionTool,
     Maybe,
-    NoiseReduction,
     Reasoning,
     ResponseOptions,
     RetentionRatio,
@@ -89,17 +88,10 @@ def _refuse_in_session(
     audio_input = change.audio.input if isinstance(change.audio, AudioParams) else UNSET
     if isinstance(audio_input, AudioInputParams):
         prefix = f"{param}.audio.input"
-        _refuse_noise_reduction(audio_input.noise_reduction, f"{prefix}.noise_reduction")
         _refuse_transcription(audio_input.transcription, abilities.recognition, f"{prefix}.transcription")
         _refuse_detection(audio_input.turn_detection, detector, f"{prefix}.turn_detection")
-    _refuse_noise_reduction(change.input_audio_noise_reduction, f"{param}.input_audio_noise_reduction")
     _refuse_transcription(change.input_audio_transcription, abilities.recognition, f"{param}.input_audio_transcription")
     _refuse_detection(change.turn_detection, detector, f"{param}.turn_detection")
-
-
-def _refuse_noise_reduction(value: Maybe[NoiseReduction], param: str) -> None:
-    if _is_set(value):
-        raise unsupported(param, "Audio is not denoised.")
 
 
 def _refuse_transcription(value: Maybe[Transcription], abilities: RecognitionAbilities, param: str) -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import asdict, replace
 from vivavoce.dialogue.settings import (
     ConversationSettings,
     HostedTool,
+    NoiseSettings,
     RecognitionSettings,
     Tool,
     Truncation,
@@ -44,6 +45,7 @@ from vivavoce.server.realtime.session_types import (
     FunctionTool,
     Maybe,
     Modality,
+    NoiseReduction,
     RealtimeSessionObject,
     Reasoning,
     ResponseOptions,
@@ -95,6 +97,9 @@ BETA_MOVED = {  # names of the beta protocol, and where they are under `audio`
     "voice": ("output", "voice"),
     "speed": ("output", "speed"),
 }
+
+
+DEFAULT_NOISE = NoiseSettings()
 
 
 class Configuration:
@@ -223,7 +228,7 @@ def default_session(settings: ConversationSettings, model: str, kind: SessionTyp
     audio_input = AudioInput(
         format=WireFormat().as_wire(),
         transcription=Transcription(model="default") if is_transcribed else None,
-        noise_reduction=None,
+        noise_reduction=None if (noise := settings.noise_reduction) is None else _wire_noise(noise),
         turn_detection=_turn_detection(settings.turn),
     )
     if kind == "transcription":
@@ -319,8 +324,9 @@ def _of_type(session: SessionObject, kind: SessionType | UnsetType, param: str) 
 
 def _merged_input(current: AudioInput, change: Maybe[AudioInputParams], turn: TurnSettings) -> AudioInput:
     change = value_or(change, AudioInputParams())
-    fields = {name: getattr(change, name) for name in ("transcription", "noise_reduction")}
-    result = replace(current, **{name: value for name, value in fields.items() if value is not UNSET})
+    result = current if change.transcription is UNSET else replace(current, transcription=change.transcription)
+    if change.noise_reduction is not UNSET:
+        result = replace(result, noise_reduction=_merged_noise(current.noise_reduction, change.noise_reduction))
     if (format := value_or(change.format, None)) is not None:
         result = replace(result, format=wire_format(format).as_wire())
     if change.turn_detection is None:
@@ -329,6 +335,20 @@ def _merged_input(current: AudioInput, change: Maybe[AudioInputParams], turn: Tu
         detection = _merged_turn(current.turn_detection, change.turn_detection, turn)
         result = replace(result, turn_detection=detection)
     return result
+
+
+def _merged_noise(current: NoiseReduction | None, change: NoiseReduction | None) -> NoiseReduction | None:
+    if change is None:
+        return None
+    return _wire_noise(_noise_settings(change, _noise_settings(current or NoiseReduction())))
+
+
+def _wire_noise(noise: NoiseSettings) -> NoiseReduction:
+    return NoiseReduction(noise.microphone, noise.strength)
+
+
+def _noise_settings(noise: NoiseReduction, default: NoiseSettings = DEFAULT_NOISE) -> NoiseSettings:
+    return NoiseSettings(value_or(noise.type, default.microphone), value_or(noise.strength, default.strength))
 
 
 def _merged_turn(current: TurnDetection | None, change: TurnDetectionParams, defaults: TurnSettings) -> TurnDetection:
@@ -381,10 +401,11 @@ def conversation_settings(
     session: SessionObject, base: ConversationSettings, voices: Sequence[str]
 ) -> ConversationSettings:
     """The conversation settings of a session object."""
-    transcription = session.audio.input.transcription
+    transcription, noise = session.audio.input.transcription, session.audio.input.noise_reduction
     settings = replaced(
         base,
         turn=turn_settings(session.audio.input.turn_detection, base.turn),
+        noise_reduction=None if noise is None else _noise_settings(noise),
         transcribe_input=transcription is not None,
         recognition=_recognition(transcription or Transcription(), bool(session.include)),
     )

@@ -47,9 +47,14 @@ Speed = Annotated[float, Meta(ge=0.25, le=1.5)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 
 
+NoiseStrength = Annotated[float, Meta(ge=0, le=1)]
+
+
 class NoiseReduction(Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields that are absent from a change stay as they are."""
+
     type: Maybe[Literal["near_field", "far_field"]] = UNSET
-    strength: Maybe[float] = UNSET
+    strength: Maybe[NoiseStrength] = UNSET
 
 
 class Transcription(Struct, frozen=True, forbid_unknown_fields=True):
