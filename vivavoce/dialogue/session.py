@@ -13,7 +13,7 @@ from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.player import Clock, WallClock
 from vivavoce.audio.vad import RATE, VoiceActivity, voice_activity
 from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber, TurnTranscript, transcribe_turn
-from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapWatch
+from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapJudge, OverlapJudgement
 from vivavoce.dialogue.call_limit import may_call_again
 from vivavoce.dialogue.conversation import Announcement, ReplyRequest
 from vivavoce.dialogue.events import Event, InputTranscript, InputTranscriptFailed
@@ -51,7 +51,7 @@ class DialogueOptions:
     """None: Silero's network."""
     echo: EchoRemover | None = field(default_factory=EchoGuard)
     """None: the client cancels its echo."""
-    classifier: OverlapClassifier = field(default_factory=OverlapClassifier)
+    classifier: OverlapJudge = field(default_factory=OverlapClassifier)
     turn_model: Callable[[Samples], float] | None = None
     """Probability that a turn, 16 kHz samples, is finished; used at likely ends by the semantic detector."""
     transcriber: ReplyTranscriber | None = None
@@ -363,7 +363,7 @@ class LiveConversation:
         self._history.replace(Item(item, content, known.is_complete))
         return len(part.samples) / part.rate
 
-    def _request_words(self, watch: OverlapWatch, sound: Samples) -> None:
+    def _request_words(self, watch: OverlapJudgement, sound: Samples) -> None:
         async def ask() -> None:
             assert self._options.transcriber is not None
             try:

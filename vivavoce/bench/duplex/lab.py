@@ -44,9 +44,14 @@ class LabOptions:
             raise InputError(f"count and parallel must be at least 1, not {self.count} and {self.parallel}")
 
 
+def speech_folder() -> Path:
+    """Where spoken sentences are kept."""
+    return hub.cache_folder() / "vivavoce" / "duplex" / MODEL
+
+
 def make_scenes(options: LabOptions) -> list[DuplexScene]:
     """The scenes with their sounds; sentences that were never spoken before are synthesised."""
-    folder = options.speech_folder or hub.cache_folder() / "vivavoce" / "duplex" / MODEL
+    folder = options.speech_folder or speech_folder()
     with stage("making the scenes"):
         found = gather(SpokenTexts(folder), options.esc50, options.people)
         return script(found, options.count, options.scenes, options.languages, options.conditions)

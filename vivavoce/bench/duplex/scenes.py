@@ -212,8 +212,9 @@ def script(
     names: Sequence[str] | None = None,
     languages: Sequence[str] = ("en", "zh"),
     conditions: Sequence[str] = CONDITIONS,
+    first: int = 0,
 ) -> list[DuplexScene]:
-    """`count` calls of each scene in each language; the conditions take turns."""
+    """`count` calls of each scene in each language, from the number `first` on; the conditions take turns."""
     for kind, given, known in (
         ("scene", names or (), SCENES),
         ("language", languages, HELD_OUT_VOICES),
@@ -227,7 +228,7 @@ def script(
         for name in SCENES
         if names is None or name in names
         for language in languages
-        for number in range(count)
+        for number in range(first, first + count)
     ]
 
 

@@ -34,6 +34,7 @@ from vivavoce.tts.kokoro import KokoroTTS
 
 Samples = NDArray[np.int16]
 Planned = TypeVar("Planned")
+Read = TypeVar("Read", bound="TurnUtterance")
 SHARD = 12  # utterances of a shard
 ROUND = (("zh", "train"), ("en", "held_out"), ("zh", "train"), ("en", "train"), ("zh", "held_out"), ("zh", "train"))
 """What Kokoro speaks, again and again: mostly Mandarin, as there are quicker voices for English."""
@@ -83,7 +84,7 @@ def program_plan(count: int, installed: Programs, seed: int = 0) -> list[tuple[T
         code, part = ("en", "zh")[index % 2], "held_out" if index // 2 % 8 == 0 else "train"
         text = next(texts[code, part])
         if code == "zh":
-            voice = _mandarin_voice(source.choice(ESPEAK_MANDARIN_HELD_OUT if part == "held_out" else ESPEAK_MANDARIN))
+            voice = mandarin_voice(source.choice(ESPEAK_MANDARIN_HELD_OUT if part == "held_out" else ESPEAK_MANDARIN))
         elif part == "held_out":
             voice = source.choice(HELD_OUT)
         else:
@@ -101,7 +102,8 @@ def hibari_plan(count: int, seed: int = 0) -> list[TurnUtterance]:
     ]
 
 
-def _mandarin_voice(name: str) -> SyntheticVoice:
+def mandarin_voice(name: str) -> SyntheticVoice:
+    """A Mandarin voice of espeak-ng."""
     return SyntheticVoice(f"espeak-{name}", "espeak-ng", ("-v", name, "-s", "165", "-a", "30"))
 
 
@@ -150,7 +152,12 @@ def write_shard(path: Path, utterances: Sequence[TurnUtterance]) -> None:
 
 
 def read_shards(folder: Path, source: str = "") -> list[TurnUtterance]:
-    """All utterances of a folder, or those of a source: `kokoro`, `hibari` or `programs`."""
+    """All turns of a folder, or those of a source: `kokoro`, `hibari` or `programs`."""
+    return read_utterances(folder, TurnUtterance, "turn-end-data", source)
+
+
+def read_utterances(folder: Path, kind: type[Read], made_by: str, source: str = "") -> list[Read]:
+    """The utterances of the shards of a folder, or of those of a source, written by `viva train MADE_BY`."""
     found = []
     for path in sorted(folder.glob(f"{source}*-[0-9]*.json")):
         if path.name.startswith("partial-"):
@@ -158,9 +165,9 @@ def read_shards(folder: Path, source: str = "") -> list[TurnUtterance]:
         with np.load(path.with_suffix(".npz")) as sounds:
             for index, about in enumerate(json.loads(path.read_text(encoding="utf8"))):
                 about["word_ends"] = tuple(about["word_ends"])
-                found.append(TurnUtterance(**about, samples=sounds[f"arr_{index}"]))
+                found.append(kind(**about, samples=sounds[f"arr_{index}"]))
     if not found:
-        raise InputError(f"{folder} holds no spoken turns; make them with `viva train turn-end-data --out {folder}`")
+        raise InputError(f"{folder} holds no speech; make it with `viva train {made_by} --out {folder}`")
     return found
 
 
@@ -176,19 +183,19 @@ def main(arguments: list[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.hibari:
         hibari = HibariTTS.load()
-        _write_missing(options.out, "hibari", hibari_plan(options.hibari, options.seed), partial(speak_hibari, hibari))
+        write_missing(options.out, "hibari", hibari_plan(options.hibari, options.seed), partial(speak_hibari, hibari))
     if options.programs:
         installed = programs()
         plan = program_plan(options.programs, installed, options.seed)
-        _write_missing(options.out, "programs", plan, lambda planned: speak_program(*planned, installed))
+        write_missing(options.out, "programs", plan, lambda planned: speak_program(*planned, installed))
     if options.kokoro:
         kokoro = KokoroTTS.load(options.model)
         kokoro.windows = WHOLE_SENTENCES
-        _write_missing(options.out, "kokoro", kokoro_plan(options.kokoro, options.seed), partial(speak_kokoro, kokoro))
+        write_missing(options.out, "kokoro", kokoro_plan(options.kokoro, options.seed), partial(speak_kokoro, kokoro))
         kokoro.close()
 
 
-def _write_missing(
+def write_missing(
     out: Path, name: str, plan: Sequence[Planned], speak_one: Callable[[Planned], TurnUtterance]
 ) -> None:
     """Speak the shards of a plan that are not there."""
