@@ -27,13 +27,14 @@ from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapJudge, UserLeve
 from vivavoce.dialogue.front_end import AudioWindow
 from vivavoce.dialogue.model_barge_in import ModelClassifier
 from vivavoce.dialogue.overlap_model import BUNDLED
-from vivavoce.evaluation.overlaps import Samples, Stop, heard, judge, user_level
+from vivavoce.evaluation.overlaps import Samples, Stop, heard_each, judge, user_level
 
 REPLY_DBFS = -20.0
 GAP_SECONDS = 0.2  # between the sentences of a reply
 BEGINS = (1.1, 1.5, 1.9, 1.3)
 """Seconds into the reply at which the sound is heard."""
 TAIL_SECONDS = 0.5
+TOGETHER = 32  # calls that go through the front end together
 ECHO_SECONDS = 4.0  # of a reply that only its echo may stop
 CONDITIONS = ("headset", "room", "telephone", "noise")
 COUNTS = {  # calls of each language
@@ -79,21 +80,30 @@ def overlaps(made: Sequence[DuplexScene]) -> Iterator[Overlap]:
     activity = voice_activity()
     replies = [each.sound for each in gather().questions]
     known: dict[tuple[str, str, str], UserLevel] = {}  # by text, voice and condition
-    for scene in made:
-        sound = scene.exchange.over.sound if scene.exchange.over is not None else np.zeros(0, np.float32)
-        begin = BEGINS[scene.number % len(BEGINS)] if len(sound) else 0.0
-        seconds = begin + len(sound) / WIRE_RATE + TAIL_SECONDS if len(sound) else ECHO_SECONDS
-        output = _reply(replies, scene.number, seconds)
-        microphone = _with_room(scene, output)
-        first = round(begin * WIRE_RATE)
-        microphone[first : first + len(sound)] += sound
-        asked = scene.exchange.question
-        key = (asked.text, asked.voice, scene.condition)
-        if key not in known:
-            question = asked.sound + _noise(scene, len(asked.sound))
-            known[key] = user_level(heard(_at_16k(question), np.zeros(0, np.float32), activity, echo_guard=False))
-        windows = heard(_at_16k(microphone), _at_16k(output), activity)
-        yield Overlap(kind_of(scene), scene.language, scene.condition, scene.over_name, begin, known[key], windows)
+    for start in range(0, len(made), TOGETHER):
+        group = made[start : start + TOGETHER]
+        calls = [_call(scene, replies) for scene in group]
+        for scene, (begin, _, _), windows in zip(
+            group, calls, heard_each([call[1:] for call in calls], activity), strict=True
+        ):
+            asked = scene.exchange.question
+            key = (asked.text, asked.voice, scene.condition)
+            if key not in known:
+                question = _at_16k(asked.sound + _noise(scene, len(asked.sound)))
+                known[key] = user_level(heard_each([(question, question[:0])], activity, echo_guard=False)[0])
+            yield Overlap(kind_of(scene), scene.language, scene.condition, scene.over_name, begin, known[key], windows)
+
+
+def _call(scene: DuplexScene, replies: Sequence[Samples]) -> tuple[float, Samples, Samples]:
+    """When the sound over the reply begins, the microphone's sound and the reply."""
+    sound = scene.exchange.over.sound if scene.exchange.over is not None else np.zeros(0, np.float32)
+    begin = BEGINS[scene.number % len(BEGINS)] if len(sound) else 0.0
+    seconds = begin + len(sound) / WIRE_RATE + TAIL_SECONDS if len(sound) else ECHO_SECONDS
+    output = _reply(replies, scene.number, seconds)
+    microphone = _with_room(scene, output)
+    first = round(begin * WIRE_RATE)
+    microphone[first : first + len(sound)] += sound
+    return begin, _at_16k(microphone), _at_16k(output)
 
 
 def _reply(sentences: Sequence[Samples], number: int, seconds: float) -> Samples:

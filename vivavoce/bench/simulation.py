@@ -23,6 +23,7 @@ from vivavoce.bench.turn import TurnPlan, measure, print_result, session_of
 from vivavoce.bench.turn_client import Event
 from vivavoce.bench.turn_scenes import script
 from vivavoce.bench.turn_sounds import gather
+from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.evaluation.machine import stage
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, Task, earliest_deadline
@@ -314,7 +315,9 @@ class SimulatedServer:
 
 
 @asynccontextmanager
-async def simulated_server(loop: VirtualLoop, model: str) -> AsyncIterator[SimulatedServer]:
+async def simulated_server(
+    loop: VirtualLoop, model: str, dialogue: DialogueOptions | None = None
+) -> AsyncIterator[SimulatedServer]:
     """The server of a speech-to-speech model, loaded and warmed up."""
     with stage(f"loading {model}"):
         executor = VirtualExecutor(loop)
@@ -322,7 +325,7 @@ async def simulated_server(loop: VirtualLoop, model: str) -> AsyncIterator[Simul
         pipeline = load_moss_speech(hub.resolve(model), device="cpu", executor=executor)
     pipeline.core.scheduler.now = loop.time
     async with pipeline:
-        host = SpeechHost(model, pipeline)
+        host = SpeechHost(model, pipeline, dialogue or DialogueOptions())
         await host.warm_up()
         options = ServerOptions(opens_per_minute=SESSIONS_PER_MINUTE)
         sessions = Sessions(host, options, Metrics(host), AdmissionController(LoopMonitor(), options))

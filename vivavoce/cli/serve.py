@@ -169,6 +169,13 @@ SmartTurn = Annotated[
         help="End-of-turn model: a smart-turn-v3 ONNX file, `installed` for pipecat's, or `viva train turn-end`'s.",
     ),
 ]
+BargeIn = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=TURNS,
+        help="What decides which sounds interrupt a reply: model (default), rules, or a file of `viva train barge-in`.",
+    ),
+]
 WordFile = Annotated[
     Path | None,
     typer.Option(rich_help_panel=MODERATION, dir_okay=False, help="File of words, one per line, that end a reply."),
@@ -369,6 +376,7 @@ def serve(
     threshold: Threshold = None,
     eagerness: Eagerness = None,
     smart_turn: SmartTurn = None,
+    barge_in: BargeIn = None,
     filler_seconds: FillerSeconds = None,
     moderate_words: WordFile = None,
     moderate_regex: Patterns = None,
@@ -479,7 +487,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: flags[name] for name in SERVING_FLAGS},
         "engine": {"kv": flags["kv"]},
-        "conversation": {"filler_seconds": flags["filler_seconds"]},
+        "conversation": {"filler_seconds": flags["filler_seconds"], "barge_in": flags["barge_in"]},
         "turn": {
             "detector": flags["turn"] or ("semantic" if is_semantic else None),
             "silence_duration_ms": flags["silence_ms"],

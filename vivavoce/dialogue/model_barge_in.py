@@ -3,14 +3,24 @@
 `ModelClassifier` takes the place of the rules of `barge_in.py`, which remain for where there is no network.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from vivavoce.audio.vad import WINDOW, WINDOW_MS
-from vivavoce.dialogue.barge_in import ECHO_SHARE, END_WINDOWS, OverlapVerdict, UserLevel, is_backchannel
+from vivavoce.dialogue.barge_in import (
+    ECHO_SHARE,
+    END_WINDOWS,
+    OverlapClassifier,
+    OverlapJudge,
+    OverlapVerdict,
+    UserLevel,
+    is_backchannel,
+)
 from vivavoce.dialogue.front_end import AudioWindow, window_features
 from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.overlap_model import (
@@ -24,6 +34,9 @@ from vivavoce.dialogue.overlap_model import (
     read_overlap_network,
 )
 
+logger = logging.getLogger(__name__)
+
+MODEL, RULES = "model", "rules"
 WORDS_ODDS = 6.0
 VERDICTS = {
     SoundKind.TURN: OverlapVerdict.BACKCHANNEL,  # of a sound that is not likely enough to be a turn
@@ -47,6 +60,17 @@ class ModelLimits:
     harmless_ms: int = 288
     """From here on a sound that is likely harmless no longer ducks the reply; it may still become an interruption."""
     harmless: float = -1.0
+
+
+@cache
+def overlap_judge(name: str = MODEL) -> OverlapJudge:
+    """What decides on barge-in: `model`, the bundled network or the rules where it is missing, `rules`, or a file."""
+    if name == RULES:
+        return OverlapClassifier()
+    if name == MODEL and not BUNDLED.is_file():
+        logger.warning("there is no %s: rules decide on barge-in", BUNDLED)
+        return OverlapClassifier()
+    return ModelClassifier(BUNDLED if name == MODEL else name)
 
 
 class ModelClassifier:
@@ -133,8 +157,9 @@ class ModelWatch:
     @property
     def may_be_turn(self) -> bool:
         """Whether it is rather the user who speaks than a noise, another voice or echo."""
-        is_echo = self.windows > 0 and self._echo / self.windows >= ECHO_SHARE
-        return not is_echo and log_odds(self.log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL) > 0
+        if self.lasted_ms < self.classifier.limits.earliest_ms or self._echo / self.windows >= ECHO_SHARE:
+            return False
+        return log_odds(self.log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL) > 0
 
 
 def log_odds(log_probabilities: Array, *kinds: SoundKind) -> float:

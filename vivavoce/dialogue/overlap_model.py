@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.audio.mel import slaney_filters
-from vivavoce.audio.vad import RATE, WINDOW
+from vivavoce.audio.vad import RATE
 from vivavoce.dialogue.front_end import WindowFeatures
 from vivavoce.dialogue.items import Samples
 from vivavoce.errors import CheckpointError
 
 Array = NDArray[np.float32]
 
-BUNDLED = Path(__file__).parent / "barge_in.safetensors"
+BUNDLED = Path(__file__).parent.parent / "minis" / "barge-in" / "barge_in.safetensors"
 MELS = 32
 SIZE = 512  # of the Fourier transform, a window
 HOP = SIZE // 2  # two frames a window

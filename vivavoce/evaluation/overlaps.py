@@ -1,6 +1,6 @@
 """Sound over a reply, judged on the sound's own time: the real front end and barge-in decision, without a server."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 
 from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.vad import RATE, VoiceActivity, voice_activity
-from vivavoce.dialogue.barge_in import OverlapJudge, OverlapVerdict, UserLevel
-from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow
+from vivavoce.dialogue.barge_in import OverlapJudge, OverlapJudgement, OverlapVerdict, UserLevel
+from vivavoce.dialogue.front_end import AudioWindow
+from vivavoce.dialogue.front_end_batch import BatchedStream, FrontEndBatch, InputChunk, Operation
+from vivavoce.dialogue.output_timeline import OutputTimeline
 from vivavoce.dialogue.settings import TurnSettings
 from vivavoce.dialogue.turn_taker import TurnState, TurnTaker
 
@@ -26,19 +28,20 @@ class Stop:
     """Of its parts: a sound with pauses has more than one."""
 
 
-def heard(
-    microphone: Samples, output: Samples, activity: VoiceActivity | None = None, echo_guard: bool = True
-) -> list[AudioWindow]:
-    """The windows of a call: both sounds at 16 kHz and from the same moment on; the output may be shorter."""
-    played = np.concatenate([output, np.zeros(max(0, len(microphone) - len(output)) + RATE, np.float32)])
+def heard_each(
+    calls: Sequence[tuple[Samples, Samples]], activity: VoiceActivity | None = None, echo_guard: bool = True
+) -> list[list[AudioWindow]]:
+    """The windows of calls, each its microphone and its output at 16 kHz and from the same moment on."""
+    batch = FrontEndBatch(activity or voice_activity(), EchoGuard() if echo_guard else None)
+    work: list[tuple[BatchedStream, list[Operation]]] = []
+    for microphone, output in calls:
+        played: list[Operation] = [_play(output)] if len(output) else []
+        work.append((batch.join(RATE, RATE), [*played, InputChunk(microphone, len(microphone) / RATE)]))
+    return [chunks[0].windows for chunks in batch.process(work)]
 
-    def reference(moment: float, size: int) -> Samples:
-        begin = round(moment * RATE)
-        return played[begin : begin + size]
 
-    guard = EchoGuard() if echo_guard else None
-    front_end = AudioFrontEnd(RATE, activity or voice_activity(), guard, reference)
-    return front_end.hear(microphone, len(microphone) / RATE)
+def _play(output: Samples) -> Callable[[OutputTimeline], None]:
+    return lambda timeline: timeline.play(0.0, output, 0.0)
 
 
 def speech_flags(windows: Sequence[AudioWindow]) -> Iterator[bool]:
@@ -53,7 +56,8 @@ def judge(
     windows: Sequence[AudioWindow], judge: OverlapJudge, levels: UserLevel, begin: float, until: float | None = None
 ) -> Stop:
     """Judge what is heard from `begin` on, in seconds, until the reply stops or the sounds end."""
-    watch, verdicts = None, []
+    watch: OverlapJudgement | None = None
+    verdicts: list[OverlapVerdict] = []
     for index, (window, is_speech) in enumerate(zip(windows, speech_flags(windows), strict=True)):
         if watch is None:
             if not is_speech or window.ended_at <= begin or (until is not None and window.ended_at > until):

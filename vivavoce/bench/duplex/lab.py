@@ -12,6 +12,9 @@ from vivavoce.bench.duplex.scenes import CONDITIONS, DuplexScene, gather, script
 from vivavoce.bench.duplex.speech import MODEL, SpokenTexts
 from vivavoce.bench.turn import session_of, without_secrets
 from vivavoce.bench.turn_client import Event, connect, realtime_url
+from vivavoce.dialogue.model_barge_in import MODEL as MODEL_JUDGE
+from vivavoce.dialogue.model_barge_in import overlap_judge
+from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import stage
 from vivavoce.runtime import event_loop
@@ -36,6 +39,8 @@ class LabOptions:
     parallel: int = 2
     esc50: Path | None = None
     people: Path | None = None
+    barge_in: str = MODEL_JUDGE
+    """What decides on barge-in in a simulated server: `model`, `rules` or a file."""
     speech_folder: Path | None = None
     """Where the spoken sentences are kept; None: beside the models."""
 
@@ -73,7 +78,7 @@ def run(
     address = url if simulated is not None else realtime_url(url, model)
     made = make_scenes(options)
     if simulated is not None:
-        played = _play_simulated(simulated, made, session, options.parallel)
+        played = _play_simulated(simulated, made, session, options)
     else:
         played = event_loop.run(play_scenes(lambda: connect(address, api_key), made, session, options.parallel))
     about = {
@@ -91,15 +96,15 @@ def run(
     return result
 
 
-def _play_simulated(model: str, made: Sequence[DuplexScene], session: Event, parallel: int) -> PlayedScenes:
+def _play_simulated(model: str, made: Sequence[DuplexScene], session: Event, options: LabOptions) -> PlayedScenes:
     """Play to a server in this process whose clock is CPU time, so that other load on this machine does not matter."""
     from vivavoce.bench.simulation import VirtualLoop, simulated_server
 
     loop = VirtualLoop()
 
     async def play() -> PlayedScenes:
-        async with simulated_server(loop, model) as server:
-            return await play_scenes(server.connect, made, session, parallel)
+        async with simulated_server(loop, model, DialogueOptions(classifier=overlap_judge(options.barge_in))) as server:
+            return await play_scenes(server.connect, made, session, options.parallel)
 
     return loop.run_main(play())
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from vivavoce.audio.resample import resample
 from vivavoce.audio.vad import WINDOW, VoiceActivity
-from vivavoce.bench.duplex.rooms import Room, by_telephone, impulse_response
+from vivavoce.bench.duplex.rooms import Room, impulse_response
 from vivavoce.bench.turn_sounds import RATE as ROOM_RATE
 from vivavoce.dialogue.barge_in import END_WINDOWS
 from vivavoce.dialogue.front_end import AudioWindow, window_features
 from vivavoce.dialogue.overlap_model import CONTEXT, INPUTS, OverlapWindow, SoundKind, network_inputs
-from vivavoce.evaluation.overlaps import heard, speech_flags
+from vivavoce.evaluation.overlaps import heard_each, speech_flags
 from vivavoce.train.barge_in.corpus import OverlapUtterance
 from vivavoce.train.barge_in.sounds import MADE, loud_part
 from vivavoce.train.corpus import FULL_SCALE
@@ -29,18 +29,26 @@ from vivavoce.train.voices import RATE
 Samples = NDArray[np.float32]
 MAX_WINDOWS = 48  # of an overlap, about 1.5 s
 SOUNDS_A_CALL = 4
+TOGETHER = 32  # calls that go through the front end together
 GAPS = (0.45, 0.9)  # seconds of silence between the sounds
 LEADS = (0.3, 1.6)  # seconds of the reply before the first
 REPLY_DBFS = (-28.0, -16.0)
 USER_DBFS = (-34.0, -16.0)
 SHARES = {"turn": 0.34, "backchannel": 0.22, "noise": 0.24, "bystander": 0.2}
 UNKNOWN = 0.12  # share of calls in which the user's level is not known yet
-ECHOING = 0.35  # share of calls with a loudspeaker
+ECHOING = 0.45  # share of calls with a loudspeaker
 GUARDED = 0.4  # share of the calls without one that have an echo guard
-ECHO_DB = (-30.0, -4.0)
-LEVELS_DB = {"turn": (-5.0, 6.0), "backchannel": (-13.0, 1.0), "noise": (-12.0, 9.0), "bystander": (-26.0, -5.0)}
-RECORDED = 0.55  # share of noises that are recordings, where there are some
+ECHO_DB = (-28.0, -3.0)
+LEVELS_DB = {  # lowest, most frequent and highest level relative to the user's
+    "turn": (-6.0, 0.0, 7.0),
+    "backchannel": (-14.0, -5.0, 2.0),
+    "noise": (-12.0, 0.0, 9.0),
+    "bystander": (-26.0, -7.0, -4.0),
+}
+BAND_LIMITED = 0.4  # share of sounds, of every kind, that come over a telephone: most of the recorded coughs do
+RECORDED = 0.5  # share of noises that are recordings, where there are some
 ROOMS = 48  # of each distance
+TEMPOS = (0.85, 1.2)  # of speed and pitch together
 NEAR, FAR = (0.3, 1.4), (1.8, 5.0)  # metres
 
 
@@ -93,6 +101,17 @@ class Rooms:
         return resample(np.asarray(response), ROOM_RATE, RATE).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class Call:
+    """The sounds of a call, and the begin, end, kind and language of those over its reply."""
+
+    microphone: Samples
+    output: Samples
+    placed: list[tuple[int, int, str, str]]
+    user_db: float | None
+    is_guarded: bool
+
+
 class Calls:
     """Random calls of the sounds of a part."""
 
@@ -100,19 +119,31 @@ class Calls:
         self.voices, self.rooms, self.activity = voices, rooms, activity
         self.source = random.Random(f"barge-in calls {seed}")
 
-    def call(self) -> list[Example]:
-        """The overlaps of the next call."""
+    def examples(self, calls: int) -> list[Example]:
+        """The overlaps of the next calls."""
+        found: list[Example] = []
+        for begin in range(0, calls, TOGETHER):
+            made = [self._call() for _ in range(min(TOGETHER, calls - begin))]
+            for is_guarded in (False, True):
+                chosen = [call for call in made if call.is_guarded is is_guarded]
+                sounds = [(call.microphone, call.output) for call in chosen]
+                for call, windows in zip(chosen, heard_each(sounds, self.activity, is_guarded), strict=True):
+                    found += self._examples(windows, call.placed, call.user_db)
+        return found
+
+    def _call(self) -> "Call":
         source = self.source
         noise = np.random.default_rng(source.randrange(2**31))
         user_db = source.uniform(*USER_DBFS)
         near = source.choice(self.rooms.near) if source.random() < 0.5 else None
-        line = source.random()
         kinds = source.choices(list(SHARES), list(SHARES.values()), k=SOUNDS_A_CALL)
         placed: list[tuple[int, int, str, str]] = []
         pieces: list[Samples] = [np.zeros(round(source.uniform(*LEADS) * RATE), np.float32)]
         for kind in kinds:
             sound, language = self._sound(kind, near, noise)
-            sound = at_speech_level(sound, user_db + source.uniform(*LEVELS_DB[kind]))
+            if source.random() < BAND_LIMITED:
+                sound = _by_line(sound, source.uniform(150, 400), source.uniform(2600, 4500))
+            sound = at_speech_level(sound, user_db + _triangular(source, *LEVELS_DB[kind]))
             begin = sum(map(len, pieces))
             gap = np.zeros(round(source.uniform(*GAPS) * RATE), np.float32)
             placed.append((begin, begin + len(sound) + round(0.3 * RATE), kind, language))
@@ -125,11 +156,8 @@ class Calls:
             microphone = microphone + self._echo(output)
         floor = source.uniform(-85.0, -58.0) if source.random() < 0.6 else user_db - source.uniform(10.0, 30.0)
         microphone = microphone + _room_noise(noise, len(microphone), floor)
-        if line < 0.2:
-            microphone = by_telephone(microphone.astype(np.float32))
-        windows = heard(microphone.clip(-1, 1).astype(np.float32), output, self.activity, is_guarded)
         known = None if source.random() < UNKNOWN else user_db + source.gauss(0.5, 1.5)
-        return self._examples(windows, placed, known)
+        return Call(microphone.clip(-1, 1).astype(np.float32), output, placed, known, is_guarded)
 
     def _sound(self, kind: str, near: Samples | None, noise: np.random.Generator) -> tuple[Samples, str]:
         source = self.source
@@ -146,7 +174,7 @@ class Calls:
         spoken = self.voices.spoken
         chosen = spoken["interruption"] if kind == "turn" else [*spoken["backchannel"], *spoken.get("filler", [])]
         utterance = source.choice(chosen)
-        sound = _tempo(sound_of(utterance), source.uniform(0.9, 1.12))
+        sound = _tempo(sound_of(utterance), source.uniform(*TEMPOS))
         return (_convolved(sound, near) if near is not None else sound), utterance.language
 
     def _noise(self, near: Samples | None, noise: np.random.Generator) -> Samples:
@@ -163,7 +191,10 @@ class Calls:
     def _reply(self, size: int) -> Samples:
         pieces: list[Samples] = []
         while sum(map(len, pieces)) < size:
-            pieces += [sound_of(self.source.choice(self.voices.spoken["interruption"])), np.zeros(RATE // 6, np.float32)]
+            pieces += [
+                sound_of(self.source.choice(self.voices.spoken["interruption"])),
+                np.zeros(RATE // 6, np.float32),
+            ]
         return at_speech_level(np.concatenate(pieces)[:size], self.source.uniform(*REPLY_DBFS))
 
     def _echo(self, output: Samples) -> Samples:
@@ -235,6 +266,10 @@ def at_speech_level(sound: Samples, dbfs: float) -> Samples:
     return (sound * np.float32(10 ** ((dbfs - level) / 20))).astype(np.float32)
 
 
+def _triangular(source: random.Random, lowest: float, most: float, highest: float) -> float:
+    return source.triangular(lowest, highest, most)
+
+
 def _room_noise(source: np.random.Generator, size: int, dbfs: float) -> Samples:
     """Noise whose spectrum falls by a random slope."""
     frequency = np.maximum(np.fft.rfftfreq(size, 1 / RATE), 40.0)
@@ -253,6 +288,13 @@ def _dulled(sound: Samples, hertz: float) -> Samples:
     return np.fft.irfft(np.fft.rfft(sound) / (1 + (frequency / hertz) ** 2), len(sound)).astype(np.float32)
 
 
+def _by_line(sound: Samples, low: float, high: float) -> Samples:
+    """The band of a telephone line."""
+    frequency = np.fft.rfftfreq(len(sound), 1 / RATE)
+    passed = 1 / (1 + np.exp(-(frequency - low) / 25)) / (1 + np.exp((frequency - high) / 60))
+    return np.fft.irfft(np.fft.rfft(sound) * passed, len(sound)).astype(np.float32)
+
+
 def _tempo(sound: Samples, factor: float) -> Samples:
     """Speed and pitch together."""
     return np.interp(np.arange(0, len(sound), factor), np.arange(len(sound)), sound).astype(np.float32)
@@ -265,8 +307,7 @@ def make_examples(
     from vivavoce.audio.vad import voice_activity
 
     voices = Voices.of(utterances, noises, part)
-    made = Calls(voices, Rooms(seed), voice_activity(), f"{part} {seed}")
-    return [example for _ in range(calls) for example in made.call()]
+    return Calls(voices, Rooms(seed), voice_activity(), f"{part} {seed}").examples(calls)
 
 
 def write_examples(path: Path, examples: Sequence[Example]) -> None:

@@ -50,7 +50,7 @@ def loud_part(sound: Samples) -> Samples:
 
 def cough(source: np.random.Generator) -> Samples:
     """One to three bursts of shaped noise, often with a voiced part after the burst."""
-    parts: list[Samples] = []
+    parts: list[NDArray[np.float64]] = []
     for _ in range(int(source.integers(1, 4))):
         seconds = source.uniform(0.12, 0.45)
         time = np.arange(round(seconds * RATE)) / RATE
@@ -60,7 +60,7 @@ def cough(source: np.random.Generator) -> Samples:
             begin = round(source.uniform(0.0, 0.5) * len(time))
             voice = _voice(source, (len(time) - begin) / RATE, source.uniform(110, 420), jitter=0.08)
             burst[begin : begin + len(voice)] += source.uniform(0.2, 1.2) * voice[: len(time) - begin] * _peak(burst)
-        parts += [burst, np.zeros(round(source.uniform(0.05, 0.3) * RATE), np.float32)]
+        parts += [burst, np.zeros(round(source.uniform(0.05, 0.3) * RATE))]
     return np.concatenate(parts).astype(np.float32)
 
 
@@ -83,7 +83,7 @@ def laugh(source: np.random.Generator) -> Samples:
     """Breathy vowels at a steady rate with a falling pitch."""
     pitch, rate = source.uniform(130, 480), source.uniform(3.5, 6.5)
     vowel = _formants(source)
-    parts: list[Samples] = []
+    parts: list[NDArray[np.float64]] = []
     for _ in range(int(source.integers(3, 9))):
         pitch *= source.uniform(0.9, 1.04)
         voiced = round(source.uniform(0.35, 0.6) / rate * RATE)
@@ -100,10 +100,12 @@ def knock(source: np.random.Generator) -> Samples:
     """Up to six hits on wood: damped resonances and a click."""
     modes = source.uniform(80, 1800, int(source.integers(2, 6)))
     decays = source.uniform(0.005, 0.06, len(modes))
-    parts: list[Samples] = []
+    parts: list[NDArray[np.float64]] = []
     for _ in range(int(source.integers(1, 7))):
         time = np.arange(round(source.uniform(0.08, 0.2) * RATE)) / RATE
-        hit = sum(np.sin(2 * np.pi * mode * time) * np.exp(-time / decay) for mode, decay in zip(modes, decays, strict=True))
+        hit = sum(
+            np.sin(2 * np.pi * mode * time) * np.exp(-time / decay) for mode, decay in zip(modes, decays, strict=True)
+        )
         click = source.standard_normal(len(time)) * np.exp(-time / source.uniform(0.001, 0.01))
         parts += [hit + source.uniform(0.2, 2) * click, np.zeros(round(source.uniform(0.02, 0.3) * RATE))]
     return np.concatenate(parts).astype(np.float32)

@@ -1,8 +1,8 @@
 """`viva train barge-in --data DIR --noises DIR --out DIR`: train the barge-in model on the CPU.
 
 The speech is made by `viva train barge-in-data`; `--noises` names a folder of recorded coughs and other sounds that are
-no words. `viva bench overlap` measures the model. Half an hour of one core is enough, most of it for the examples, which
-are kept beside the model.
+no words. `viva bench overlap` measures the model. Half an hour of one core is enough, most of it for the examples,
+which are kept beside the model.
 """
 
 import argparse
@@ -17,13 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.dialogue.overlap_model import CONTEXT, INPUTS, OverlapNetwork, SoundKind
+from vivavoce.dialogue.overlap_model import CONTEXT, FLOOR_DB, INPUTS, MELS, OverlapNetwork, SoundKind
 from vivavoce.train.barge_in.corpus import read_overlaps
 from vivavoce.train.barge_in.examples import Example, make_examples, read_examples, write_examples
 from vivavoce.train.barge_in.sounds import recorded
 
 MODEL = "model.safetensors"
-EARLY, LATE = 2, 12  # windows: what comes before the first counts little, from the second on fully
+CALLS_A_FILE = 64
+BAND_LIMITED = 0.25  # share of spectra that lose their upper bands
+GAIN_DB = 1.5  # deviation of gain and tilt of the spectra, in training
+EARLY, LATE = 1, 10  # windows: what comes before the first does not count, from the second on it counts fully
 Report = Callable[[dict[str, float]], None]
 
 
@@ -31,8 +34,8 @@ Report = Callable[[dict[str, float]], None]
 class BargeInTraining:
     """How long and on how much to train."""
 
-    calls: int = 900
-    check_calls: int = 120
+    calls: int = 896
+    check_calls: int = 128
     recordings: int = 600
     epochs: int = 40
     batch: int = 64
@@ -76,9 +79,8 @@ def padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
     longest = max(len(each.inputs) for each in examples)
     inputs = torch.zeros(len(examples), longest, INPUTS)
     weights = torch.zeros(len(examples), longest)
-    ramp = torch.ones(longest)
-    ramp[: CONTEXT + EARLY] = 0.0
-    ramp[CONTEXT + EARLY : CONTEXT + LATE] = torch.linspace(0.3, 1.0, LATE - EARLY)
+    window = torch.arange(longest) - (CONTEXT + EARLY)
+    ramp = (0.3 + 0.7 * window / (LATE - EARLY)).clamp_max(1.0) * (window >= 0)
     for index, each in enumerate(examples):
         inputs[index, : len(each.inputs)] = torch.from_numpy(each.inputs)
         weights[index, : len(each.inputs)] = ramp[: len(each.inputs)]
@@ -114,8 +116,15 @@ def fit(examples: Sequence[Example], options: BargeInTraining, report: Report = 
 
 
 def _varied(inputs: Tensor, generator: torch.Generator) -> Tensor:
-    """With a little noise, which stands for the spread of voices that so few speak for."""
-    return inputs + 0.05 * torch.randn(inputs.shape, generator=generator)
+    """With other microphones and lines: a random gain, tilt and upper edge of the spectrum, and a little noise."""
+    gain, tilt = GAIN_DB / 20 * torch.randn(2, len(inputs), 1, 1, generator=generator)
+    curve = gain + tilt * torch.linspace(-1, 1, MELS).repeat(2)
+    band = torch.linspace(0, 1, MELS).repeat(2)
+    edge = torch.rand(len(inputs), 1, 1, generator=generator)
+    is_limited = (torch.rand(len(inputs), 1, 1, generator=generator) < BAND_LIMITED) & (band > 0.6 + 0.3 * edge)
+    varied = inputs + 0.05 * torch.randn(inputs.shape, generator=generator)
+    mel = varied[..., : 2 * MELS] + curve
+    return torch.cat([torch.where(is_limited, mel.clamp_max(FLOOR_DB / 20), mel), varied[..., 2 * MELS :]], -1)
 
 
 def _loss(outputs: Tensor, kinds: Tensor, weights: Tensor) -> Tensor:
@@ -124,7 +133,9 @@ def _loss(outputs: Tensor, kinds: Tensor, weights: Tensor) -> Tensor:
     kind_loss = -log_odds.gather(-1, kinds[:, None, None].expand(-1, outputs.shape[1], 1))[..., 0]
     others = torch.cat([outputs[..., : SoundKind.TURN], outputs[..., SoundKind.TURN + 1 :]], -1).logsumexp(-1)
     is_turn = (kinds == SoundKind.TURN).float()[:, None].expand_as(others)
-    turn_loss = functional.binary_cross_entropy_with_logits(outputs[..., SoundKind.TURN] - others, is_turn, reduction="none")
+    turn_loss = functional.binary_cross_entropy_with_logits(
+        outputs[..., SoundKind.TURN] - others, is_turn, reduction="none"
+    )
     return ((0.5 * kind_loss + turn_loss) * weights).sum() / weights.sum()
 
 
@@ -148,17 +159,31 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     options = BargeInTraining(**{option.name: getattr(given, option.name) for option in fields(BargeInTraining)})
     given.out.mkdir(parents=True, exist_ok=True)
-    made: dict[str, list[Example]] = {}
-    for part, calls in (("train", options.calls), ("check", options.check_calls)):
-        path = given.out / f"{part}-{calls}.npz"
-        if not path.is_file():
-            noises = [] if given.noises is None else recorded(given.noises, options.recordings)
-            write_examples(path, make_examples(read_overlaps(given.data), noises, part, calls, options.seed))
-        made[part] = read_examples(path)
-        _print({f"{part} overlaps": len(made[part])})
+    made = {
+        part: examples_of(given.data, given.noises, given.out, part, calls, options)
+        for part, calls in (("train", options.calls), ("check", options.check_calls))
+    }
     module = fit(made["train"], options, _print)
     write_overlap_network(module.network(), given.out / MODEL)
     _print(stopped(module, made["check"]))
+
+
+def examples_of(
+    data: Path, noises: Path | None, out: Path, part: str, calls: int, options: BargeInTraining
+) -> list[Example]:
+    """The examples of so many calls, in files of `CALLS_A_FILE`; those that are there are read."""
+    found: list[Example] = []
+    utterances, sounds = None, None
+    for number in range(-(-calls // CALLS_A_FILE)):
+        path = out / f"{part}-{number:03d}.npz"
+        if not path.is_file():
+            utterances = utterances or read_overlaps(data)
+            sounds = sounds or ([] if noises is None else recorded(noises, options.recordings))
+            seed = options.seed + 1000 * number
+            write_examples(path, make_examples(utterances, sounds, part, CALLS_A_FILE, seed))
+        found += read_examples(path)
+        _print({f"{part} overlaps": len(found)})
+    return found
 
 
 def stopped(module: OverlapModule, examples: Sequence[Example], enough: float = 1.0) -> dict[str, float]:
@@ -167,7 +192,10 @@ def stopped(module: OverlapModule, examples: Sequence[Example], enough: float = 
     for odds, each in zip(turn_odds(module, examples), examples, strict=True):
         passed = torch.nonzero(odds[EARLY:] > enough)
         by_kind.setdefault(each.kind, []).append(int(passed[0]) + EARLY + 1 if len(passed) else None)
-    figures = {f"{kind.name.lower()} stopped": float(np.mean([each is not None for each in found])) for kind, found in sorted(by_kind.items())}
+    figures = {
+        f"{kind.name.lower()} stopped": float(np.mean([each is not None for each in found]))
+        for kind, found in sorted(by_kind.items())
+    }
     times = [32 * each for each in by_kind.get(SoundKind.TURN, []) if each is not None]
     return figures | {"turn ms p50": float(np.median(times)) if times else 0.0}
 

@@ -195,9 +195,7 @@ def main(arguments: list[str] | None = None) -> None:
         kokoro.close()
 
 
-def write_missing(
-    out: Path, name: str, plan: Sequence[Planned], speak_one: Callable[[Planned], TurnUtterance]
-) -> None:
+def write_missing(out: Path, name: str, plan: Sequence[Planned], speak_one: Callable[[Planned], TurnUtterance]) -> None:
     """Speak the shards of a plan that are not there."""
     for number, begin in enumerate(range(0, len(plan), SHARD)):
         path = out / f"{name}-{number:04d}"
