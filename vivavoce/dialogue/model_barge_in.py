@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 MODEL, RULES = "model", "rules"
 WORDS_ODDS = 6.0
+MIN_ECHO, ECHO_WEIGHT = 0.3, 12.0  # what the share of echo above the first takes from the odds, as it does in the rules
 VERDICTS = {
     SoundKind.TURN: OverlapVerdict.BACKCHANNEL,  # of a sound that is not likely enough to be a turn
     SoundKind.BACKCHANNEL: OverlapVerdict.BACKCHANNEL,
@@ -60,6 +61,8 @@ class ModelLimits:
     harmless_ms: int = 288
     """From here on a sound that is likely harmless no longer ducks the reply; it may still become an interruption."""
     harmless: float = -1.0
+    max_backchannel_ms: int = 736
+    """The user's voice for longer than this is an interruption."""
 
 
 @cache
@@ -102,6 +105,7 @@ class ModelWatch:
     """Of the kinds, after the last window."""
     _state: Array = field(init=False)
     _last: Samples = field(default_factory=lambda: np.zeros(WINDOW, np.float32))
+    _speech: int = 0  # windows
     _silent: int = 0
     _echo: float = 0.0  # sum over windows
 
@@ -118,6 +122,7 @@ class ModelWatch:
         self._advance(samples, probability, echo, self.windows, levels)
         self.windows += 1
         self._echo += echo
+        self._speech += is_speech
         self._silent = 0 if is_speech else self._silent + 1
         if self.verdict is not OverlapVerdict.INTERRUPTION:
             self._decide()
@@ -131,7 +136,8 @@ class ModelWatch:
     def _decide(self) -> None:
         limits, odds = self.classifier.limits, self.odds
         early = max(0, limits.usual_ms - self.lasted_ms) / WINDOW_MS
-        if self.lasted_ms >= limits.earliest_ms and odds > limits.enough + limits.early_margin * early:
+        is_turn = self.lasted_ms >= limits.earliest_ms and odds > limits.enough + limits.early_margin * early
+        if is_turn or (self._speech * WINDOW_MS >= limits.max_backchannel_ms and self.words is None and self._is_user):
             self.verdict = OverlapVerdict.INTERRUPTION
         elif self.is_over or (self.lasted_ms >= limits.harmless_ms and odds < limits.harmless):
             self.verdict = VERDICTS[SoundKind(int(self.log_probabilities.argmax()))]
@@ -142,7 +148,8 @@ class ModelWatch:
         is_harmless = None if self.words is None else is_backchannel(self.words)
         if is_harmless is not None:
             return -WORDS_ODDS if is_harmless else WORDS_ODDS
-        return log_odds(self.log_probabilities, SoundKind.TURN)
+        echo = max(0.0, self._echo / max(1, self.windows) - MIN_ECHO)
+        return log_odds(self.log_probabilities, SoundKind.TURN) - ECHO_WEIGHT * echo
 
     @property
     def lasted_ms(self) -> int:
@@ -157,9 +164,12 @@ class ModelWatch:
     @property
     def may_be_turn(self) -> bool:
         """Whether it is rather the user who speaks than a noise, another voice or echo."""
-        if self.lasted_ms < self.classifier.limits.earliest_ms or self._echo / self.windows >= ECHO_SHARE:
-            return False
-        return log_odds(self.log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL) > 0
+        return self.lasted_ms >= self.classifier.limits.earliest_ms and self._is_user
+
+    @property
+    def _is_user(self) -> bool:
+        is_echo = self._echo >= ECHO_SHARE * self.windows
+        return not is_echo and log_odds(self.log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL) > 0
 
 
 def log_odds(log_probabilities: Array, *kinds: SoundKind) -> float:

@@ -29,6 +29,7 @@ HOP = SIZE // 2  # two frames a window
 FLOOR_DB = -50.0  # relative to the user's level
 USUAL_DB = -24.0  # the user's level where it is not known
 SCALARS = 8
+LEVEL = 5  # the scalar that is a level
 INPUTS = 2 * MELS + SCALARS
 CONTEXT = 5  # windows before the first that is speech, which the network hears too
 _HANN = np.hanning(SIZE).astype(np.float32)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from vivavoce.audio.resample import resample
 from vivavoce.audio.vad import WINDOW, VoiceActivity
 from vivavoce.bench.duplex.rooms import Room, impulse_response
-from vivavoce.bench.turn_sounds import RATE as ROOM_RATE
+from vivavoce.bench.turn_sounds import RATE as SOUNDS_RATE
+from vivavoce.bench.turn_sounds import talk
 from vivavoce.dialogue.barge_in import END_WINDOWS
 from vivavoce.dialogue.front_end import AudioWindow, window_features
 from vivavoce.dialogue.overlap_model import CONTEXT, INPUTS, OverlapWindow, SoundKind, network_inputs
@@ -48,6 +49,7 @@ LEVELS_DB = {  # lowest, most frequent and highest level relative to the user's
 BAND_LIMITED = 0.4  # share of sounds, of every kind, that come over a telephone: most of the recorded coughs do
 RECORDED = 0.5  # share of noises that are recordings, where there are some
 ROOMS = 48  # of each distance
+SYLLABLES = 0.1  # share of turns that are syllables made by arithmetic
 TEMPOS = (0.85, 1.2)  # of speed and pitch together
 NEAR, FAR = (0.3, 1.4), (1.8, 5.0)  # metres
 
@@ -98,7 +100,7 @@ class Rooms:
         size = tuple(float(source.uniform(low, high)) for low, high in ((2.2, 9.0), (1.8, 7.0), (1.6, 3.6)))
         room = Room("random", (size[0], size[1], size[2]), float(source.uniform(0.35, 0.82)))
         response = impulse_response(room, float(source.uniform(*distances)), int(source.integers(2**31)))
-        return resample(np.asarray(response), ROOM_RATE, RATE).astype(np.float32)
+        return resample(np.asarray(response), SOUNDS_RATE, RATE).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,9 @@ class Calls:
             if source.random() < 0.4:
                 sound = _dulled(sound, source.uniform(1200, 5000))
             return sound, utterance.language
+        if kind == "turn" and source.random() < SYLLABLES:
+            made = talk(source.uniform(0.6, 2.0), source.randrange(2**31))
+            return resample(made, SOUNDS_RATE, RATE).astype(np.float32), ""
         spoken = self.voices.spoken
         chosen = spoken["interruption"] if kind == "turn" else [*spoken["backchannel"], *spoken.get("filler", [])]
         utterance = source.choice(chosen)

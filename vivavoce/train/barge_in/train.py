@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.dialogue.overlap_model import CONTEXT, FLOOR_DB, INPUTS, MELS, OverlapNetwork, SoundKind
+from vivavoce.dialogue.overlap_model import CONTEXT, FLOOR_DB, INPUTS, LEVEL, MELS, OverlapNetwork, SoundKind
 from vivavoce.train.barge_in.corpus import read_overlaps
 from vivavoce.train.barge_in.examples import Example, make_examples, read_examples, write_examples
 from vivavoce.train.barge_in.sounds import recorded
@@ -25,7 +25,8 @@ from vivavoce.train.barge_in.sounds import recorded
 MODEL = "model.safetensors"
 CALLS_A_FILE = 64
 BAND_LIMITED = 0.25  # share of spectra that lose their upper bands
-GAIN_DB = 1.5  # deviation of gain and tilt of the spectra, in training
+USUAL_ERROR_DB = (-1.0, 2.5)  # mean and deviation of what a sound is louder than the user's level says
+TILT_DB = 1.5  # deviation of the tilt of spectra
 EARLY, LATE = 1, 10  # windows: what comes before the first does not count, from the second on it counts fully
 Report = Callable[[dict[str, float]], None]
 
@@ -116,15 +117,18 @@ def fit(examples: Sequence[Example], options: BargeInTraining, report: Report = 
 
 
 def _varied(inputs: Tensor, generator: torch.Generator) -> Tensor:
-    """With other microphones and lines: a random gain, tilt and upper edge of the spectrum, and a little noise."""
-    gain, tilt = GAIN_DB / 20 * torch.randn(2, len(inputs), 1, 1, generator=generator)
-    curve = gain + tilt * torch.linspace(-1, 1, MELS).repeat(2)
+    """With another usual level of the user, and a random tilt and upper edge of the spectrum; and a little noise."""
+    error, tilt = torch.randn(2, len(inputs), 1, 1, generator=generator)
+    gain_db = USUAL_ERROR_DB[0] + USUAL_ERROR_DB[1] * error
+    curve = (gain_db + TILT_DB * tilt * torch.linspace(-1, 1, MELS).repeat(2)) / 20
     band = torch.linspace(0, 1, MELS).repeat(2)
     edge = torch.rand(len(inputs), 1, 1, generator=generator)
     is_limited = (torch.rand(len(inputs), 1, 1, generator=generator) < BAND_LIMITED) & (band > 0.6 + 0.3 * edge)
     varied = inputs + 0.05 * torch.randn(inputs.shape, generator=generator)
     mel = varied[..., : 2 * MELS] + curve
-    return torch.cat([torch.where(is_limited, mel.clamp_max(FLOOR_DB / 20), mel), varied[..., 2 * MELS :]], -1)
+    scalars = varied[..., 2 * MELS :]
+    scalars[..., LEVEL] += gain_db[..., 0] / 10
+    return torch.cat([torch.where(is_limited, mel.clamp_max(FLOOR_DB / 20), mel), scalars], -1)
 
 
 def _loss(outputs: Tensor, kinds: Tensor, weights: Tensor) -> Tensor:
