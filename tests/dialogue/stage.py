@@ -141,7 +141,7 @@ class Stage:
     def set(cls, *scripts, settings=None, options: DialogueOptions | None = None, ahead: float | None = 0.4) -> "Stage":
         clock = SimulatedClock()
         backend = ScriptedBackend(*scripts, clock=clock, ahead=ahead)
-        # The voices of these tests are arithmetic: the rules take them for speech, the trained network has heard others.
+        # The voices of these tests are arithmetic: the rules take them for speech, the trained network may not.
         options = replace(options or DialogueOptions(), classifier=OverlapClassifier())
         conversation = LiveConversation(backend, settings or with_turn(), options, input_rate=RATE, clock=clock)
         stage = cls(backend, conversation, clock)

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from vivavoce.cascade.parts import CascadeParts
 from vivavoce.cli import app
-from vivavoce.dialogue.moderation import HttpChecker, WordList
 from vivavoce.dialogue.barge_in import OverlapClassifier
+from vivavoce.dialogue.moderation import HttpChecker, WordList
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.dialogue.settings import TurnSettings
 from vivavoce.errors import InputError
