@@ -52,7 +52,7 @@ def test_made_sounds_differ_by_seed_and_are_finite(make):
 def test_the_overlaps_of_a_call_are_labelled_and_depend_on_the_seed_alone(tmp_path):
     spoken = {"interruption": [utterance(seed=1), utterance(seed=4)], "backchannel": [utterance("backchannel", 0.3)]}
     rooms = Rooms.__new__(Rooms)
-    rooms.near = rooms.far = [np.array([1.0, 0.0, 0.3], np.float32)]
+    rooms.near = rooms.distant = [np.array([1.0, 0.0, 0.3], np.float32)]
     made = [Calls(Voices(spoken), rooms, voice_activity(), "1").examples(1) for _ in range(2)]
     assert len(made[0]) >= 2 and {each.kind for each in made[0]} <= set(SoundKind)
     for one, two in zip(*made, strict=True):

@@ -96,7 +96,7 @@ class UserLevel:
             self.user = 10 * float(np.log10(power))
 
 
-class OverlapJudgement(Protocol):
+class WatchedOverlap(Protocol):
     """The watch of one sound made over a reply, by the rules or by the trained network."""
 
     words: str | None
@@ -129,7 +129,7 @@ class OverlapJudgement(Protocol):
 class OverlapJudge(Protocol):
     """Makes the watches of overlaps: `OverlapClassifier`, or `ModelClassifier` of model_barge_in.py."""
 
-    def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> OverlapJudgement:
+    def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> WatchedOverlap:
         """The watch of a new overlap; `before`: the windows before it."""
         ...
 

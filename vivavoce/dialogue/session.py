@@ -13,7 +13,7 @@ from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.player import Clock, WallClock
 from vivavoce.audio.vad import RATE, VoiceActivity, voice_activity
 from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber, TurnTranscript, transcribe_turn
-from vivavoce.dialogue.barge_in import OverlapJudge, OverlapJudgement
+from vivavoce.dialogue.barge_in import OverlapJudge, WatchedOverlap
 from vivavoce.dialogue.call_limit import may_call_again
 from vivavoce.dialogue.conversation import Announcement, ReplyRequest
 from vivavoce.dialogue.events import Event, InputTranscript, InputTranscriptFailed
@@ -365,7 +365,7 @@ class LiveConversation:
         self._history.replace(Item(item, content, known.is_complete))
         return len(part.samples) / part.rate
 
-    def _request_words(self, watch: OverlapJudgement, sound: Samples) -> None:
+    def _request_words(self, watch: WatchedOverlap, sound: Samples) -> None:
         async def ask() -> None:
             assert self._options.transcriber is not None
             try:

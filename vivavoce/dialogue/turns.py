@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vivavoce.audio.vad import RATE, WINDOW_MS
-from vivavoce.dialogue.barge_in import ECHO_SHARE, OverlapJudge, OverlapJudgement, OverlapVerdict, UserLevel
+from vivavoce.dialogue.barge_in import ECHO_SHARE, OverlapJudge, OverlapVerdict, UserLevel, WatchedOverlap
 from vivavoce.dialogue.events import SpeechStarted, SpeechStopped, TurnCommitted, TurnTimedOut, Warned
 from vivavoce.dialogue.front_end import AudioWindow
 from vivavoce.dialogue.history import new_id
@@ -52,7 +52,7 @@ class ListeningOptions:
     holds_replies: bool
     ducked_gain: float
     classifier: OverlapJudge
-    request_words: Callable[[OverlapJudgement, Samples], None] | None
+    request_words: Callable[[WatchedOverlap, Samples], None] | None
     """Requests a transcript of an overlap."""
     request_turn_model: Callable[[OpenTurn], None] | None
     """Requests the turn model for a turn that is likely over."""
@@ -76,7 +76,7 @@ class UserTurns:
         self._moment = -math.inf  # when the last window was captured
         self._open: OpenTurn | None = None
         self._answered: AnsweredTurn | None = None  # the last turn, if it was answered
-        self._overlap: OverlapJudgement | None = None
+        self._overlap: WatchedOverlap | None = None
         self._finished: float | None = None
         self._idle_ms = 0
         self.settle()

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.vad import RATE, VoiceActivity, voice_activity
-from vivavoce.dialogue.barge_in import OverlapJudge, OverlapJudgement, OverlapVerdict, UserLevel
+from vivavoce.dialogue.barge_in import OverlapJudge, OverlapVerdict, UserLevel, WatchedOverlap
 from vivavoce.dialogue.front_end import AudioWindow
 from vivavoce.dialogue.front_end_batch import BatchedStream, FrontEndBatch, InputChunk, Operation
 from vivavoce.dialogue.output_timeline import OutputTimeline
@@ -56,7 +56,7 @@ def judge(
     windows: Sequence[AudioWindow], judge: OverlapJudge, levels: UserLevel, begin: float, until: float | None = None
 ) -> Stop:
     """Judge what is heard from `begin` on, in seconds, until the reply stops or the sounds end."""
-    watch: OverlapJudgement | None = None
+    watch: WatchedOverlap | None = None
     verdicts: list[OverlapVerdict] = []
     for index, (window, is_speech) in enumerate(zip(windows, speech_flags(windows), strict=True)):
         if watch is None:

@@ -13,17 +13,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.audio.resample import resample
 from vivavoce.audio.vad import WINDOW, VoiceActivity
-from vivavoce.bench.duplex.rooms import Room, impulse_response
-from vivavoce.bench.turn_sounds import RATE as SOUNDS_RATE
-from vivavoce.bench.turn_sounds import talk
 from vivavoce.dialogue.barge_in import END_WINDOWS
 from vivavoce.dialogue.front_end import AudioWindow, window_features
 from vivavoce.dialogue.overlap_model import CONTEXT, INPUTS, OverlapWindow, SoundKind, network_inputs
 from vivavoce.evaluation.overlaps import heard_each, speech_flags
+from vivavoce.evaluation.room_acoustics import Room, impulse_response
 from vivavoce.train.barge_in.corpus import OverlapUtterance
-from vivavoce.train.barge_in.sounds import MADE, loud_part
+from vivavoce.train.barge_in.sounds import MADE, loud_part, syllables
 from vivavoce.train.corpus import FULL_SCALE
 from vivavoce.train.voices import RATE
 
@@ -51,7 +48,7 @@ RECORDED = 0.5  # share of noises that are recordings, where there are some
 ROOMS = 48  # of each distance
 SYLLABLES = 0.1  # share of turns that are syllables made by arithmetic
 TEMPOS = (0.85, 1.2)  # of speed and pitch together
-NEAR, FAR = (0.3, 1.4), (1.8, 5.0)  # metres
+NEAR, DISTANT = (0.3, 1.4), (1.8, 5.0)  # metres
 
 
 @dataclass(frozen=True)
@@ -93,18 +90,17 @@ class Rooms:
     def __init__(self, seed: int) -> None:
         source = np.random.default_rng(seed)
         self.near = [self._response(source, NEAR) for _ in range(ROOMS)]
-        self.far = [self._response(source, FAR) for _ in range(ROOMS)]
+        self.distant = [self._response(source, DISTANT) for _ in range(ROOMS)]
 
     @staticmethod
     def _response(source: np.random.Generator, distances: tuple[float, float]) -> Samples:
         size = tuple(float(source.uniform(low, high)) for low, high in ((2.2, 9.0), (1.8, 7.0), (1.6, 3.6)))
         room = Room("random", (size[0], size[1], size[2]), float(source.uniform(0.35, 0.82)))
-        response = impulse_response(room, float(source.uniform(*distances)), int(source.integers(2**31)))
-        return resample(np.asarray(response), SOUNDS_RATE, RATE).astype(np.float32)
+        return impulse_response(room, float(source.uniform(*distances)), int(source.integers(2**31)), RATE)
 
 
 @dataclass(frozen=True)
-class Call:
+class SimulatedCall:
     """The sounds of a call, and the begin, end, kind and language of those over its reply."""
 
     microphone: Samples
@@ -133,7 +129,7 @@ class Calls:
                     found += self._examples(windows, call.placed, call.user_db)
         return found
 
-    def _call(self) -> "Call":
+    def _call(self) -> SimulatedCall:
         source = self.source
         noise = np.random.default_rng(source.randrange(2**31))
         user_db = source.uniform(*USER_DBFS)
@@ -159,7 +155,7 @@ class Calls:
         floor = source.uniform(-85.0, -58.0) if source.random() < 0.6 else user_db - source.uniform(10.0, 30.0)
         microphone = microphone + _room_noise(noise, len(microphone), floor)
         known = None if source.random() < UNKNOWN else user_db + source.gauss(0.5, 1.5)
-        return Call(microphone.clip(-1, 1).astype(np.float32), output, placed, known, is_guarded)
+        return SimulatedCall(microphone.clip(-1, 1).astype(np.float32), output, placed, known, is_guarded)
 
     def _sound(self, kind: str, near: Samples | None, noise: np.random.Generator) -> tuple[Samples, str]:
         source = self.source
@@ -169,13 +165,12 @@ class Calls:
             utterance = source.choice(self.voices.spoken["interruption"])
             sound = sound_of(utterance)
             if source.random() < 0.85:
-                sound = _convolved(sound, source.choice(self.rooms.far))
+                sound = _convolved(sound, source.choice(self.rooms.distant))
             if source.random() < 0.4:
                 sound = _dulled(sound, source.uniform(1200, 5000))
             return sound, utterance.language
         if kind == "turn" and source.random() < SYLLABLES:
-            made = talk(source.uniform(0.6, 2.0), source.randrange(2**31))
-            return resample(made, SOUNDS_RATE, RATE).astype(np.float32), ""
+            return syllables(noise), ""
         spoken = self.voices.spoken
         chosen = spoken["interruption"] if kind == "turn" else [*spoken["backchannel"], *spoken.get("filler", [])]
         utterance = source.choice(chosen)
@@ -271,8 +266,8 @@ def at_speech_level(sound: Samples, dbfs: float) -> Samples:
     return (sound * np.float32(10 ** ((dbfs - level) / 20))).astype(np.float32)
 
 
-def _triangular(source: random.Random, lowest: float, most: float, highest: float) -> float:
-    return source.triangular(lowest, highest, most)
+def _triangular(source: random.Random, lowest: float, mode: float, highest: float) -> float:
+    return source.triangular(lowest, highest, mode)
 
 
 def _room_noise(source: np.random.Generator, size: int, dbfs: float) -> Samples:

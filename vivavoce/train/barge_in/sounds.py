@@ -137,6 +137,19 @@ def creak(source: np.random.Generator) -> Samples:
     return (_filtered(pulses, tuple(modes), source.uniform(60, 250)) * np.hanning(len(pulses))).astype(np.float32)
 
 
+def syllables(source: np.random.Generator) -> Samples:
+    """Vowels and hisses one after the other, as in talk."""
+    pitch = source.uniform(90, 260)
+    parts: list[NDArray[np.float64]] = []
+    for _ in range(int(source.integers(5, 16))):
+        if source.random() < 0.4:
+            size = round(source.uniform(0.03, 0.06) * RATE)
+            parts.append(0.2 * _shaped(source, size, (3000, 4500, 6000), 1500) * np.hanning(size))
+        vowel = _voice(source, source.uniform(0.09, 0.16), pitch * source.uniform(0.85, 1.25))
+        parts.append(vowel * np.minimum(1, 8 * np.hanning(len(vowel))))
+    return np.concatenate(parts).astype(np.float32)
+
+
 MADE: tuple[Callable[[np.random.Generator], Samples], ...] = (cough, sneeze, laugh, knock, keys, creak)
 
 

@@ -77,10 +77,10 @@ def write_overlap_network(network: OverlapNetwork, path: Path) -> None:
 
 def padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, kinds and the weight of each window.  # [example, window, INPUTS], [example], [example, window]"""
-    longest = max(len(each.inputs) for each in examples)
-    inputs = torch.zeros(len(examples), longest, INPUTS)
-    weights = torch.zeros(len(examples), longest)
-    window = torch.arange(longest) - (CONTEXT + EARLY)
+    max_windows = max(len(each.inputs) for each in examples)
+    inputs = torch.zeros(len(examples), max_windows, INPUTS)
+    weights = torch.zeros(len(examples), max_windows)
+    window = torch.arange(max_windows) - (CONTEXT + EARLY)
     ramp = (0.3 + 0.7 * window / (LATE - EARLY)).clamp_max(1.0) * (window >= 0)
     for index, each in enumerate(examples):
         inputs[index, : len(each.inputs)] = torch.from_numpy(each.inputs)
