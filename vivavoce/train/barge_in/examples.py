@@ -100,7 +100,7 @@ class Rooms:
 
 
 @dataclass(frozen=True)
-class SimulatedCall:
+class OverlapCall:
     """The sounds of a call, and the begin, end, kind and language of those over its reply."""
 
     microphone: Samples
@@ -129,7 +129,7 @@ class Calls:
                     found += self._examples(windows, call.placed, call.user_db)
         return found
 
-    def _call(self) -> SimulatedCall:
+    def _call(self) -> OverlapCall:
         source = self.source
         noise = np.random.default_rng(source.randrange(2**31))
         user_db = source.uniform(*USER_DBFS)
@@ -155,7 +155,7 @@ class Calls:
         floor = source.uniform(-85.0, -58.0) if source.random() < 0.6 else user_db - source.uniform(10.0, 30.0)
         microphone = microphone + _room_noise(noise, len(microphone), floor)
         known = None if source.random() < UNKNOWN else user_db + source.gauss(0.5, 1.5)
-        return SimulatedCall(microphone.clip(-1, 1).astype(np.float32), output, placed, known, is_guarded)
+        return OverlapCall(microphone.clip(-1, 1).astype(np.float32), output, placed, known, is_guarded)
 
     def _sound(self, kind: str, near: Samples | None, noise: np.random.Generator) -> tuple[Samples, str]:
         source = self.source
