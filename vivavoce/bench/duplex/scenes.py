@@ -18,6 +18,7 @@ from vivavoce.bench.turn_scenes import Disturbance, Scene, ScriptedExchange
 from vivavoce.bench.turn_sounds import SPEECH_DBFS, Samples, SpokenQuestion, at_level, voiced_bounds
 from vivavoce.errors import InputError
 from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
+from vivavoce.evaluation.room_acoustics import Room
 
 PAUSES = (0.4, 0.8, 1.2, 0.6, 1.0)
 """Seconds of the pauses inside sentences."""
@@ -95,7 +96,7 @@ class _Script:
     def at(self) -> float:
         return DISTURB_AT[self.number % len(DISTURB_AT)]
 
-    def room(self) -> rooms.Room:
+    def room(self) -> Room:
         return rooms.ROOMS[self.number % len(rooms.ROOMS)]
 
 
