@@ -75,7 +75,7 @@ def test_a_room_response_begins_with_the_direct_sound_and_decays():
         half = len(response) // 2
         assert response[0] == pytest.approx(1.0, abs=0.05)
         assert np.square(response[half:]).sum() < 0.3 * np.square(response[1:half]).sum()
-    dry, live = (rooms.impulse_response(room, 1.0) for room in (rooms.ROOMS[0], rooms.ROOMS[5]))
+    dry, live = (impulse_response(room, 1.0, 0, RATE) for room in (rooms.ROOMS[0], rooms.ROOMS[5]))
     assert np.square(live[RATE // 20 :]).sum() > 3 * np.square(dry[RATE // 20 :]).sum()
 
 
