@@ -137,7 +137,9 @@ class ModelWatch:
         limits, odds = self.classifier.limits, self.odds
         early = max(0, limits.usual_ms - self.lasted_ms) / WINDOW_MS
         is_turn = self.lasted_ms >= limits.earliest_ms and odds > limits.enough + limits.early_margin * early
-        if is_turn or (self._speech * WINDOW_MS >= limits.max_backchannel_ms and self.words is None and self._is_user):
+        if is_turn or (
+            self._speech * WINDOW_MS >= limits.max_backchannel_ms and self.words is None and self._user_odds > 0
+        ):
             self.verdict = OverlapVerdict.INTERRUPTION
         elif self.is_over or (self.lasted_ms >= limits.harmless_ms and odds < limits.harmless):
             self.verdict = VERDICTS[SoundKind(int(self.log_probabilities.argmax()))]
@@ -164,12 +166,15 @@ class ModelWatch:
     @property
     def may_be_turn(self) -> bool:
         """Whether it is rather the user who speaks than a noise, another voice or echo."""
-        return self.lasted_ms >= self.classifier.limits.earliest_ms and self._is_user
+        limits = self.classifier.limits
+        return self.lasted_ms >= limits.earliest_ms and self._user_odds > limits.enough
 
     @property
-    def _is_user(self) -> bool:
-        is_echo = self._echo >= ECHO_SHARE * self.windows
-        return not is_echo and log_odds(self.log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL) > 0
+    def _user_odds(self) -> float:
+        """Log-odds that it is the user's voice, whatever it says."""
+        if self._echo >= ECHO_SHARE * self.windows:
+            return -WORDS_ODDS
+        return log_odds(self.log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL)
 
 
 def log_odds(log_probabilities: Array, *kinds: SoundKind) -> float:
