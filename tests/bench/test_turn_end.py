@@ -11,7 +11,8 @@ from vivavoce.audio.io import float_to_pcm16, read
 from vivavoce.bench import turn_end
 from vivavoce.dialogue.settings import TurnSettings
 from vivavoce.models.turn_end import TurnEndConfig, TurnEndNetwork, save_network
-from vivavoce.train.turn_end.corpus import TurnUtterance, read_shards, write_shard
+from vivavoce.train.spoken_shards import write_shard
+from vivavoce.train.turn_end.corpus import TurnUtterance, read_shards
 
 SEMANTIC = TurnSettings(detector="semantic")
 

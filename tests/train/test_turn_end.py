@@ -15,6 +15,7 @@ from vivavoce.models.kokoro.model import Kokoro
 from vivavoce.models.turn_end import TurnEndConfig, load_network
 from vivavoce.train.batch_synthesis import BatchSynthesizer
 from vivavoce.train.loop import Budget
+from vivavoce.train.spoken_shards import write_shard
 from vivavoce.train.turn_end.beginnings import beginning
 from vivavoce.train.turn_end.corpus import (
     TurnUtterance,
@@ -23,7 +24,6 @@ from vivavoce.train.turn_end.corpus import (
     speak_plan,
     turn_plan,
     write_plan,
-    write_shard,
 )
 from vivavoce.train.turn_end.examples import MIN_REST, Examples, end_of_speech, pauses
 from vivavoce.train.turn_end.texts import WORDS, turn_texts

@@ -1,4 +1,4 @@
-"""`viva bench duplex`, `viva bench vad`, `viva bench turn-end` and `viva bench speakers`."""
+"""`viva bench duplex`, `overlap`, `vad`, `turn-end` and `speakers`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -43,6 +43,9 @@ def bench_duplex(
     speaker: Annotated[
         Literal["any", "enrol"], typer.Option(help="Of simulated:MODEL: `enrol` ignores voices other than the first.")
     ] = "any",
+    barge_in: Annotated[
+        str, typer.Option(help="What decides on barge-in with simulated:MODEL: rules, model, or a file of weights.")
+    ] = "rules",
     require: Annotated[str, typer.Option(help='Bounds such as "R_Y>=.95,pause.early<=.05"; exit 1 if not met.')] = "",
     out: Out = None,
     as_json: Json = False,
@@ -64,12 +67,39 @@ def bench_duplex(
             esc50=sounds,
             people=people,
             speaker=speaker,
+            barge_in=barge_in,
         )
         result = run(url, model, api_key, options, require, out)
     if as_json:
         print_json(result)
     if not all(each["met"] for each in result["requirements"]):
         raise typer.Exit(1)
+
+
+@app.command("overlap")
+def bench_overlap(
+    sounds: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="ESC-50: recorded coughs, knocks and keys.")
+    ] = None,
+    people: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Voices (RAVDESS, TESS) that interrupt."),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A barge-in model, written by `viva train barge-in`."),
+    ] = None,
+    share: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of the calls, for a quick look.")] = 1.0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Which sounds over a reply stop it, and how soon, by the rules and by the trained model; without a server."""
+    with progress_to(as_json):
+        from vivavoce.bench.overlap import run
+
+        result = run(sounds, people, weights, share, out)
+    if as_json:
+        print_json(result)
 
 
 @app.command("vad")

@@ -187,6 +187,13 @@ Denoise = Annotated[
         help="Suppress noise in the audio of clients that send no noise_reduction. Default: no.",
     ),
 ]
+BargeIn = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=TURNS,
+        help="What decides which sounds interrupt a reply: rules (default), model, or a file of `viva train barge-in`.",
+    ),
+]
 WordFile = Annotated[
     Path | None,
     typer.Option(rich_help_panel=MODERATION, dir_okay=False, help="File of words, one per line, that end a reply."),
@@ -389,6 +396,7 @@ def serve(
     smart_turn: SmartTurn = None,
     speaker: Speaker = None,
     denoise: Denoise = None,
+    barge_in: BargeIn = None,
     filler_seconds: FillerSeconds = None,
     moderate_words: WordFile = None,
     moderate_regex: Patterns = None,
@@ -499,7 +507,7 @@ def _option_table(flags: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: flags[name] for name in SERVING_FLAGS},
         "engine": {"kv": flags["kv"]},
-        "conversation": {name: flags[name] for name in ("filler_seconds", "speaker")},
+        "conversation": {name: flags[name] for name in ("filler_seconds", "speaker", "barge_in")},
         "turn": {
             "detector": flags["turn"] or ("semantic" if is_semantic else None),
             "silence_duration_ms": flags["silence_ms"],

@@ -6,14 +6,16 @@ interruption lasts, changes its spectrum as words do, and is as loud as the user
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
 from vivavoce.audio.vad import WINDOW_MS
-from vivavoce.dialogue.front_end import WindowFeatures, spectral_change, window_features
+from vivavoce.dialogue.front_end import AudioWindow, WindowFeatures, spectral_change, window_features
 from vivavoce.dialogue.items import Samples
 
 BACKCHANNELS = frozenset(
@@ -33,6 +35,7 @@ class OverlapVerdict(Enum):
     INTERRUPTION = "interruption"
     BACKCHANNEL = "backchannel"
     NOISE = "noise"
+    BYSTANDER = "bystander"
     ECHO = "echo"
 
 
@@ -93,11 +96,53 @@ class UserLevel:
             self.user = 10 * float(np.log10(power))
 
 
+class WatchedOverlap(Protocol):
+    """The watch of one sound made over a reply, by the rules or by the trained network."""
+
+    words: str | None
+
+    def step(self, samples: Samples, probability: float, echo: float, is_speech: bool, levels: UserLevel) -> None:
+        """Add a window."""
+        ...
+
+    @property
+    def verdict(self) -> OverlapVerdict | None:
+        """The class of the sound; None: undecided."""
+        ...
+
+    @property
+    def lasted_ms(self) -> int:
+        """Duration so far."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the sound has ended."""
+        ...
+
+    @property
+    def may_be_turn(self) -> bool:
+        """Whether it may be the user who speaks."""
+        ...
+
+
+class OverlapJudge(Protocol):
+    """Makes the watches of overlaps: `OverlapClassifier`, or `ModelClassifier` of model_barge_in.py."""
+
+    def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> WatchedOverlap:
+        """The watch of a new overlap; `before`: the windows before it."""
+        ...
+
+
 class OverlapClassifier:
     """Steps an `OverlapState`. A verdict is final, except that it may still become an interruption."""
 
     def __init__(self, limits: OverlapLimits | None = None) -> None:
         self.limits = limits or OverlapLimits()
+
+    def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> "OverlapWatch":
+        """The watch of a new overlap; the rules do not use what was before it."""
+        return OverlapWatch(self)
 
     def step(
         self,
@@ -234,9 +279,19 @@ class OverlapWatch:
         return self.silent >= END_WINDOWS
 
     @property
+    def lasted_ms(self) -> int:
+        """Duration so far."""
+        return self.state.lasted_ms
+
+    @property
     def is_echo(self) -> bool:
         """Whether it is mostly echo of the output."""
         return bool(self.state.echoes) and float(np.mean(self.state.echoes)) >= ECHO_SHARE
+
+    @property
+    def may_be_turn(self) -> bool:
+        """Whether it may be the user who speaks."""
+        return not self.is_echo
 
 
 def is_backchannel(words: str) -> bool | None:

@@ -13,7 +13,7 @@ from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.player import Clock, WallClock
 from vivavoce.audio.vad import RATE, VoiceActivity, voice_activity
 from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber, TurnTranscript, transcribe_turn
-from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapWatch
+from vivavoce.dialogue.barge_in import OverlapJudge, WatchedOverlap
 from vivavoce.dialogue.call_limit import may_call_again
 from vivavoce.dialogue.conversation import Announcement, ReplyRequest
 from vivavoce.dialogue.events import Event, InputTranscript, InputTranscriptFailed, SpeakerSegment
@@ -23,6 +23,7 @@ from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.history import History
 from vivavoce.dialogue.items import AudioPart, Content, HostedCall, Item, Message, Samples, ToolCall
 from vivavoce.dialogue.joined_turns import JOIN_WITHIN_MS
+from vivavoce.dialogue.model_barge_in import overlap_judge
 from vivavoce.dialogue.output_timeline import OutputTimeline, PlayedOutput
 from vivavoce.dialogue.partial_transcripts import PartialTranscripts
 from vivavoce.dialogue.replies import ConversationContext, Replies
@@ -53,7 +54,8 @@ class DialogueOptions:
     """None: Silero's network."""
     echo: EchoRemover | None = field(default_factory=EchoGuard)
     """None: the client cancels its echo."""
-    classifier: OverlapClassifier = field(default_factory=OverlapClassifier)
+    classifier: OverlapJudge = field(default_factory=overlap_judge)
+    """Decides which sounds over a reply interrupt it."""
     turn_model: Callable[[Samples], float] | None = None
     """Probability that a turn, 16 kHz samples, is finished; used at likely ends by the semantic detector."""
     voices: Embed | None = None
@@ -405,7 +407,7 @@ class LiveConversation:
         self._history.replace(Item(item, content, known.is_complete))
         return len(part.samples) / part.rate
 
-    def _request_words(self, watch: OverlapWatch, sound: Samples) -> None:
+    def _request_words(self, watch: WatchedOverlap, sound: Samples) -> None:
         async def ask() -> None:
             assert self._options.transcriber is not None
             try:

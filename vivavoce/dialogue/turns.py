@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vivavoce.audio.vad import RATE, WINDOW_MS
-from vivavoce.dialogue.barge_in import ECHO_SHARE, OverlapClassifier, OverlapVerdict, OverlapWatch, UserLevel
+from vivavoce.dialogue.barge_in import ECHO_SHARE, OverlapJudge, OverlapVerdict, UserLevel, WatchedOverlap
 from vivavoce.dialogue.events import SpeechStarted, SpeechStopped, TurnCommitted, TurnIgnored, TurnTimedOut, Warned
 from vivavoce.dialogue.front_end import AudioWindow
 from vivavoce.dialogue.history import new_id
@@ -55,8 +55,8 @@ class ListeningOptions:
     join_within_ms: int
     holds_replies: bool
     ducked_gain: float
-    classifier: OverlapClassifier
-    request_words: Callable[[OverlapWatch, Samples], None] | None
+    classifier: OverlapJudge
+    request_words: Callable[[WatchedOverlap, Samples], None] | None
     """Requests a transcript of an overlap."""
     request_turn_model: Callable[[OpenTurn], None] | None
     """Requests the turn model for a turn that is likely over."""
@@ -85,7 +85,7 @@ class UserTurns:
         self._late_ms = 0  # by which its sound is later than the windows count
         self._open: OpenTurn | None = None
         self._answered: AnsweredTurn | None = None  # the last turn, if it was answered
-        self._overlap: OverlapWatch | None = None
+        self._overlap: WatchedOverlap | None = None
         self._finished: float | None = None
         self._idle_ms = 0
         self._speaker = options.speaker
@@ -241,14 +241,13 @@ class UserTurns:
     def _in_overlap(self, window: AudioWindow) -> None:
         """Classify sound made while a reply plays: duck first, then interrupt or play on."""
         if self._overlap is None:
-            self._overlap = OverlapWatch(self._options.classifier)
+            self._overlap = self._options.classifier.watch(list(self._recent)[:-1], self._user_level)
         watch, turn = self._overlap, self._turn
         watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._user_level)
-        is_premature = self._replies.has_hardly_started(self._speech_start) and turn.has_started and not watch.is_echo
-        has_no_output = watch.verdict is None and not self._replies.is_audible(self._moment) and turn.has_started
-        interrupts = (
-            watch.verdict is OverlapVerdict.INTERRUPTION or is_premature or (has_no_output and not watch.is_echo)
-        )
+        may_be_turn = turn.has_started and watch.may_be_turn
+        is_premature = self._replies.has_hardly_started(self._speech_start)
+        has_no_output = watch.verdict is None and not self._replies.is_audible(self._moment)
+        interrupts = watch.verdict is OverlapVerdict.INTERRUPTION or (may_be_turn and (is_premature or has_no_output))
         speaker = (
             SpeakerVerdict.USER if self._speaker is None or not interrupts else self._speaker.over_reply(watch.is_over)
         )
@@ -262,8 +261,8 @@ class UserTurns:
         else:
             is_undecided = watch.verdict is None or speaker is SpeakerVerdict.UNSURE
             self._replies.set_gain(self._options.ducked_gain if is_undecided else 1.0)
-            if watch.state.lasted_ms == TRANSCRIBED_AT_MS and self._options.request_words is not None:
-                overlap = list(self._recent)[-len(watch.state.windows) - 2 :]
+            if watch.lasted_ms == TRANSCRIBED_AT_MS and self._options.request_words is not None:
+                overlap = list(self._recent)[-watch.lasted_ms // WINDOW_MS - 2 :]
                 self._options.request_words(watch, np.concatenate([each.samples for each in overlap]))
 
     def _end_overlap(self) -> None:

@@ -12,6 +12,7 @@ from vivavoce.bench.duplex.scenes import CONDITIONS, DuplexScene, gather, script
 from vivavoce.bench.duplex.speech import MODEL, SpokenTexts
 from vivavoce.bench.turn import session_of, without_secrets
 from vivavoce.bench.turn_client import Event, connect, realtime_url
+from vivavoce.dialogue.model_barge_in import RULES
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import stage
 from vivavoce.runtime import event_loop
@@ -38,6 +39,8 @@ class LabOptions:
     people: Path | None = None
     speaker: Literal["any", "enrol"] = "any"
     """Of a simulated server; others have their own."""
+    barge_in: str = RULES
+    """What decides on barge-in in a simulated server: `rules`, `model` or a file."""
     speech_folder: Path | None = None
     """Where the spoken sentences are kept; None: beside the models."""
 
@@ -46,9 +49,14 @@ class LabOptions:
             raise InputError(f"count and parallel must be at least 1, not {self.count} and {self.parallel}")
 
 
+def speech_folder() -> Path:
+    """Where spoken sentences are kept."""
+    return hub.cache_folder() / "vivavoce" / "duplex" / MODEL
+
+
 def make_scenes(options: LabOptions) -> list[DuplexScene]:
     """The scenes with their sounds; sentences that were never spoken before are synthesised."""
-    folder = options.speech_folder or hub.cache_folder() / "vivavoce" / "duplex" / MODEL
+    folder = options.speech_folder or speech_folder()
     with stage("making the scenes"):
         found = gather(SpokenTexts(folder), options.esc50, options.people)
         return script(found, options.count, options.scenes, options.languages, options.conditions)
@@ -93,10 +101,11 @@ def run(
 def _play_simulated(model: str, made: Sequence[DuplexScene], session: Event, options: LabOptions) -> PlayedScenes:
     """Play to a server in this process whose clock is CPU time, so that other load on this machine does not matter."""
     from vivavoce.bench.simulation import VirtualLoop, simulated_server
-    from vivavoce.server.hosting.config import ConversationOptions
+    from vivavoce.server.hosting.config import ConversationOptions, ServingOptions
 
     loop = VirtualLoop()
-    dialogue = ConversationOptions(speaker=options.speaker).options(None, None)
+    conversation = ConversationOptions(speaker=options.speaker, barge_in=options.barge_in)
+    dialogue = ServingOptions(conversation=conversation).dialogue()
 
     async def play() -> PlayedScenes:
         async with simulated_server(loop, model, dialogue) as server:

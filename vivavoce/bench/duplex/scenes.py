@@ -18,6 +18,7 @@ from vivavoce.bench.turn_scenes import Disturbance, Scene, ScriptedExchange
 from vivavoce.bench.turn_sounds import SPEECH_DBFS, Samples, SpokenQuestion, at_level, voiced_bounds
 from vivavoce.errors import InputError
 from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
+from vivavoce.evaluation.room_acoustics import Room
 
 PAUSES = (0.4, 0.8, 1.2, 0.6, 1.0)
 """Seconds of the pauses inside sentences."""
@@ -101,7 +102,7 @@ class _Script:
     def at(self) -> float:
         return DISTURB_AT[self.number % len(DISTURB_AT)]
 
-    def room(self) -> rooms.Room:
+    def room(self) -> Room:
         return rooms.ROOMS[self.number % len(rooms.ROOMS)]
 
 
@@ -225,8 +226,9 @@ def script(
     names: Sequence[str] | None = None,
     languages: Sequence[str] = ("en", "zh"),
     conditions: Sequence[str] = CONDITIONS,
+    first: int = 0,
 ) -> list[DuplexScene]:
-    """`count` calls of each scene in each language; the conditions take turns."""
+    """`count` calls of each scene in each language, from the number `first` on; the conditions take turns."""
     for kind, given, known in (
         ("scene", names or (), SCENES),
         ("language", languages, HELD_OUT_VOICES),
@@ -240,7 +242,7 @@ def script(
         for name in SCENES
         if names is None or name in names
         for language in languages
-        for number in range(count)
+        for number in range(first, first + count)
     ]
 
 

@@ -82,6 +82,12 @@ BROADCAST = {
     "en": (
         "And now the weather. Rain will move in from the west during the night, with strong winds along the coast.",
         "The match ended in a draw after a late goal in the second half, and the fans were delighted.",
+        "Good evening. The parliament has voted for the new law on housing after a debate of nine hours.",
+        "Stay with us, because after the break our guest will explain how bees find their way home.",
     ),
-    "zh": ("下面是天气预报。今天夜里有小雨，沿海地区风力较大，请注意安全。",),
+    "zh": (
+        "下面是天气预报。今天夜里有小雨，沿海地区风力较大，请注意安全。",
+        "各位观众晚上好，今天的主要新闻有：新地铁线路将于下个月正式开通。",
+        "欢迎收看本期节目，我们请来了一位有名的厨师，教大家做一道家常菜。",
+    ),
 }

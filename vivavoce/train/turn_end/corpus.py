@@ -8,13 +8,11 @@ evaluates. A plan with phonemes can be written first (`--plan-only`) and spoken 
 import argparse
 import json
 import lzma
-import os
 import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +23,7 @@ from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
 from vivavoce.models.kokoro.model import Kokoro
 from vivavoce.train.batch_synthesis import BatchSynthesizer, with_phonemes
 from vivavoce.train.front_desk import language, user_sentences
+from vivavoce.train.spoken_shards import described, read_utterances, restored, write_shard
 from vivavoce.train.turn_end.beginnings import beginning
 from vivavoce.train.turn_end.texts import TurnText, turn_texts
 from vivavoce.train.utterances import mixture
@@ -130,42 +129,14 @@ def speak_plan(
                     yield replace(planned, samples=spoken.samples, word_ends=spoken.word_ends)
 
 
-def write_shard(path: Path, utterances: Sequence[TurnUtterance]) -> None:
-    """Write a shard beside its place and move it there, its JSON last, which makes it whole."""
-    unfinished = path.with_name(f"partial-{path.name}")
-    np.savez(unfinished.with_suffix(".npz"), *[each.samples for each in utterances])
-    about = [_about(each) for each in utterances]
-    unfinished.with_suffix(".json").write_text(json.dumps(about, ensure_ascii=False), encoding="utf8")
-    for suffix in (".npz", ".json"):
-        os.replace(unfinished.with_suffix(suffix), path.with_suffix(suffix))
-
-
 def read_shards(folder: Path, part: str = "") -> list[TurnUtterance]:
-    """All utterances of a folder, or those of a part."""
-    found = []
-    for path in sorted(folder.glob("[a-z]*-[0-9]*.json")):
-        if path.name.startswith("partial-") or not path.name.startswith(part):
-            continue
-        with np.load(path.with_suffix(".npz")) as sounds:
-            for index, about in enumerate(json.loads(path.read_text(encoding="utf8"))):
-                found.append(_utterance(about, sounds[f"arr_{index}"]))
-    if not found:
-        raise InputError(f"{folder} holds no spoken turns; make them with `viva train turn-end-data --out {folder}`")
-    return found
-
-
-def _about(utterance: TurnUtterance) -> dict[str, Any]:
-    return {key: value for key, value in vars(utterance).items() if key != "samples"}
-
-
-def _utterance(about: dict[str, Any], samples: Samples | None = None) -> TurnUtterance:
-    made = TurnUtterance(**{**about, "word_ends": tuple(about["word_ends"])})
-    return made if samples is None else replace(made, samples=samples)
+    """All turns of a folder, or those of a part."""
+    return read_utterances(folder, TurnUtterance, "turn-end-data", part)
 
 
 def write_plan(path: Path, plan: Sequence[TurnUtterance]) -> None:
     """Write a plan as compressed JSON lines."""
-    lines = "".join(json.dumps(_about(each), ensure_ascii=False) + "\n" for each in plan)
+    lines = "".join(json.dumps(described(each), ensure_ascii=False) + "\n" for each in plan)
     path.write_bytes(lzma.compress(lines.encode()))
 
 
@@ -173,7 +144,7 @@ def read_plan(path: Path) -> list[TurnUtterance]:
     """Read what `write_plan` wrote."""
     try:
         lines = lzma.decompress(path.read_bytes()).decode("utf8").splitlines()
-        return [_utterance(json.loads(line)) for line in lines]
+        return [restored(TurnUtterance, json.loads(line)) for line in lines]
     except (OSError, lzma.LZMAError, ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path} is no plan of turns ({error}); write one with `--plan-only`") from error
 

@@ -1,0 +1,97 @@
+"""The corpus, the examples and the training of the barge-in model."""
+
+import numpy as np
+import pytest
+
+from vivavoce.audio.vad import voice_activity
+from vivavoce.bench.duplex import texts as lab_texts
+from vivavoce.bench.turn_sounds import talk
+from vivavoce.dialogue.overlap_model import CONTEXT, INPUTS, SoundKind, read_overlap_network
+from vivavoce.errors import CheckpointError, InputError
+from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
+from vivavoce.train.barge_in import sounds, texts
+from vivavoce.train.barge_in.corpus import OverlapUtterance, hibari_plan, kokoro_plan, read_overlaps
+from vivavoce.train.barge_in.examples import Calls, Example, Rooms, Voices, read_examples, write_examples
+from vivavoce.train.barge_in.train import BargeInTraining, fit, stopped, turn_odds, write_overlap_network
+from vivavoce.train.spoken_shards import write_shard
+
+pytestmark = pytest.mark.quick
+
+
+def utterance(kind="interruption", seconds=1.0, seed=1):
+    samples = (talk(seconds * 1.5, seed=seed)[: round(seconds * 16_000)] * 32767).astype(np.int16)
+    return OverlapUtterance("train", "en", "Hello there.", "voice", True, samples=samples, kind=kind)
+
+
+def test_held_out_voices_and_the_labs_interruptions_are_in_no_plan():
+    plan = [*kokoro_plan(200), *hibari_plan(60)]
+    assert kokoro_plan(200) == plan[:200]
+    held = {voice for voices in HELD_OUT_VOICES.values() for voice in voices}
+    assert not any(voice in each.voice for voice in held for each in plan)
+    said = {each.text for each in plan}
+    assert said.isdisjoint({text for bank in lab_texts.INTERRUPTIONS.values() for text in bank})
+    assert {each.kind for each in plan} == set(texts.KINDS) and {each.language for each in plan} == {"en", "zh"}
+    assert 0.05 < np.mean([each.part == "check" for each in plan]) < 0.25
+
+
+def test_shards_keep_the_kind(tmp_path):
+    write_shard(tmp_path / "kokoro-0000", [utterance("backchannel"), utterance()])
+    assert [each.kind for each in read_overlaps(tmp_path)] == ["backchannel", "interruption"]
+    with pytest.raises(InputError, match="barge-in-data"):
+        read_overlaps(tmp_path / "none")
+
+
+@pytest.mark.parametrize("make", sounds.MADE, ids=lambda make: make.__name__)
+def test_made_sounds_differ_by_seed_and_are_finite(make):
+    made = [make(np.random.default_rng(seed)) for seed in range(3)]
+    assert np.array_equal(made[0], make(np.random.default_rng(0)))
+    assert all(each.dtype == np.float32 and np.isfinite(each).all() and np.abs(each).max() > 0.01 for each in made)
+    assert len({each.tobytes() for each in made}) == 3
+
+
+def test_the_overlaps_of_a_call_are_labelled_and_depend_on_the_seed_alone(tmp_path):
+    spoken = {"interruption": [utterance(seed=1), utterance(seed=4)], "backchannel": [utterance("backchannel", 0.3)]}
+    rooms = Rooms.__new__(Rooms)
+    rooms.near = rooms.distant = [np.array([1.0, 0.0, 0.3], np.float32)]
+    made = [Calls(Voices(spoken), rooms, voice_activity(), "1").examples(1) for _ in range(2)]
+    assert len(made[0]) >= 2 and {each.kind for each in made[0]} <= set(SoundKind)
+    for one, two in zip(*made, strict=True):
+        assert one.kind == two.kind and np.array_equal(one.inputs, two.inputs)
+        assert one.inputs.shape[1] == INPUTS and len(one.inputs) > CONTEXT
+    write_examples(tmp_path / "examples.npz", made[0])
+    for one, two in zip(made[0], read_examples(tmp_path / "examples.npz"), strict=True):
+        assert one.kind == two.kind
+        np.testing.assert_allclose(one.inputs, two.inputs, atol=2e-2)
+
+
+def test_training_learns_and_numpy_gives_what_torch_gives(tmp_path):
+    source = np.random.default_rng(0)
+    examples = []
+    for index in range(96):
+        kind = SoundKind(index % len(SoundKind))
+        inputs = source.standard_normal((CONTEXT + 12, INPUTS)).astype(np.float32)
+        inputs[CONTEXT:, int(kind)] += 3.0
+        examples.append(Example(inputs, kind))
+    options = BargeInTraining(epochs=30, batch=16, rate=1e-2, hidden=16, state=16)
+    module = fit(examples, options)
+    figures = stopped(module, examples, enough=0.0)
+    assert figures["turn stopped"] > 0.95 and figures["noise stopped"] < 0.3
+    write_overlap_network(module.network(), tmp_path / "model.safetensors")
+    network = read_overlap_network(tmp_path / "model.safetensors")
+    state = network.initial_state()
+    for row, odds in zip(examples[0].inputs, [*[None] * CONTEXT, *turn_odds(module, examples[:1])[0]], strict=True):
+        outputs, state = network.step(state, row[None])
+        if odds is not None:
+            others = np.logaddexp.reduce(np.delete(outputs[0], SoundKind.TURN))
+            assert outputs[0][SoundKind.TURN] - others == pytest.approx(float(odds), abs=0.05)
+
+
+def test_weights_of_another_shape_are_refused(tmp_path):
+    module = fit(
+        [Example(np.zeros((CONTEXT + 3, INPUTS), np.float32), SoundKind.TURN)] * 4, BargeInTraining(epochs=1, batch=2)
+    )
+    network = module.network()
+    object.__setattr__(network, "input_weight", network.input_weight[:, :-1])
+    write_overlap_network(network, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="is not a barge-in model"):
+        read_overlap_network(tmp_path / "model.safetensors")

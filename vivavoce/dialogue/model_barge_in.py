@@ -1,0 +1,184 @@
+"""Barge-in decided by the trained network: stop as soon as the odds that the user takes the turn pass a threshold.
+
+`ModelClassifier` takes the place of the rules of `barge_in.py`, which remain for where there is no network.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from vivavoce.audio.vad import WINDOW, WINDOW_MS
+from vivavoce.dialogue.barge_in import (
+    ECHO_SHARE,
+    END_WINDOWS,
+    OverlapClassifier,
+    OverlapJudge,
+    OverlapVerdict,
+    UserLevel,
+    is_backchannel,
+)
+from vivavoce.dialogue.front_end import AudioWindow, window_features
+from vivavoce.dialogue.items import Samples
+from vivavoce.dialogue.overlap_model import (
+    BUNDLED,
+    CONTEXT,
+    Array,
+    OverlapNetwork,
+    OverlapWindow,
+    SoundKind,
+    network_inputs,
+    read_overlap_network,
+)
+
+logger = logging.getLogger(__name__)
+
+MODEL, RULES = "model", "rules"
+WORDS_ODDS = 6.0
+MIN_ECHO, ECHO_WEIGHT = 0.3, 12.0  # what the share of echo above the first takes from the odds, as it does in the rules
+VERDICTS = {
+    SoundKind.TURN: OverlapVerdict.BACKCHANNEL,  # of a sound that is not likely enough to be a turn
+    SoundKind.BACKCHANNEL: OverlapVerdict.BACKCHANNEL,
+    SoundKind.NOISE: OverlapVerdict.NOISE,
+    SoundKind.BYSTANDER: OverlapVerdict.BYSTANDER,
+    SoundKind.ECHO: OverlapVerdict.ECHO,
+}
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """When the odds decide. Log-odds are natural logarithms, times count from the first window of speech."""
+
+    earliest_ms: int = 96
+    enough: float = 1.0
+    """Log-odds of a turn from which on the reply stops."""
+    early_margin: float = 0.5
+    """Added for every window before `usual_ms`."""
+    usual_ms: int = 224
+    harmless_ms: int = 288
+    """From here on a sound that is likely harmless no longer ducks the reply; it may still become an interruption."""
+    harmless: float = -1.0
+    max_backchannel_ms: int = 736
+    """The user's voice for longer than this is an interruption."""
+
+
+@cache
+def overlap_judge(name: str = RULES) -> OverlapJudge:
+    """What decides on barge-in: `model`, the bundled network or the rules where it is missing, `rules`, or a file."""
+    if name == RULES:
+        return OverlapClassifier()
+    if name == MODEL and not BUNDLED.is_file():
+        logger.warning("there is no %s: rules decide on barge-in", BUNDLED)
+        return OverlapClassifier()
+    return ModelClassifier(BUNDLED if name == MODEL else name)
+
+
+class ModelClassifier:
+    """Makes the watches of overlaps. Threads and conversations may share it."""
+
+    def __init__(self, weights: str | Path | OverlapNetwork = BUNDLED, limits: ModelLimits | None = None) -> None:
+        self.network = weights if isinstance(weights, OverlapNetwork) else read_overlap_network(Path(weights))
+        self.limits = limits or ModelLimits()
+
+    def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> "ModelWatch":
+        """The watch of a new overlap; `before`: the windows before it, the last ones count."""
+        watch = ModelWatch(self)
+        watch.hear_before(before[-CONTEXT:], levels or UserLevel())
+        return watch
+
+
+@dataclass
+class ModelWatch:
+    """Tracks one sound made over a reply until it is an interruption or has ended."""
+
+    classifier: ModelClassifier
+    words: str | None = None
+    """The transcript, if one was requested and has arrived."""
+    verdict: OverlapVerdict | None = None
+    """The class of the sound; None: undecided."""
+    windows: int = 0
+    """Since its start."""
+    log_probabilities: Array = field(default_factory=lambda: np.zeros(len(SoundKind), np.float32))
+    """Of the kinds, after the last window."""
+    _state: Array = field(init=False)
+    _last: Samples = field(default_factory=lambda: np.zeros(WINDOW, np.float32))
+    _speech: int = 0  # windows
+    _silent: int = 0
+    _echo: float = 0.0  # sum over windows
+
+    def __post_init__(self) -> None:
+        self._state = self.classifier.network.initial_state()
+
+    def hear_before(self, windows: Sequence[AudioWindow], levels: UserLevel) -> None:
+        """Let the network hear the windows before the overlap."""
+        for index, window in enumerate(windows):
+            self._advance(window.samples, window.probability, window.echo, index - len(windows), levels)
+
+    def step(self, samples: Samples, probability: float, echo: float, is_speech: bool, levels: UserLevel) -> None:
+        """Add a window."""
+        self._advance(samples, probability, echo, self.windows, levels)
+        self.windows += 1
+        self._echo += echo
+        self._speech += is_speech
+        self._silent = 0 if is_speech else self._silent + 1
+        if self.verdict is not OverlapVerdict.INTERRUPTION:
+            self._decide()
+
+    def _advance(self, samples: Samples, probability: float, echo: float, since: int, levels: UserLevel) -> None:
+        features = window_features(samples)
+        window = OverlapWindow(samples, self._last, features, probability, echo, since, levels.user)
+        outputs, self._state = self.classifier.network.step(self._state, network_inputs(window)[None])
+        self.log_probabilities, self._last = outputs[0], samples
+
+    def _decide(self) -> None:
+        limits, odds = self.classifier.limits, self.odds
+        early = max(0, limits.usual_ms - self.lasted_ms) / WINDOW_MS
+        is_turn = self.lasted_ms >= limits.earliest_ms and odds > limits.enough + limits.early_margin * early
+        if is_turn or (
+            self._speech * WINDOW_MS >= limits.max_backchannel_ms and self.words is None and self._user_odds > 0
+        ):
+            self.verdict = OverlapVerdict.INTERRUPTION
+        elif self.is_over or (self.lasted_ms >= limits.harmless_ms and odds < limits.harmless):
+            self.verdict = VERDICTS[SoundKind(int(self.log_probabilities.argmax()))]
+
+    @property
+    def odds(self) -> float:
+        """Log-odds that the user takes the turn."""
+        is_harmless = None if self.words is None else is_backchannel(self.words)
+        if is_harmless is not None:
+            return -WORDS_ODDS if is_harmless else WORDS_ODDS
+        echo = max(0.0, self._echo / max(1, self.windows) - MIN_ECHO)
+        return log_odds(self.log_probabilities, SoundKind.TURN) - ECHO_WEIGHT * echo
+
+    @property
+    def lasted_ms(self) -> int:
+        """Duration so far."""
+        return self.windows * WINDOW_MS
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the sound has ended."""
+        return self._silent >= END_WINDOWS
+
+    @property
+    def may_be_turn(self) -> bool:
+        """Whether it is rather the user who speaks than a noise, another voice or echo."""
+        limits = self.classifier.limits
+        return self.lasted_ms >= limits.earliest_ms and self._user_odds > limits.enough
+
+    @property
+    def _user_odds(self) -> float:
+        """Log-odds that it is the user's voice, whatever it says."""
+        if self._echo >= ECHO_SHARE * self.windows:
+            return -WORDS_ODDS
+        return log_odds(self.log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL)
+
+
+def log_odds(log_probabilities: Array, *kinds: SoundKind) -> float:
+    """Log-odds that a sound is of one of these kinds."""
+    others = [kind for kind in SoundKind if kind not in kinds]
+    of, against = (np.logaddexp.reduce(log_probabilities[list(each)]) for each in (kinds, others))
+    return float(of - against)

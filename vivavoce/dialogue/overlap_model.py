@@ -1,0 +1,137 @@
+"""A small trained network that classifies sound made over a reply, window by window: who or what makes it.
+
+The sound after echo cancellation, as a log-mel relative to the user's usual level, and what the front end knows of the
+window go through a linear layer and a recurrent one; it has about 40,000 weights, runs in NumPy while sound overlaps a
+reply, and its state belongs to that overlap: the answer is a function of the sound alone. `viva train barge-in` makes
+it. `barge_in.py` decides by it.
+"""
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.audio.mel import slaney_filters
+from vivavoce.audio.vad import RATE
+from vivavoce.dialogue.front_end import WindowFeatures
+from vivavoce.dialogue.items import Samples
+from vivavoce.errors import CheckpointError
+
+Array = NDArray[np.float32]
+
+BUNDLED = Path(__file__).parent.parent / "minis" / "barge-in" / "barge_in.safetensors"
+MELS = 32
+SIZE = 512  # of the Fourier transform, a window
+HOP = SIZE // 2  # two frames a window
+FLOOR_DB = -50.0  # relative to the user's level
+USUAL_DB = -24.0  # the user's level where it is not known
+SCALARS = 8
+LEVEL = 5  # the scalar that is a level
+INPUTS = 2 * MELS + SCALARS
+CONTEXT = 5  # windows before the first that is speech, which the network hears too
+_HANN = np.hanning(SIZE).astype(np.float32)
+
+
+class SoundKind(IntEnum):
+    """What a sound over a reply is; the order is that of the network's outputs."""
+
+    TURN = 0
+    """The user takes the turn."""
+    BACKCHANNEL = 1
+    """"mm-hm", "yeah", also "um"."""
+    NOISE = 2
+    """A cough, a laugh, a knock."""
+    BYSTANDER = 3
+    """Another voice, or the user who speaks to another person."""
+    ECHO = 4
+
+
+@cache
+def _filters() -> Array:  # [bin, mel]
+    return slaney_filters(RATE, SIZE, MELS, 60.0).numpy().T.copy()
+
+
+@dataclass(frozen=True)
+class OverlapWindow:
+    """A window of an overlap, as the network takes it."""
+
+    samples: Samples
+    before: Samples
+    """The last half window before it."""
+    features: WindowFeatures
+    probability: float
+    echo: float
+    since: int
+    """Windows since the first that was speech; negative before it."""
+    user_db: float | None
+    """The user's usual level, if known."""
+
+
+def network_inputs(window: OverlapWindow) -> Array:
+    """# [INPUTS]"""
+    samples = np.concatenate([window.before[-HOP:], window.samples]).astype(np.float32)
+    frames = np.stack([samples[:SIZE], samples[HOP:]]) * _HANN
+    power = np.square(np.abs(np.fft.rfft(frames, axis=-1))).astype(np.float32)
+    usual = USUAL_DB if window.user_db is None else window.user_db
+    levels = 10 * np.log10(power @ _filters() + 1e-9) - usual
+    mel = np.maximum(levels, FLOOR_DB) / 20
+    features = window.features
+    scalars = [
+        2 * window.probability - 1,
+        window.echo,
+        features.periodicity,
+        float(np.log2(features.pitch / 160)),
+        features.flatness,
+        max(features.level_db - usual, -40.0) / 10,
+        float(np.log1p(max(0, window.since))) / 2,
+        0.0 if window.user_db is None else 1.0,
+    ]
+    return np.concatenate([mel.ravel(), np.array(scalars, np.float32)]).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class OverlapNetwork:
+    """The weights, laid out as torch has them; `step` takes any number of overlaps at once."""
+
+    input_weight: Array  # [hidden, INPUTS]
+    input_bias: Array
+    recurrent_input: Array  # [3 · state, hidden]: reset, update, new
+    recurrent_state: Array  # [3 · state, state]
+    recurrent_input_bias: Array
+    recurrent_state_bias: Array
+    output_weight: Array  # [kind, state]
+    output_bias: Array
+
+    def initial_state(self, rows: int = 1) -> Array:
+        """# [row, state]"""
+        return np.zeros((rows, self.recurrent_state.shape[1]), np.float32)
+
+    def step(self, state: Array, inputs: Array) -> tuple[Array, Array]:
+        """Log-probabilities of the kinds, and the state.  # [row, state], [row, INPUTS] → [row, kind], [row, state]"""
+        hidden = np.maximum(inputs @ self.input_weight.T + self.input_bias, 0)
+        given = hidden @ self.recurrent_input.T + self.recurrent_input_bias
+        kept = state @ self.recurrent_state.T + self.recurrent_state_bias
+        size = state.shape[1]
+        reset, update = np.split(1 / (1 + np.exp(-(given[:, : 2 * size] + kept[:, : 2 * size]))), 2, axis=1)
+        new = np.tanh(given[:, 2 * size :] + reset * kept[:, 2 * size :])
+        state = ((1 - update) * new + update * state).astype(np.float32)
+        outputs = state @ self.output_weight.T + self.output_bias
+        return (outputs - np.logaddexp.reduce(outputs, axis=1, keepdims=True)).astype(np.float32), state
+
+
+def read_overlap_network(path: Path = BUNDLED) -> OverlapNetwork:
+    """The network of a file that `viva train barge-in` wrote."""
+    from safetensors.numpy import load_file
+
+    try:
+        stored = {name: tensor.astype(np.float32) for name, tensor in load_file(path).items()}
+        network = OverlapNetwork(**{each.name: stored[each.name] for each in fields(OverlapNetwork)})
+        outputs, _ = network.step(network.initial_state(), np.zeros((1, INPUTS), np.float32))
+        if outputs.shape != (1, len(SoundKind)) or not np.isfinite(outputs).all():
+            raise ValueError(f"it gives {outputs.shape[1]} numbers a window")
+    except Exception as error:  # safetensors and NumPy have exceptions of their own for a damaged or a wrong file
+        raise CheckpointError(f"{path} is not a barge-in model ({error}); `viva train barge-in` makes one") from error
+    return network

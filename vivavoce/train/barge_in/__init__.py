@@ -1,0 +1,1 @@
+"""Training of the barge-in model: spoken overlaps, simulated scenes, and the network."""
