@@ -47,8 +47,9 @@ def questions() -> list[np.ndarray]:
     return found
 
 
-def test_the_bundled_model_decides_by_default():
-    assert isinstance(DialogueOptions().classifier, ModelClassifier)
+def test_the_bundled_model_is_small_and_decides_where_it_is_asked_for():
+    assert isinstance(DialogueOptions().classifier, OverlapClassifier)
+    assert isinstance(overlap_judge("model"), ModelClassifier)
     assert BUNDLED.stat().st_size < 500_000
 
 

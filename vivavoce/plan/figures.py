@@ -173,13 +173,13 @@ SIZES = {MOSS_SPEECH.name: MOSS_SPEECH}
 
 H200_MEASURED = Measured(
     device="NVIDIA H200",
-    step=Curve(((1, 4.36), (8, 5.89), (32, 7.66), (64, 9.75), (128, 14.76))),
+    step=Curve(((1, 4.29), (8, 5.62), (16, 6.44), (32, 7.00), (64, 8.83), (128, 12.55))),
     hop=Curve(((1, 28.64), (4, 49.74), (16, 89.97), (32, 148.96))),
     hop_codes=20,
     encoder=Curve(((1, 2.67), (4, 3.31), (16, 5.17), (32, 5.99))),
     first_codes=8,
     first_sound_ms=22.25,
-    prefill_rows_ms=47.03 / 512,
+    prefill_rows_ms=15.56 / 512,
     context=1024,
 )
 

@@ -56,7 +56,7 @@ class PlannedSpeech(Protocol):
     def phonemes(self) -> str: ...
 
 
-class SpokenWords(NamedTuple):
+class TimedSpeech(NamedTuple):
     """Speech at 16 kHz, and when each of its words ends, in seconds."""
 
     samples: NDArray[np.int16]
@@ -91,7 +91,7 @@ class BatchSynthesizer:
     @torch.inference_mode()
     def speak_words(
         self, utterances: Sequence[PlannedSpeech], lengthening: Sequence[Sequence[float]] = ()
-    ) -> list[SpokenWords | None]:
+    ) -> list[TimedSpeech | None]:
         """As `speak`, with the ends of words; `lengthening`: factors on the durations of each text's phonemes."""
         factors = lengthening or [()] * len(utterances)
         texts = [self._text(each, factor) for each, factor in zip(utterances, factors, strict=True)]
@@ -102,11 +102,11 @@ class BatchSynthesizer:
         low = at_training_rate(functional.pad(rows, (0, -rows.shape[1] % BLOCK)))
         begins, ends = speech_bounds(low, lengths * RATE // KOKORO_RATE)
         samples = (low.clamp(-1, 1) * 32767).round().to(torch.int16).cpu().numpy()
-        spoken = list[SpokenWords | None]()
+        spoken = list[TimedSpeech | None]()
         for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
             moments = _word_ends(self._spoken(utterances[number]), prepared.durations[number])
             word_ends = tuple(round(moment - begin / RATE, 3) for moment in moments)
-            spoken.append(SpokenWords(samples[number, begin:end].copy(), word_ends) if end > begin else None)
+            spoken.append(TimedSpeech(samples[number, begin:end].copy(), word_ends) if end > begin else None)
         return spoken
 
     def _spoken(self, utterance: PlannedSpeech) -> str:

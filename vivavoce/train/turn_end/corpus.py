@@ -91,11 +91,11 @@ def _texts(
 ) -> Iterator[TurnText]:
     """Texts made of lists, sentences said to the front desk, and given ones; some of them left unfinished."""
     listed = iter(turn_texts(code, part, count, seed))
-    desk = iter(user_sentences(part, count, seed, language(code, 2)))
+    asked = iter(user_sentences(part, count, seed, language(code, 2)))
     given = iter(sentences)
     for _ in range(count):
         kind = source.random()
-        sentence = None if kind < LISTED else next(desk if kind < LISTED + RECEPTION else given, None)
+        sentence = None if kind < LISTED else next(asked if kind < LISTED + RECEPTION else given, None)
         begun = beginning(sentence, code, source) if sentence and source.random() < UNFINISHED else None
         if begun:
             yield TurnText(code, begun, False)
