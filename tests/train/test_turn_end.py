@@ -19,6 +19,7 @@ from vivavoce.train.spoken_shards import write_shard
 from vivavoce.train.turn_end.beginnings import beginning
 from vivavoce.train.turn_end.corpus import (
     TurnUtterance,
+    program_turns,
     read_plan,
     read_shards,
     speak_plan,
@@ -28,7 +29,7 @@ from vivavoce.train.turn_end.corpus import (
 from vivavoce.train.turn_end.examples import MIN_REST, Examples, end_of_speech, pauses
 from vivavoce.train.turn_end.texts import WORDS, turn_texts
 from vivavoce.train.turn_end.train import initialised, train
-from vivavoce.train.voices import RATE
+from vivavoce.train.voices import RATE, programs
 
 pytestmark = pytest.mark.quick
 
@@ -133,6 +134,14 @@ def test_a_plan_is_spoken_with_the_ends_of_its_words(tmp_path):
     (tmp_path / "plan.xz").write_bytes(b"nothing")
     with pytest.raises(InputError, match="plan"):
         read_plan(tmp_path / "plan.xz")
+
+
+@pytest.mark.debian("flite", "espeak-ng", "festival")
+def test_synthesizers_speak_a_part_of_the_turns():
+    spoken = list(program_turns(6, programs()))
+    assert {each.part for each in spoken} == {"train", "held_out"} and {each.language for each in spoken} == {"en"}
+    assert all(len(each.samples) > RATE // 4 for each in spoken)
+    assert all(len(pauses(each)) >= 1 for each in spoken)
 
 
 def test_shards_survive_the_disk(tmp_path):

@@ -1,8 +1,9 @@
 """`viva train turn-end-data --out DIR`: sentences that are finished or left unfinished, spoken with the ends of words.
 
-Kokoro speaks them in large batches with its training voices and mixtures of them; held-out voices speak what only
-evaluates. A plan with phonemes can be written first (`--plan-only`) and spoken on a machine without a phonemiser
-(`--plan`), such as one with a GPU. Some words are drawn out, as speakers do who think of the next one.
+Kokoro speaks them in large batches with its training voices and mixtures of them, flite, festival and espeak-ng a part
+of the English ones (`--programs`); held-out voices speak what only evaluates. A plan with phonemes can be written first
+(`--plan-only`) and spoken on a machine without a phonemiser (`--plan`), such as one with a GPU. Some words are drawn
+out, as speakers do who think of the next one.
 """
 
 import argparse
@@ -11,27 +12,35 @@ import lzma
 import random
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce import hub
-from vivavoce.errors import InputError
+from vivavoce.cores import usable_cores
+from vivavoce.errors import InputError, VivaError
 from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
+from vivavoce.models.kokoro.config import read_vocabulary
 from vivavoce.models.kokoro.model import Kokoro
 from vivavoce.train.batch_synthesis import BatchSynthesizer, with_phonemes
 from vivavoce.train.front_desk import language, user_sentences
-from vivavoce.train.spoken_shards import described, read_utterances, restored, write_shard
+from vivavoce.train.spoken_shards import described, read_utterances, restored, speak_program, write_shard
+from vivavoce.train.synthesizers import Programs
 from vivavoce.train.turn_end.beginnings import beginning
 from vivavoce.train.turn_end.texts import TurnText, turn_texts
 from vivavoce.train.utterances import mixture
+from vivavoce.train.voices import HELD_OUT as HELD_OUT_PROGRAMS
+from vivavoce.train.voices import SyntheticVoice, draw, programs, training_voices
 
 Samples = NDArray[np.int16]
 SHARD = 400  # utterances of a shard
 LANGUAGES = ("en", "zh")
 HELD_OUT = 0.04  # share of utterances in held-out voices
+PROGRAMS_HELD_OUT = 0.1  # of those of programs
 LISTED, RECEPTION = 0.35, 0.3  # shares of texts made of lists, and said to the front desk; the rest is from `--texts`
 UNFINISHED = 0.4  # share of the front desk's and the given sentences that are left unfinished
 SPEEDS = (0.8, 1.25)
@@ -134,6 +143,33 @@ def read_shards(folder: Path, part: str = "") -> list[TurnUtterance]:
     return read_utterances(folder, TurnUtterance, "turn-end-data", part)
 
 
+def program_turns(
+    count: int, installed: Programs, sentences: Sequence[str] = (), seed: int = 0
+) -> Iterator[TurnUtterance]:
+    """English utterances of synthesis programs, on all cores; they do not tell when their words end."""
+    source = random.Random(f"turn ends programs {seed}")
+    held = round(count * PROGRAMS_HELD_OUT)
+    planned = []
+    for part, size in (("held_out", held), ("train", count - held)):
+        for text in _texts("en", part, size, sentences if part == "train" else (), source, seed + 1):
+            voice = (
+                source.choice(HELD_OUT_PROGRAMS)
+                if part == "held_out"
+                else draw(source, 1, training_voices(installed))[0]
+            )
+            planned.append((TurnUtterance(part, "en", text.text, voice.name, text.is_finished), voice))
+
+    def spoken(each: tuple[TurnUtterance, SyntheticVoice]) -> TurnUtterance | None:
+        try:
+            return speak_program(*each, installed)
+        except VivaError as error:  # a voice that says nothing costs one utterance
+            print(json.dumps({"left out": each[0].text, "error": str(error)}), flush=True)
+            return None
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        yield from (each for each in pool.map(spoken, planned) if each is not None)
+
+
 def write_plan(path: Path, plan: Sequence[TurnUtterance]) -> None:
     """Write a plan as compressed JSON lines."""
     lines = "".join(json.dumps(described(each), ensure_ascii=False) + "\n" for each in plan)
@@ -159,6 +195,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--kokoro", help="folder or name of the model", default="kokoro-82m")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, help="begin no batch after this time")
+    parser.add_argument("--programs", type=int, default=0, help="utterances of flite, festival and espeak-ng")
+    parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     folder = Path(hub.resolve(options.kokoro))
@@ -168,16 +206,21 @@ def main(arguments: list[str] | None = None) -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     synthesizer = BatchSynthesizer(Kokoro.load(folder, options.device), folder)
-    _write(options.out, speak_plan(plan, synthesizer, options.seconds))
+    spoken = speak_plan(plan, synthesizer, options.seconds)
+    if options.programs:
+        installed = programs(options.synthesizers)
+        spoken = chain(program_turns(options.programs, installed, _sentences(options), options.seed), spoken)
+    _write(options.out, spoken)
+
+
+def _sentences(options: argparse.Namespace) -> list[str]:
+    given = options.texts.read_text(encoding="utf8").splitlines() if options.texts else []
+    return [line.strip() for line in given if line.strip()]
 
 
 def _phonemised(options: argparse.Namespace, folder: Path) -> list[TurnUtterance]:
-    from vivavoce.models.kokoro.config import read_vocabulary
-
-    given = options.texts.read_text(encoding="utf8").splitlines() if options.texts else []
-    sentences = [line.strip() for line in given if line.strip()]
-    vocabulary = read_vocabulary(folder)
-    return list(with_phonemes(turn_plan(options.count, sentences, options.seed), vocabulary.__contains__))
+    planned = turn_plan(options.count, _sentences(options), options.seed)
+    return list(with_phonemes(planned, read_vocabulary(folder).__contains__))
 
 
 def _write(out: Path, spoken: Iterator[TurnUtterance]) -> None:
