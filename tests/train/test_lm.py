@@ -13,16 +13,17 @@ from vivavoce.evaluation.scoring import edit_distance
 from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.tokenizers import TextTokenizer
-from vivavoce.train.front_desk import Exchange
+from vivavoce.train.front_desk import Exchange, dialogues
 from vivavoce.train.lm import CodeJitter, train_tokenizer
 from vivavoce.train.lm import corpus as lm_data
 from vivavoce.train.lm import evaluate as lm_evaluation
 from vivavoce.train.lm import train as lm
 from vivavoce.train.lm.batches import READ, REPLY_SPEECH, REPLY_SPEECH_CONTEXT, TRANSCRIBE, USER_SPEECH
 from vivavoce.train.lm.dialogue_data import SpokenDialogues
+from vivavoce.train.lm.dialogue_plan import TINY, DialoguePlan, voices_of
 from vivavoce.train.lm.evaluate import word_error_rate
 
-FEW = lm_data.DialoguePlan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
+FEW = DialoguePlan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
 MEMORISING = dataclasses.replace(lm.TINY, lines=2, steps=(30, 40, 200))
 
 
@@ -166,15 +167,15 @@ def test_the_tokenizer_is_the_same_for_the_same_sentences_and_loses_nothing():
 
 
 def test_frequent_sentences_have_more_voices():
-    lines = lm_data.dialogues("train", 60, 0, (1, 1)) + 9 * [[Exchange("greeting", "Hello.", "Welcome.")]]
+    lines = dialogues("train", 60, 0, (1, 1)) + 9 * [[Exchange("greeting", "Hello.", "Welcome.")]]
     sentences = list(dict.fromkeys(line[0].user for line in lines))
     for min_voices in (1, 2):
-        voices = lm_data.voices_of(lines, sentences, min_voices)
+        voices = voices_of(lines, sentences, min_voices)
         assert min(voices.values()) == min_voices and voices["Hello."] >= min_voices + 2
 
 
 def test_spoken_dialogues_survive_their_file(tmp_path):
-    data, held_out = lm_data.pseudo_data(lm_data.TINY, 64)
+    data, held_out = lm_data.pseudo_data(TINY, 64)
     data.save(tmp_path / "data.npz")
     again = SpokenDialogues.load(tmp_path / "data.npz")
     assert again.dialogues == data.dialogues and again.code_count == 64
