@@ -36,7 +36,7 @@ def test_known_voices_have_their_names():
     assert labels.name([two, one, three]) == ["agent", "B", "A"]
 
 
-def test_two_voices_are_told_apart_with_and_without_a_pause_between_them():
+def test_two_voices_are_separated_with_and_without_a_pause_between_them():
     parts = [voice(2.0), silence(0.5), voice(2.5, is_user=False), voice(2.0), silence(1.0), voice(1.6, is_user=False)]
     turns = diarize(np.concatenate(parts).astype(np.float32), by_mark, voice_activity())
     last = {number: turn for number, (turn, after) in enumerate(pairwise(turns)) if turn.speaker != after.speaker}

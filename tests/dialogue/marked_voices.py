@@ -16,7 +16,7 @@ def by_mark(sound):
 
 
 def voice(seconds, is_user=True):
-    """Talk of the user or of somebody else."""
+    """Talk of the user or of another speaker."""
     sound = talk(seconds, seed=5 if is_user else 11)
     time = np.arange(len(sound)) / RATE
     return (sound + MARK_LEVEL * np.sin(2 * np.pi * MARKS[0 if is_user else 1] * time)).astype(np.float32)

@@ -76,7 +76,7 @@ def test_a_voice_that_keeps_speaking_is_let_in_at_its_third_turn():
     "between",
     [
         pytest.param(lambda voices: voices.accept(sample(USER)), id="the user spoke"),
-        pytest.param(lambda voices: voices.refuse(sample(THIRD)), id="somebody else spoke"),
+        pytest.param(lambda voices: voices.refuse(sample(THIRD)), id="a third speaker"),
     ],
 )
 def test_refused_turns_count_only_in_a_row(between):
@@ -99,7 +99,7 @@ def test_joined_voices_are_weighted_by_their_speech():
     assert joined.vector == pytest.approx(np.float32([3, 1, 0]) / np.sqrt(10))
 
 
-# --- in a conversation; voices are told apart by a mark ----------------------------------------------------------
+# --- in a conversation; a mark distinguishes the voices ----------------------------------------------------------
 
 
 def test_the_two_voices_of_these_tests_differ():

@@ -6,15 +6,14 @@ import torch
 
 from vivavoce import hub
 from vivavoce.audio.io import read
+from vivavoce.audio.vad import RATE, last_samples
 from vivavoce.bench.turn_sounds import talk
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.turn_end import (
     BUNDLED,
-    RATE,
     TurnEndConfig,
     TurnEndModel,
     TurnEndNetwork,
-    last_samples,
     load_network,
     save_network,
 )

@@ -104,5 +104,5 @@ def test_dialogues_are_encoded_with_kokoros_replies(tmp_path, utterances):
         ([TEACHER.name, TEACHER.name, "kokoro-af_heart"], TEACHER.name, "rms"),
     ],
 )
-def test_the_reply_voice_is_the_one_with_most_utterances(voices, voice, name):
+def test_the_reply_voice_has_the_largest_number_of_utterances(voices, voice, name):
     assert reply_voice_of(voices) == voice and short_name(voice) == name

@@ -67,7 +67,7 @@ def test_the_reply_has_the_price_that_was_looked_up():
     assert len(euros) > 10 and {each.reply.split(" is ")[1] for each in lines} >= {"twenty four euros."}
 
 
-def test_every_turn_says_whether_it_calls_and_most_kinds_occur():
+def test_every_turn_is_a_call_or_none_and_nearly_all_kinds_occur():
     lines = tool_dialogues("held_out", 300, 0, (1, 3), ENGLISH)
     decisions = [decision_of(exchange) for line in lines for exchange in line]
     assert set(decisions) == {*TOOLS, NO_CALL} == CALL_SHARES.keys()

@@ -212,6 +212,14 @@ def smart_turn_file() -> Path | None:
     return None
 
 
+def last_samples(samples: Array, count: int) -> Array:
+    """The last samples of a sound, with silence before a shorter one.  # [count]"""
+    window = np.zeros(count, np.float32)
+    taken = samples[-count:]
+    window[count - len(taken) :] = taken
+    return window
+
+
 class SmartTurn:
     """Smart Turn v3: the probability that a turn is finished, from its last eight seconds. Loaded on first use."""
 
@@ -236,9 +244,7 @@ class SmartTurn:
 
     def features(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """The normalised log-mel of the last eight seconds, padded with silence before them.  # [1, 80, 800]"""
-        sound = np.zeros(SECONDS * RATE, np.float32)
-        last = np.asarray(samples, np.float32)[-len(sound) :]
-        sound[len(sound) - len(last) :] = last
+        sound = last_samples(np.asarray(samples, np.float32), SECONDS * RATE)
         level = (sound - sound.mean()) / np.sqrt(sound.var() + 1e-7)
         features: NDArray[np.float32] = self._mel(torch.from_numpy(level.astype(np.float32))[None]).numpy()
         return features

@@ -50,7 +50,7 @@ class TurnCommitted:
 
 @dataclass(frozen=True)
 class TurnIgnored:
-    """A turn that was somebody else's: it is dropped, and not answered."""
+    """A turn of another speaker: it is dropped, and not answered."""
 
     item: str
 

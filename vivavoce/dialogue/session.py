@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.player import Clock, WallClock
@@ -37,6 +37,7 @@ from vivavoce.errors import InputError, public_message
 from vivavoce.log import log_failure
 
 logger = logging.getLogger(__name__)
+Answered = TypeVar("Answered")
 
 
 @dataclass(frozen=True)
@@ -382,7 +383,7 @@ class LiveConversation:
             (part,) = self._parts_of(transcript.item)
             segments = await self._turn_speakers.segments(transcript.text, part.samples, voices, self._transcribe_part)
         except Exception as error:  # without speakers the transcript is still right
-            log_failure(logger, error, "the speakers of a turn could not be told apart")
+            log_failure(logger, error, "the speakers of a turn could not be separated")
         self._emit(replace(transcript, segments=segments))
 
     def _parts_of(self, item: str) -> list[AudioPart]:
@@ -422,11 +423,8 @@ class LiveConversation:
     def _request_turn_model(self, turn: OpenTurn) -> None:
         async def ask() -> None:
             assert self._options.turn_model is not None
-            probability = None
-            try:
-                probability = await asyncio.to_thread(self._options.turn_model, turn.sound)
-            except Exception as error:  # without an answer silence alone ends the turn
-                log_failure(logger, error, "the turn model failed")
+            # Without an answer silence alone ends the turn.
+            probability = await _in_thread(self._options.turn_model, turn.sound, "the turn model failed")
             self._listening.set_finished_probability(turn, probability)
 
         self._start(ask())
@@ -434,12 +432,8 @@ class LiveConversation:
     def _request_voice(self, sound: Samples, answer: Answer) -> None:
         async def ask() -> None:
             assert self._options.voices is not None
-            vector = None
-            try:
-                vector = await asyncio.to_thread(self._options.voices, sound)
-            except Exception as error:  # without an embedding all voices are the user's
-                log_failure(logger, error, "the embedding of a voice failed")
-            answer(vector)
+            # Without an embedding all voices are the user's.
+            answer(await _in_thread(self._options.voices, sound, "the embedding of a voice failed"))
             self._listening.go_on()
 
         self._start(ask())
@@ -456,3 +450,12 @@ class LiveConversation:
     def _require_open(self) -> None:
         if self._is_closed:
             raise InputError("the conversation is closed")
+
+
+async def _in_thread(model: Callable[[Samples], Answered], sound: Samples, failure: str) -> Answered | None:
+    """A model's answer about a sound, computed beside the event loop; None where it fails, which is logged."""
+    try:
+        return await asyncio.to_thread(model, sound)
+    except Exception as error:
+        log_failure(logger, error, failure)
+        return None

@@ -65,7 +65,7 @@ class ListeningOptions:
     grew: Callable[[OpenTurn], None] | None = None
     """Called when audio was added to the open turn."""
     ignored: Callable[[], None] | None = None
-    """Called when the open turn was somebody else's."""
+    """Called when the open turn was another speaker's."""
     speaker: SpeakerWatch | None = None
     """Knows the user's voice; None: all voices are the user's."""
 

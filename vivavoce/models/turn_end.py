@@ -10,19 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.audio.mel import WhisperMel
+from vivavoce.audio.vad import RATE, Array, last_samples
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.models.checkpoint import Checkpoint, load_weights, save_weights
 from vivavoce.models.whisper.config import CONV_STRIDE, MEL_FRAMES_PER_SECOND, WhisperConfig
 from vivavoce.models.whisper.model import WhisperEncoder
 
-Array = NDArray[np.float32]
-
-RATE = 16_000
 MELS = 80
 CONFIG = "turn_end.json"
 BUNDLED = Path(__file__).parent.parent / "minis" / "mini-turn"
@@ -98,14 +95,6 @@ class TurnEndModel:
         window = last_samples(np.asarray(samples, np.float32), self.network.config.samples)
         odds = self.network(self.mel(torch.from_numpy(window)[None])) - self.network.config.shift
         return float(odds.sigmoid())
-
-
-def last_samples(samples: Array, count: int) -> Array:
-    """The last samples of a sound, with silence before a shorter one.  # [count]"""
-    window = np.zeros(count, np.float32)
-    taken = samples[-count:]
-    window[count - len(taken) :] = taken
-    return window
 
 
 def save_network(network: TurnEndNetwork, folder: Path) -> None:

@@ -156,15 +156,14 @@ class CudaLinear(QuantisedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Project the last dimension."""
-        flat = x.flatten(0, -2)
-        rows = flat.shape[0]
-        tile = kernels.tile_for(self.quantised, flat, gated=False) if kernels.usable(x) else None
+        flat, weight, is_usable = x.flatten(0, -2), self.quantised, kernels.usable(x)
+        tile = kernels.tile_for(weight, flat, gated=False) if is_usable else None
         if tile is not None:
-            return kernels.small_batch_linear(flat, self.quantised, self._bias(x), tile).unflatten(0, x.shape[:-1])
-        if self.like.activations != "float" and rows >= MIN_INT8_ROWS and self.like.inputs % 16 == 0:
+            return kernels.small_batch_linear(flat, weight, self._bias(x), tile).unflatten(0, x.shape[:-1])
+        if self.like.activations != "float" and flat.shape[0] >= MIN_INT8_ROWS and self.like.inputs % 16 == 0:
             return self._integer_product(x)
-        if kernels.usable(x) and kernels.is_supported(self.quantised):
-            return kernels.dequantised_linear(x, self.quantised, self._bias(x))
+        if is_usable and kernels.is_supported(weight):
+            return kernels.dequantised_linear(x, weight, self._bias(x))
         return super().forward(x)
 
     def _integer_product(self, x: Tensor) -> Tensor:

@@ -219,7 +219,7 @@ class TurnClock:
         self._last_speech = arrived[0] if arrived else self._turn_ended_at
 
     def note_turn_ignored(self) -> None:
-        """Note that the turn that ended was somebody else's: no reply is awaited."""
+        """Note that the turn that ended was another speaker's: no reply is awaited."""
         self._turn_ended_at = self._last_speech = None
 
     def note_reply_request(self) -> None:

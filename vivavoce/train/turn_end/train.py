@@ -137,12 +137,11 @@ def main(arguments: list[str] | None = None) -> None:
         if options.start
         else initialised(TurnEndConfig(layers=options.layers), options.init)
     )
+    network.config = replace(network.config, shift=options.shift)
     budget = Budget(options.steps, options.seconds)
     figures = train(
         network, read_shards(options.data), options.out, budget,
         batch=options.batch, rate=options.rate, bits=options.bits, seed=options.seed, device=options.device,
     )  # fmt: skip
-    network.config = replace(network.config, shift=options.shift)
-    save_network(network, options.out)
     package(options.out, options.out / "packed", options.bits)
     print(json.dumps(figures), flush=True)
