@@ -107,7 +107,9 @@ QUICK = {  # folders, and files of the top level
     *("test_implementations.py", "test_names.py"),
 }
 NOT_QUICK = {
-    "dialogue/test_front_end_batch.py",
+    *("audio/test_denoise.py", "audio/test_diarization.py", "dialogue/test_front_end_batch.py"),
+    *("dialogue/test_model_barge_in.py", "dialogue/test_noise_reduction.py", "server/test_diarized_files.py"),
+    *("server/sip/test_programs.py", "server/sip/test_outgoing_programs.py"),
     "server/test_doors.py",
     "server/test_uploads.py",
     *("audio/test_files.py", "engine/test_async_decode.py", "engine/test_draft_trees.py", "engine/test_engine.py"),

@@ -20,7 +20,6 @@ from vivavoce.models.turn_end import (
 from vivavoce.server.hosting.config import ServingOptions
 from vivavoce.train.turn_end.train import package
 
-pytestmark = pytest.mark.quick
 SMALL = TurnEndConfig(d_model=32, layers=1, heads=2, ffn=64, seconds=2)
 
 

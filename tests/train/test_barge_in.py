@@ -15,8 +15,6 @@ from vivavoce.train.barge_in.examples import Calls, Example, Rooms, Voices, read
 from vivavoce.train.barge_in.train import BargeInTraining, fit, stopped, turn_odds, write_overlap_network
 from vivavoce.train.spoken_shards import write_shard
 
-pytestmark = pytest.mark.quick
-
 
 def utterance(kind="interruption", seconds=1.0, seed=1):
     samples = (talk(seconds * 1.5, seed=seed)[: round(seconds * 16_000)] * 32767).astype(np.int16)

@@ -31,8 +31,6 @@ from vivavoce.train.turn_end.texts import WORDS, turn_texts
 from vivavoce.train.turn_end.train import initialised, train
 from vivavoce.train.voices import RATE, programs
 
-pytestmark = pytest.mark.quick
-
 
 def utterance(seconds=2.0, is_finished=True, word_ends=(), part="train", seed=2):
     sound = np.zeros(round((seconds + 0.5) * RATE), np.float32)
