@@ -234,10 +234,11 @@ def test_a_process_samples_its_own_stacks(tmp_path):
     threading.Thread(target=work, name="viva-work-0").start()
     try:
         with Profiler({}, tmp_path, file) as profiler:
-            sample_own_stacks(file)
+            sampler = sample_own_stacks(file)
             while not file.is_file() or "viva-work" not in file.read_text(encoding="utf8"):
                 is_over.wait(0.05)
     finally:
         is_over.set()
+        sampler.set()
     assert "viva-work" in {row.thread for row in profiler.rows}
     assert profiler.threads["server viva-work"] > 0

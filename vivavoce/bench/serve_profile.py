@@ -17,13 +17,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
+
+from vivavoce.thread_stacks import thread_stacks
 
 RATE = 100
 STOP_SECONDS = 30.0
 PACKAGE = "vivavoce"
 THREAD = re.compile(r'^thread \((?:0x)?[0-9a-fA-F]+\)(?:: "?(?P<name>.*?)"?)?$')
+WAITING = ("wait", "select", "poll", "acquire", "get", "sleep", "_worker", "recv", "accept")  # not host time
 FRAME = re.compile(r"^(?P<function>.+) \((?P<file>[^()]*?)(?::\d+)?\)$")
 
 
@@ -167,19 +169,23 @@ def print_profile(profiler: Profiler, min_share: float = 0.01) -> None:
 # The sampler inside the server
 
 
-def sample_own_stacks(file: Path) -> None:
-    """Sample the stacks of all threads of this process on a thread of its own, and write them every second."""
+def sample_own_stacks(file: Path) -> threading.Event:
+    """Sample the stacks of all threads of this process on a thread of its own, and write them every second.
+
+    Until the event that is returned is set.
+    """
+    is_over = threading.Event()
 
     def sample() -> None:
         stacks: Counter[str] = Counter()
         written = time.monotonic()
         own = threading.get_ident()
-        while True:
-            time.sleep(1 / RATE)
+        while not is_over.wait(1 / RATE):
             names = {thread.ident: thread.name for thread in threading.enumerate()}
-            for ident, frame in sys._current_frames().items():
-                if ident != own and not _is_waiting(frame):
-                    stacks[f'thread (0): "{names.get(ident, "unnamed")}";' + ";".join(_frames(frame))] += 1
+            for ident, frames in thread_stacks().items():
+                if ident != own and frames and frames[0].function not in WAITING:
+                    calls = ";".join(f"{frame.function} ({frame.file})" for frame in reversed(frames))
+                    stacks[f'thread (0): "{names.get(ident, "unnamed")}";{calls}'] += 1
             if time.monotonic() - written > 1.0:
                 if not file.exists():  # a new level
                     stacks = Counter()
@@ -187,17 +193,4 @@ def sample_own_stacks(file: Path) -> None:
                 written = time.monotonic()
 
     threading.Thread(target=sample, name="viva-profile", daemon=True).start()
-
-
-def _is_waiting(frame: FrameType) -> bool:
-    """Whether the innermost frame waits: its samples are not host time."""
-    return frame.f_code.co_name in ("wait", "select", "poll", "acquire", "get", "sleep", "_worker", "recv", "accept")
-
-
-def _frames(frame: FrameType | None) -> list[str]:
-    """The functions and files of a stack, outermost first."""
-    found = []
-    while frame is not None:
-        found.append(f"{frame.f_code.co_name} ({frame.f_code.co_filename})")
-        frame = frame.f_back
-    return found[::-1]
+    return is_over

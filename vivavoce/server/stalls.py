@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
+
+from vivavoce.thread_stacks import StackFrame, thread_stacks
 
 logger = logging.getLogger(__name__)
 
@@ -69,17 +69,12 @@ class StallWatch:
 def _stacks(loop_thread: int) -> str:
     """The innermost frames of the event loop's thread, and where the other threads are."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = sys._current_frames()
-    own = frames.pop(loop_thread, None)
-    frames.pop(threading.get_ident(), None)
-    others = [f"{names.get(ident, ident)} in {_lines(frame, 1)}" for ident, frame in frames.items()]
-    return "; ".join([_lines(own, MAX_FRAMES), *others])
+    stacks = thread_stacks()
+    own = stacks.pop(loop_thread, [])
+    stacks.pop(threading.get_ident(), None)
+    others = [f"{names.get(ident, ident)} in {_lines(frames[:1])}" for ident, frames in stacks.items()]
+    return "; ".join([_lines(own[:MAX_FRAMES]), *others])
 
 
-def _lines(frame: FrameType | None, limit: int) -> str:
-    lines: list[str] = []
-    while frame is not None and len(lines) < limit:
-        file = "/".join(frame.f_code.co_filename.split("/")[-2:])
-        lines.append(f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})")
-        frame = frame.f_back
-    return " < ".join(lines)
+def _lines(frames: Sequence[StackFrame]) -> str:
+    return " < ".join(f"{frame.function} ({'/'.join(frame.file.split('/')[-2:])}:{frame.line})" for frame in frames)
