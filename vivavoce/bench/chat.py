@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
+from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions, chat_source
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import Generation, Sampling
 from vivavoce.errors import VivaError
 from vivavoce.evaluation.machine import read_bandwidth, stage
-from vivavoce.models.llama import Llama, chat_file
+from vivavoce.models.llama import Llama
 from vivavoce.nn.block_linear import BlockLinear
 from vivavoce.nn.linear import Linear
 
@@ -48,7 +48,7 @@ def run(
     model = chat.core.model
     assert isinstance(model, Llama)
     read_bytes = bytes_per_token(model)
-    file, peer = chat_file(Path(name).expanduser()), shutil.which(LLAMA_BENCH) if target.kind == "cpu" else None
+    file, peer = chat_source(name), shutil.which(LLAMA_BENCH) if target.kind == "cpu" else None
     ours, theirs = [], []
     with stage("replies"):
         _measure(chat.core, prompt, 2)  # allocates
@@ -58,7 +58,11 @@ def run(
                 theirs.append(_measure_peer(peer, file, prompt, reply))
     result = {
         "model": name,
-        "machine": {"device": target.name, "threads": torch.get_num_threads(), "platform": platform.platform()},
+        "machine": {
+            "device": target.name,
+            "threads": torch.get_num_threads(),
+            "platform": f"{platform.system()} {platform.machine()}",
+        },
         "bytes_per_token": read_bytes,
         "floor_tokens_per_second": bandwidth / read_bytes,
         "ours": asdict(_best(ours)),

@@ -74,7 +74,7 @@ class LocalChat:
         options = options or LocalChatOptions()
         device_info = pick(device)
         dtype = resolve_dtype("auto", device_info)
-        source = _source(name)
+        source = chat_source(name)
         choice = choose_chat_model(device_info, source.is_file())
         model, tokenizer = Llama.load(source, device_info.torch_device, dtype, choice.is_packed)
         if not choice.is_packed and choose_chat_model(device_info, False, model.sizes.hidden_size).is_int8:
@@ -243,7 +243,7 @@ class PromptSequence:
             await self._chat.engine.close(sequence)
 
 
-def _source(name: str) -> Path:
+def chat_source(name: str) -> Path:
     """The file or folder of a chat model."""
     if name == BUNDLED:
         return bundled_smollm2()

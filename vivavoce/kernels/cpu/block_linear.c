@@ -2,8 +2,8 @@
 
    Inputs are rounded to int8 with a scale for every 32 of them. Weights are decoded 256 at a time (a tile) to integer codes
    with scales and minimums of groups, so that weight = scale * code - minimum; codes and inputs are multiplied as integers:
-   by VNNI (two blocks of 32 in one vector of AVX-512) or AVX2 on x86, by the dot-product extension on Arm, else by plain
-   C. A tile serves all input rows, and the result of a row does not depend on the others. */
+   by AVX-512 (two blocks of 32 in one vector) or AVX2 on x86, with VNNI where there is one, by the dot-product extension on
+   Arm, else by plain C. A tile serves all input rows, and the result of a row does not depend on the others. */
 
 #include "block_tiles.h"
 #include "kernels.h"
@@ -70,41 +70,55 @@ static void round_inputs(const float *x, int64_t inputs, int64_t row, inputs_t *
 
 #if defined(WIDE)
 typedef __m512 sum_t;
+
+INLINE __m512 dots(__m512i codes, const int8_t *x, int format) { /* sixteen sums of four products */
+    __m512i rounded = _mm512_loadu_si512(x);
+#if defined(VNNI)
+    return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, rounded));
+#else /* two products of bytes stay within 16 bits: the codes have at most 7 bits, or 8 with a sign */
+    if (format == Q8_0) {
+        rounded = _mm512_mask_sub_epi8(rounded, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), rounded);
+        codes = _mm512_abs_epi8(codes);
+    }
+    return _mm512_cvtepi32_ps(_mm512_madd_epi16(_mm512_maddubs_epi16(codes, rounded), _mm512_set1_epi16(1)));
+#endif
+}
 #elif defined(__AVX2__)
 typedef __m256 sum_t;
 
-INLINE __m256 dots(u8x32 codes, const int8_t *x) { /* eight sums of four products */
-    __m256i rounded = _mm256_loadu_si256((const __m256i *)x);
+INLINE __m256 dots(u8x32 codes, const int8_t *x, int format) { /* eight sums of four products */
+    __m256i rounded = _mm256_loadu_si256((const __m256i *)x), unsigned_codes = (__m256i)codes;
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    return _mm256_cvtepi32_ps(_mm256_dpbusd_epi32(_mm256_setzero_si256(), (__m256i)codes, rounded));
-#elif defined(__AVXVNNI__)
-    return _mm256_cvtepi32_ps(_mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), (__m256i)codes, rounded));
-#else /* by 16-bit products: the sum of two products of bytes may exceed 16 bits */
-    __m256i low = _mm256_madd_epi16(_mm256_and_si256((__m256i)codes, _mm256_set1_epi16(255)),
-                                    _mm256_srai_epi16(_mm256_slli_epi16(rounded, 8), 8));
-    __m256i high = _mm256_madd_epi16(_mm256_srli_epi16((__m256i)codes, 8), _mm256_srai_epi16(rounded, 8));
-    return _mm256_cvtepi32_ps(_mm256_add_epi32(low, high));
+    return _mm256_cvtepi32_ps(_mm256_dpbusd_epi32(_mm256_setzero_si256(), unsigned_codes, rounded));
+#elif defined(VNNI)
+    return _mm256_cvtepi32_ps(_mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), unsigned_codes, rounded));
+#else /* as above */
+    if (format == Q8_0) {
+        rounded = _mm256_sign_epi8(rounded, unsigned_codes);
+        unsigned_codes = _mm256_abs_epi8(unsigned_codes);
+    }
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(_mm256_maddubs_epi16(unsigned_codes, rounded), _mm256_set1_epi16(1)));
 #endif
 }
 
-INLINE sum_t add_block(sum_t sum, u8x32 codes, const int8_t *x, float scale) {
-    return _mm256_fmadd_ps(dots(codes, x), _mm256_set1_ps(scale), sum);
+INLINE sum_t add_block(sum_t sum, u8x32 codes, const int8_t *x, int format, float scale) {
+    return _mm256_fmadd_ps(dots(codes, x, format), _mm256_set1_ps(scale), sum);
 }
 
-INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, float first, float second) {
-    return _mm256_fmadd_ps(dots(codes, x), _mm256_set_m128(_mm_set1_ps(second), _mm_set1_ps(first)), sum);
+INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, int format, float first, float second) {
+    return _mm256_fmadd_ps(dots(codes, x, format), _mm256_set_m128(_mm_set1_ps(second), _mm_set1_ps(first)), sum);
 }
 #elif defined(__ARM_FEATURE_DOTPROD)
 typedef float32x4_t sum_t;
 
-INLINE sum_t add_block(sum_t sum, u8x32 codes, const int8_t *x, float scale) {
+INLINE sum_t add_block(sum_t sum, u8x32 codes, const int8_t *x, int format, float scale) {
     const int8_t *bytes = (const int8_t *)&codes;
     int32x4_t dots = vdotq_s32(vdupq_n_s32(0), vld1q_s8(bytes), vld1q_s8(x));
     dots = vdotq_s32(dots, vld1q_s8(bytes + 16), vld1q_s8(x + 16));
     return vfmaq_n_f32(sum, vcvtq_f32_s32(dots), scale);
 }
 
-INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, float first, float second) {
+INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, int format, float first, float second) {
     const int8_t *bytes = (const int8_t *)&codes;
     int32x4_t dots = vdotq_s32(vdupq_n_s32(0), vld1q_s8(bytes), vld1q_s8(x));
     sum = vfmaq_n_f32(sum, vcvtq_f32_s32(dots), first);
@@ -114,14 +128,14 @@ INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, float firs
 #else
 typedef float sum_t __attribute__((vector_size(4)));
 
-INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, float first, float second) {
+INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, int format, float first, float second) {
     int dots[2] = {0, 0};
     for (int i = 0; i < BLOCK; i++) dots[i / 16] += codes[i] * x[i];
     return sum + first * (float)dots[0] + second * (float)dots[1];
 }
 
-INLINE sum_t add_block(sum_t sum, u8x32 codes, const int8_t *x, float scale) {
-    return add_half_blocks(sum, codes, x, scale, scale);
+INLINE sum_t add_block(sum_t sum, u8x32 codes, const int8_t *x, int format, float scale) {
+    return add_half_blocks(sum, codes, x, format, scale, scale);
 }
 #endif
 
@@ -145,8 +159,8 @@ INLINE void add_products(sum_t *products, const tile_t *tile, int format, int bl
     for (int pair = 0; pair < (blocks + 1) / 2; pair++) {
         int a = 2 * pair, b = a + step, c = a + 1, d = c + step;
         __m512i places = _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d);
-        __m512i dots = _mm512_dpbusd_epi32(_mm512_setzero_si512(), tile->pairs[pair], _mm512_loadu_si512(codes + 2 * BLOCK * pair));
-        products[pair % 2] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), _mm512_permutexvar_ps(places, scales), products[pair % 2]);
+        products[pair % 2] = _mm512_fmadd_ps(dots(tile->pairs[pair], codes + 2 * BLOCK * pair, format),
+                                             _mm512_permutexvar_ps(places, scales), products[pair % 2]);
     }
 }
 #else
@@ -155,8 +169,8 @@ INLINE void add_products(sum_t *products, const tile_t *tile, int format, int bl
     for (int block = 0; block < blocks; block++) {
         const int8_t *x = codes + BLOCK * block;
         sum_t sum = products[block % 2];
-        products[block % 2] = has_halves(format) ? add_half_blocks(sum, tile->codes[block], x, first[block], second[block])
-                                                 : add_block(sum, tile->codes[block], x, first[block]);
+        products[block % 2] = has_halves(format) ? add_half_blocks(sum, tile->codes[block], x, format, first[block], second[block])
+                                                 : add_block(sum, tile->codes[block], x, format, first[block]);
     }
 }
 #endif

@@ -15,8 +15,11 @@
 enum { TILE = 256, BLOCK = 32, BLOCKS = TILE / BLOCK, PAIRS = BLOCKS / 2 };
 enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #define WIDE /* two blocks of 32 weights in one vector */
+#endif
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(WIDE))
+#define VNNI /* uint8 by int8, four products in a sum of 32 bits */
 #endif
 
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
@@ -24,10 +27,10 @@ typedef uint8_t u8x32 __attribute__((vector_size(32)));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
 typedef float f32x8 __attribute__((vector_size(32)));
 
-#if defined(__ARM_FEATURE_DOTPROD)
-enum { CENTRE = 0 }; /* codes are int8: int8 by int8 */
+#if defined(__ARM_FEATURE_DOTPROD) || (defined(__AVX2__) && !defined(VNNI))
+enum { CENTRE = 0 }; /* codes of Q8_0 are int8 */
 #else
-enum { CENTRE = 128 }; /* codes are uint8: uint8 by int8, as x86 multiplies */
+enum { CENTRE = 128 }; /* they are uint8, as VNNI multiplies */
 #endif
 
 /* 256 weights. Formats with a scale for each 16 weights use both vectors of scales, the first one for the first half of
