@@ -168,7 +168,7 @@ async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
     local_codec.speech_encoder.start()
     local_codec.vocoder.start()
     async with codec_server(codec) as (host, server):
-        encoders, voices = RemoteSpeechEncoder(at(server), "ear"), RemoteVocoder(at(server), "voice")
+        encoders, voices = RemoteSpeechEncoder(at(server), "encoder"), RemoteVocoder(at(server), "voice")
         encoders.start()
         voices.start()
         remote, local = RemoteState(), codec[0].speech_encoder.initial_state()
@@ -204,7 +204,7 @@ async def test_states_stay_with_a_codec_elsewhere_and_are_given_back(codec):
 
 async def test_a_codec_counts_its_jobs_and_the_exceptions_of_those_that_fail(codec):
     async with codec_server(codec) as (_, server), aiohttp.ClientSession() as http:
-        encoder = RemoteSpeechEncoder(at(server), "ear")
+        encoder = RemoteSpeechEncoder(at(server), "encoder")
         encoder.start()
         _, state = await encoder.do((RemoteState(), torch.zeros(1280), False))
         with pytest.raises(VivaError, match="is unknown"):

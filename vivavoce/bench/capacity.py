@@ -122,7 +122,7 @@ def _listening(pipeline: MossSpeechBackend, sessions: int) -> list[StageCost]:
         return float(np.median(times)) / streams / seconds
 
     return [
-        StageCost("ear", "listens", encoder_ms(1), encoder_ms(sessions)),
+        StageCost("encoder", "listens", encoder_ms(1), encoder_ms(sessions)),
         StageCost("language model, reading", "listens", prefill_ms(1), prefill_ms(sessions)),
     ]
 

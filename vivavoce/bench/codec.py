@@ -45,7 +45,7 @@ def print_result(result: dict[str, Any]) -> None:
         f"first sound from {result['first_sound_codes']} codes: {result['first_sound_ms']:.1f} ms; "
         f"hop of 5 codes (0.4 s of sound): {result['hop_ms'][5]:.1f} ms, "
         f"RTF {result['rtf']:.3f}; hop {len(result['hops_ms'])} / hop 5: "
-        f"{result['hop_last_over_hop_5']:.2f}; speech encoder: {result['ear']['step_ms']:.1f} ms per 80 ms"
+        f"{result['hop_last_over_hop_5']:.2f}; speech encoder: {result['encoder']['step_ms']:.1f} ms per 80 ms"
     )
     recomputed = ", ".join(f"{hop}: {ms:.0f} ms" for hop, ms in result["recomputed_ms"].items())
     console.print(
@@ -56,7 +56,7 @@ def print_result(result: dict[str, Any]) -> None:
     console.print(f"mel under a left window of chunks, relative difference from full context: {errors}")
     held = ", ".join(f"{frames}: {error:.1e}" for frames, error in result["look_right"].items())
     console.print(f"vocoder on {result['speech']}, difference from the whole by mel frames held back: {held}")
-    encoder = result["ear"]
+    encoder = result["encoder"]
     console.print(
         f"speech encoder on it: {encoder['codes_that_differ']:.1%} of {encoder['codes']} codes differ from exact ones"
     )
@@ -154,7 +154,7 @@ def run(
     with stage("windows, vocoder look-ahead and speech encoder"):
         sound = {
             "windows": window_errors(plain.flow, prompt),
-            "ear": _encoder_figures(plain, target) | codes_that_differ(plain, recording(ENCODER_RATE)),
+            "encoder": _encoder_figures(plain, target) | codes_that_differ(plain, recording(ENCODER_RATE)),
             "look_right": look_right_errors(plain, recording(DECODER_RATE)),
             "speech": "a synthetic buzz" if speech is None else speech.name,
         }

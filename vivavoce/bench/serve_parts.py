@@ -193,7 +193,7 @@ def stages(pipeline: MossSpeechBackend, device: Device, batches: Sequence[int]) 
         "hop_ms": {size: {count: _hop_ms(pipeline, device, count, size) for count in batches} for size in sizes},
         "first_codes": unit.frames + unit.lookahead,
         "first_sound_ms": _first_ms(pipeline, device),
-        "ear_ms": {count: _encoder_ms(pipeline, device, count) for count in batches},
+        "encoder_ms": {count: _encoder_ms(pipeline, device, count) for count in batches},
         "speaking_bytes": _started_states(pipeline, 1)[0].nbytes,
         "voice_bytes": pipeline.voice_of(None).cache.nbytes,
     }
@@ -276,7 +276,7 @@ def print_stages(costs: dict[str, Any]) -> None:
     hops = "; ".join(f"hops of {size} codes {_by_count(each)}" for size, each in costs["hop_ms"].items())
     print(
         f"milliseconds by replies in the pass: {hops}; first sound {costs['first_sound_ms']:.1f}; "
-        f"speech encoder {_by_count(costs['ear_ms'])}; a reply holds {costs['speaking_bytes'] / 1e6:.0f} MB",
+        f"speech encoder {_by_count(costs['encoder_ms'])}; a reply holds {costs['speaking_bytes'] / 1e6:.0f} MB",
         file=sys.stderr,
         flush=True,
     )

@@ -184,7 +184,7 @@ def run(
             break
     result: dict[str, Any] = {
         "what": "sessions at once through the session code beside a table of an H200's times, in virtual time",
-        "times": {"step": asdict(H200.step), "hops": _curves(H200.hops), "ear": asdict(H200.encoder)},
+        "times": {"step": asdict(H200.step), "hops": _curves(H200.hops), "encoder": asdict(H200.encoder)},
         "slowdown": slowdown,
         **{f"{name}_seconds": getattr(script, name) for name in ("question", "reply", "spread")},
         "most_without_a_gap": max((each["sessions"] for each in levels if each["holds"]), default=0),

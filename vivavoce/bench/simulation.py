@@ -388,7 +388,7 @@ async def _simulate(
 def _batches(pipeline: MossSpeechBackend) -> dict[str, Any]:
     return {
         "engine_steps": pipeline.core.steps,
-        "ear": [pipeline.speech_encoder.batches, pipeline.speech_encoder.jobs],
+        "encoder": [pipeline.speech_encoder.batches, pipeline.speech_encoder.jobs],
         "voice": [pipeline.vocoder.batches, pipeline.vocoder.jobs],
     }
 

@@ -307,7 +307,7 @@ def _stage_costs(pipeline: MossSpeechBackend, question: Sound) -> dict[str, floa
     seconds = (len(sound) + len(rest)) / DECODER_RATE
     vocoder = time.perf_counter() - started
     return {
-        "ear_ms_per_frame": encoder * 1e3,
+        "encoder_ms_per_frame": encoder * 1e3,
         "lm_ms_per_frame": frame * 1e3,
         "first_chunk_ms": chunk * 1e3,
         "rtf": (frame * len(rows) + vocoder) / seconds,
@@ -327,7 +327,7 @@ def _cascade_costs(cascade: LoadedCascade, question: Sound, answer: DemoResult) 
         seconds += piece.shape[-1] / cascade.output_rate
     tts = time.perf_counter() - started
     return {
-        "ear_ms": recogniser,
+        "recogniser_ms": recogniser,
         "first_words_ms": first_words * 1e3,
         "first_piece_ms": first_sound * 1e3,
         "rtf": (chat + tts) / seconds,
@@ -362,7 +362,7 @@ async def _chat_times(chat: ChatModel, heard: str) -> tuple[float, float]:
 
 def _cascade_cost_line(result: dict[str, Any]) -> str:
     return (
-        f"cost: recogniser {result['ear_ms']:.0f} ms a turn, first words {result['first_words_ms']:.0f} ms, "
+        f"cost: recogniser {result['recogniser_ms']:.0f} ms a turn, first words {result['first_words_ms']:.0f} ms, "
         f"first piece of sound {result['first_piece_ms']:.0f} ms; RTF {result['rtf']:.2f}"
     )
 
@@ -386,7 +386,7 @@ def _report(
 
 def _cost_line(result: dict[str, Any]) -> str:
     return (
-        f"cost: encoder {result['ear_ms_per_frame']:.1f} ms, language model {result['lm_ms_per_frame']:.1f} ms "
+        f"cost: encoder {result['encoder_ms_per_frame']:.1f} ms, language model {result['lm_ms_per_frame']:.1f} ms "
         f"a frame of 80 ms, first chunk {result['first_chunk_ms']:.0f} ms; RTF {result['rtf']:.2f}"
     )
 

@@ -106,7 +106,7 @@ def plan(question: QuestionLoad) -> dict[str, Any]:
         "time_share": {
             "language model": load.language_model,
             "voice": load.voice,
-            "ear": load.encoder,
+            "speech encoder": load.encoder,
             "all": load.busy,
         },
         "answer_ms": load.answer_ms,

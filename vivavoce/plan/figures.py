@@ -194,7 +194,7 @@ def read_measured(lm: Mapping[str, Any], serve: Mapping[str, Any]) -> Measured:
             step=Curve(tuple((each["batch"], each["step_ms"]) for each in lm["steps"])),
             hop=_by_count(stages["hop_ms"][largest_hop]),
             hop_codes=int(largest_hop),
-            encoder=_by_count(stages["ear_ms"]),
+            encoder=_by_count(stages["encoder_ms"]),
             first_codes=stages["first_codes"],
             first_sound_ms=stages["first_sound_ms"],
             prefill_rows_ms=lm["prefill"]["ms"] / lm["prefill"]["rows"],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result", list[int], Tensor)
 Header = dict[str, Any]
 ANSWER_SECONDS = 30.0
-SPEECH_ENCODER, VOCODER = "ear", "voice"  # the last path segments of their URLs
+SPEECH_ENCODER, VOCODER = "encoder", "voice"  # the last path segments of their URLs
 
 
 @dataclass(eq=False)
@@ -171,5 +171,5 @@ class RemoteCodec:
         """The codec of a description, which its endpoint serves as JSON."""
         unit = RemoteChunkUnit(description["chunk"], description["lookahead"])
         voices = {name: RemoteState(voice=name) for name in description["voices"]}
-        speech_encoder = RemoteStream(description["ear_samples_per_code"])
+        speech_encoder = RemoteStream(description["encoder_samples_per_code"])
         return cls(resolve, speech_encoder, RemoteFlowInfo(unit), description["samples_per_code"], voices)

@@ -41,7 +41,7 @@ STATE_SECONDS = 600.0  # a state unused for longer is dropped: its client is los
 
 CodecDescription = TypedDict(  # noqa: UP013  # a class could not have the former name that the wire keeps
     "CodecDescription",
-    {"chunk": int, "lookahead": int, "samples_per_code": int, "ear_samples_per_code": int, "voices": list[str]},
+    {"chunk": int, "lookahead": int, "samples_per_code": int, "encoder_samples_per_code": int, "voices": list[str]},
 )
 """What the client of a remote codec must know of it."""
 
@@ -63,7 +63,7 @@ class CodecHost:
             "chunk": codec.flow.config.chunk,
             "lookahead": codec.flow.config.lookahead,
             "samples_per_code": codec.samples_per_code,
-            "ear_samples_per_code": codec.speech_encoder.samples_per_code,
+            "encoder_samples_per_code": codec.speech_encoder.samples_per_code,
             "voices": list(self.voices),
         }
 

@@ -211,7 +211,7 @@ def _learn(
     """Train modules, which get the average of their weights in the end."""
     learner = Learner(dict(modules), loss, plan.peak_rate, average=plan.average, orthogonal=True)
     budget = Budget(plan.steps, seconds, plan.warmup)
-    training_run = TrainingRun(folder, {"ear": learner}, budget, seed, log_every=4 if plan.steps < 100 else 50)
+    training_run = TrainingRun(folder, {"encoder": learner}, budget, seed, log_every=4 if plan.steps < 100 else 50)
     for step in training_run:
         rounded = torch.tensor(plan.rounded_share(step.progress), device=learner.device)
         training_run.record(learner.step(batches.batch(step.seed) | {"rounded": rounded}, step.rate_share))
