@@ -1,12 +1,14 @@
 """Calls that the server ends: after silence, and after a goodbye of either side."""
 
+import asyncio
 import json
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.server.harness import eventually
+from tests.server.harness import DEADLINE, eventually
 from tests.server.phones import TwilioPhone
 from tests.server.sip.phone import Telephone
 from tests.server.sip.phone import sideband as call_events
@@ -32,6 +34,17 @@ def question() -> np.ndarray:
     return np.concatenate([spoken, silence(1.0)])
 
 
+@asynccontextmanager
+async def meanwhile(speaking):
+    """A caller speaks while the block runs."""
+    line = asyncio.create_task(speaking)
+    try:
+        yield
+    finally:
+        line.cancel()
+        await asyncio.gather(line, return_exceptions=True)  # the server may have closed the line
+
+
 @pytest.fixture
 async def served(running, tmp_path):
     """A server with recorded replies, whose turns are the real ones."""
@@ -54,17 +67,18 @@ async def reason_of_end(server) -> str:
 async def test_a_call_ends_after_silence_that_prompts_do_not_break(served):
     server = await served(call_silence_seconds=1.0, call_silence_prompts=1)
     async with TwilioPhone(server) as caller, caller.sideband() as sideband:
-        await caller.speak(silence(1.2))
-        await sideband.until("input_audio_buffer.timeout_triggered")
+        async with meanwhile(caller.speak(silence(DEADLINE), is_paced=True)):
+            await sideband.until("input_audio_buffer.timeout_triggered")
         await sideband.until("output_audio_buffer.stopped")
         await caller.speak(question())  # the caller answers
         await sideband.until("input_audio_buffer.speech_started")
         await sideband.until("output_audio_buffer.stopped")
-        await caller.speak(silence(1.2))
+        async with meanwhile(caller.speak(silence(DEADLINE), is_paced=True)):
+            await sideband.until("input_audio_buffer.timeout_triggered")
         await sideband.until("output_audio_buffer.stopped")
         assert len(server.sessions) == 1, "one prompt after the answer"
-        await caller.speak(silence(1.2))
-        assert await sideband.closed() == 1000
+        async with meanwhile(caller.speak(silence(DEADLINE), is_paced=True)):
+            assert await sideband.closed() == 1000
     assert await reason_of_end(server) == "silence"
 
 
@@ -84,8 +98,8 @@ async def test_a_client_may_have_the_model_speak_after_silence_without_an_end_of
         session = {"type": "realtime", "audio": {"input": {"turn_detection": detection}}}
         await sideband.send("session.update", session=session)
         await sideband.until("session.updated")
-        await caller.speak(silence(1.2))
-        await sideband.until("input_audio_buffer.timeout_triggered")
+        async with meanwhile(caller.speak(silence(DEADLINE), is_paced=True)):
+            await sideband.until("input_audio_buffer.timeout_triggered")
         await sideband.until("output_audio_buffer.stopped")
         assert len(server.sessions) == 1
 
@@ -99,8 +113,8 @@ async def test_a_call_over_sip_ends_after_silence(served):
     async with Telephone(server) as phone:
         await phone.invite()
         async with call_events(server, phone.session) as client:
-            await phone.speak(silence(1.3))
-            ended = await client.until("viva.call.ended")
+            async with meanwhile(phone.speak(silence(DEADLINE))):
+                ended = await client.until("viva.call.ended")
             assert ended["reason"] == "silence"
             await phone.request_of_server("BYE")
     assert await reason_of_end(server) == "silence"
