@@ -29,6 +29,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["p
 MAY_IMPORT = {
     "errors": set(),
     "cores": set(),
+    "thread_stacks": set(),
     "log": {"errors"},
     "cpu_speed": {"nn.process_settings"},
     "device": {"errors", "cpu_speed"},
@@ -51,6 +52,7 @@ MAY_IMPORT = {
     },
     "server": {
         *("errors", "cores", "log", "audio", "dialogue", "engine.schema_limits", "engine.sliding_maximum", "server"),
+        "thread_stacks",
     },
 }
 for may_import in MAY_IMPORT.values():  # where the device is known, so is what is fast on it and which class runs
@@ -62,7 +64,19 @@ HOSTING = "server.hosting"
 # The tools behind `viva`: each may import those before it, and nothing outside imports any of them.
 TOOLS = ("minis", "evaluation", "train", "quant", "export", "plan", "bench", "talk", "cli")
 FRONT_AND_TOOLS = {"__init__", "_deprecated", "api", *TOOLS}
-BARE = {"errors", "cores", "log", "cpu_speed", "device", "implementations", "nn", "kernels", "models", "engine"}
+BARE = {
+    "errors",
+    "cores",
+    "thread_stacks",
+    "log",
+    "cpu_speed",
+    "device",
+    "implementations",
+    "nn",
+    "kernels",
+    "models",
+    "engine",
+}
 ON_A_BARE_BOX = {"torch", "numpy", "safetensors", "jinja2"}  # torch needs jinja2 itself
 NOT_ON_A_BARE_BOX = [
     *("tokenizers", "huggingface_hub", "typer", "rich", "soundfile", "soxr", "av", "onnxruntime", "matplotlib"),
