@@ -54,7 +54,7 @@ def public_message(error: BaseException) -> str:
 # The extra of pyproject.toml that installs a top-level module. A module of several extras has the smallest of them.
 EXTRA_OF_MODULE = {
     "ai_edge_litert": "quality",
-    "aiohttp": "ray",
+    "aiohttp": "fleet",
     "aiortc": "server",
     "av": "media",
     "ctranslate2": "asr",

@@ -10,7 +10,6 @@ import torch
 
 from tests.s2s.small_parts import small_asr, small_chat, small_tts
 from tests.server.harness import RunningServer, connected, eventually
-from tests.server.test_ray_ingress import LocalRegistry
 from vivavoce.audio.io import Sound
 from vivavoce.audio.level import buzz
 from vivavoce.cascade.remote import RemoteRecogniser, RemoteSynthesiser
@@ -30,8 +29,9 @@ from vivavoce.s2s.local_codec import LocalCodec
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, RemoteCodecPipeline
 from vivavoce.s2s.remote_codec import RemoteCodec, RemoteSpeechEncoder, RemoteState, RemoteVocoder
 from vivavoce.server.app import build_app
-from vivavoce.server.cluster.registry import ReplicaRegistry, ReplicaReport
-from vivavoce.server.cluster.replica import PoolResolver, ReplicaMetrics, resolve_pools
+from vivavoce.server.cluster.registry import RegistryActor, RegistryClient, ReplicaRegistry, ReplicaReport
+from vivavoce.server.cluster.replica import PoolResolver, resolve_pools
+from vivavoce.server.cluster.replica_server import ReplicaMetrics
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting import load_audio, load_host
 from vivavoce.server.hosting.codec import CodecHost, codec_app
@@ -237,7 +237,7 @@ async def test_a_language_model_alone_answers_as_with_its_codec_beside_it(codec,
 
 async def test_a_replica_finds_its_parts_in_other_pools_of_its_fleet(codec):
     registry = ReplicaRegistry()
-    remote = LocalRegistry(registry)
+    remote = RegistryClient(RegistryActor(registry).call)
     with pytest.raises(CapacityError, match="no codec replica is ready"):
         await PoolResolver(remote, "codec")()
     async with codec_server(codec) as (host, server), aiohttp.ClientSession() as http:

@@ -21,7 +21,7 @@ from tests.server.test_webrtc import Peer
 from vivavoce.server.app import build_app
 from vivavoce.server.cluster.ingress import ingress_app
 from vivavoce.server.cluster.options import FleetOptions, PoolOptions
-from vivavoce.server.cluster.registry import RemoteRegistry, ReplicaRegistry, ReplicaReport
+from vivavoce.server.cluster.registry import RegistryActor, RegistryClient, ReplicaRegistry, ReplicaReport
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.host import ModelCard
 from vivavoce.server.realtime.audio_formats import WireFormat, decode
@@ -33,19 +33,6 @@ RATE = 24_000
 INNER_KEY = "key-of-a-replica"
 
 
-class LocalRegistry(RemoteRegistry):
-    """Asked as through a Ray handle, in this process."""
-
-    def __init__(self, registry: ReplicaRegistry) -> None:
-        class Handle:
-            class call:
-                @staticmethod
-                async def remote(method, *args):
-                    return getattr(registry, method)(*args)
-
-        super().__init__(Handle)
-
-
 class Fleet(RunningServer):
     """An ingress on a port, and servers behind it that report to its registry."""
 
@@ -54,7 +41,7 @@ class Fleet(RunningServer):
         self.options = ServerOptions(port=0, **server)
         self.port = 0
         fleet = FleetOptions(pools={role: PoolOptions() for role in {"speech", *pools}}, server=self.options)
-        self.use(ingress_app(fleet, LocalRegistry(self.registry)))
+        self.use(ingress_app(fleet, RegistryClient(RegistryActor(self.registry).call)))
         self.draining: set[str] = set()
 
     async def report(self) -> None:
@@ -230,7 +217,7 @@ async def test_another_ingress_finds_the_session_too(fleet_of):
     fleet = await fleet_of(4, 4)
     other = Fleet({}, {})
     other.registry = fleet.registry
-    other.use(ingress_app(FleetOptions(), LocalRegistry(fleet.registry)))
+    other.use(ingress_app(FleetOptions(), RegistryClient(RegistryActor(fleet.registry).call)))
     async with connected(fleet) as client:
         session, token = await started(client, "a long one")
         vanish(client)

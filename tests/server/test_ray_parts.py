@@ -13,7 +13,7 @@ from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import CapacityError, InputError, MissingDependencyError
 from vivavoce.server.cluster.options import FleetOptions, SessionPolicy
 from vivavoce.server.cluster.registry import PENDING_SECONDS, STALE_SECONDS, Placement, ReplicaRegistry, ReplicaReport
-from vivavoce.server.cluster.replica import ReplicaMetrics, import_object
+from vivavoce.server.cluster.replica_server import ReplicaMetrics, import_object
 from vivavoce.server.cluster.session_mirror import SessionMirror
 from vivavoce.server.hosting import ServingOptions, serve_fleet
 from vivavoce.server.realtime.session_config import default_session

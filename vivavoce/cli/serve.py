@@ -33,6 +33,7 @@ from vivavoce.cli.sip_flags import (
     SipTrunkAccount,
     sip_table,
 )
+from vivavoce.errors import InputError, optional_packages
 from vivavoce.log import configure
 
 if TYPE_CHECKING:
@@ -356,6 +357,15 @@ LogFormat = Annotated[str | None, typer.Option(rich_help_panel=SERVER, help="tex
 LogContent = Annotated[
     bool | None, typer.Option("--log-content", rich_help_panel=SERVER, help="Log transcripts and replies.")
 ]
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=SERVER, help="A replica on each of these devices, as 0,1; --max-sessions is per replica."
+    ),
+]
+CodecDevices = Annotated[
+    str | None, typer.Option(rich_help_panel=SERVER, help="With --devices: devices that run the model's codec, as 2.")
+]
 OnRay = Annotated[bool, typer.Option("--ray", rich_help_panel=SERVER, help="Serve with replicas on Ray.")]
 Replicas = Annotated[
     int,
@@ -454,6 +464,8 @@ def serve(
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     log_content: LogContent = None,
+    devices: Devices = None,
+    codec_devices: CodecDevices = None,
     ray: OnRay = False,
     replicas: Replicas = 1,
     ray_address: RayAddress = None,
@@ -471,7 +483,12 @@ def serve(
         print_json(_without_secrets(asdict(options)))
     else:
         configure(options.server.log_level, options.server.log_format)
-        _run(options, replicas if ray else None, ray_address)
+        if devices is not None:
+            if ray:
+                raise InputError("--devices and --ray are two ways to run replicas; give one of them")
+            _run_on_devices(options, devices.split(","), codec_devices.split(",") if codec_devices else [])
+        else:
+            _run(options, replicas if ray else None, ray_address)
 
 
 def _run(options: "ServingOptions", replicas: int | None, ray_address: str | None) -> None:
@@ -493,6 +510,23 @@ def _run(options: "ServingOptions", replicas: int | None, ray_address: str | Non
         console.print(f"{_what_answers(hosted)} on {address} — {what}")
 
     event_loop.run(serve(hosted, options.server, announce))
+
+
+def _run_on_devices(options: "ServingOptions", devices: list[str], codec_devices: list[str]) -> None:
+    """Serve by a replica on each device of this machine."""
+    from vivavoce.runtime import event_loop
+
+    with optional_packages():
+        from vivavoce.server.hosting.devices import serve_devices
+
+    options.server.check_address()
+    console = Console(highlight=False)
+    what = f"{len(devices)} replicas" if len(devices) > 1 else "one replica"
+
+    def announce(address: str) -> None:
+        console.print(f"{what} on {address} — open it in a browser and speak")
+
+    event_loop.run(serve_devices(options, devices, codec_devices, announce))
 
 
 def _what_answers(hosted: "Served") -> str:

@@ -17,7 +17,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from vivavoce.log import configure
 from vivavoce.server.cluster.options import FleetOptions, PoolOptions, SessionPolicy
-from vivavoce.server.cluster.registry import RegistryActor, RemoteRegistry
+from vivavoce.server.cluster.registry import RegistryActor, RegistryClient
 from vivavoce.server.cluster.replica import Replica
 
 APP = "viva"
@@ -53,7 +53,7 @@ def application(options: FleetOptions) -> Application:
 
         configure(options.server.log_level, options.server.log_format)
         handle = serve.get_deployment_handle(REGISTRY, serve.get_replica_context().app_name)
-        return ingress_app(options, RemoteRegistry(handle))
+        return ingress_app(options, RegistryClient(handle.call.remote))
 
     ingress = serve.deployment(
         serve.ingress(asgi)(),

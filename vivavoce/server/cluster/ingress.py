@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from vivavoce.server.app import middleware
 from vivavoce.server.auth import Identity, offered_protocols
 from vivavoce.server.cluster.options import FleetOptions
-from vivavoce.server.cluster.registry import RemoteRegistry
+from vivavoce.server.cluster.registry import RegistryClient
 from vivavoce.server.cluster.requests import AdmissionGate, RequestForwarder
 from vivavoce.server.cluster.router import RESUME_LATER, HeldPlacement, ReplicaRouter, SessionRequest, Upstream
 from vivavoce.server.cluster.session_mirror import MirroredEvents, SessionMirror
@@ -35,16 +35,18 @@ RETRY_SECONDS = 0.25
 LOST = {1006, 1012}  # close codes of a replica that failed or stops, not of a session that ended
 
 
-def ingress_app(options: FleetOptions, registry: RemoteRegistry) -> Starlette:
+def ingress_app(options: FleetOptions, registry: RegistryClient) -> Starlette:
     """The ASGI application of an ingress."""
     ingress = Ingress(options, registry)
-    return Starlette(routes=ingress.routes(), lifespan=ingress.lifespan, middleware=middleware(options.server))
+    app = Starlette(routes=ingress.routes(), lifespan=ingress.lifespan, middleware=middleware(options.server))
+    app.state.ingress = ingress
+    return app
 
 
 class Ingress:
     """Admits or refuses clients without queueing them; mirrors their sessions to restore them at other replicas."""
 
-    def __init__(self, options: FleetOptions, registry: RemoteRegistry) -> None:
+    def __init__(self, options: FleetOptions, registry: RegistryClient) -> None:
         self.options, self.registry = options, registry
         self.server: ServerOptions = options.server
         self.exceptions = ExceptionCounter()
@@ -55,6 +57,10 @@ class Ingress:
         )
         self._held: dict[str, HeldPlacement] = {}
         self._proxies: set[SessionProxy] = set()
+
+    def stop(self) -> None:
+        """All replicas end: sessions are not moved any more, they end with their replicas."""
+        self._router.is_stopping = True
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -246,7 +252,8 @@ class SessionProxy:
                 end = await self._relay(from_client)
                 if from_client.done():
                     return await self._close_upstream(from_client.result())
-                if end is not None and (end.code not in LOST or self.held.is_call):
+                is_final = self.held.is_call or self._router.is_stopping
+                if end is not None and (end.code not in LOST or is_final):
                     await self._close_client(end.code, end.reason)
                     return end.code
                 await (self._move() if end is None else self._recover())

@@ -5,7 +5,7 @@ Reports are repeated with every heartbeat, so a restarted registry is complete w
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,10 +157,10 @@ class ReplicaRegistry:
 
 
 class RegistryActor:
-    """The registry as a Ray Serve deployment; its calls run one at a time on one event loop."""
+    """A registry whose calls run one at a time on one event loop; a Ray Serve deployment, or part of a process."""
 
-    def __init__(self) -> None:
-        self._registry = ReplicaRegistry()
+    def __init__(self, registry: ReplicaRegistry | None = None) -> None:
+        self._registry = registry or ReplicaRegistry()
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call a method of `ReplicaRegistry`."""
@@ -168,38 +168,38 @@ class RegistryActor:
 
 
 @dataclass(frozen=True)
-class RemoteRegistry:
-    """The methods of `ReplicaRegistry`, called through a Ray handle of `RegistryActor`."""
+class RegistryClient:
+    """The methods of `ReplicaRegistry`, called through `RegistryActor.call` or through a Ray handle of it."""
 
-    handle: Any
+    call: Callable[..., Awaitable[Any]]
 
     async def report(self, report: ReplicaReport) -> None:
-        await self.handle.call.remote("report", report)
+        await self.call("report", report)
 
     async def mark_lost(self, replica: str) -> None:
-        await self.handle.call.remote("mark_lost", replica)
+        await self.call("mark_lost", replica)
 
     async def admit(self, role: str, avoid: Iterable[str] = ()) -> ReplicaReport | None:
-        result: ReplicaReport | None = await self.handle.call.remote("admit", role, list(avoid))
+        result: ReplicaReport | None = await self.call("admit", role, list(avoid))
         return result
 
     async def pick(self, role: str) -> ReplicaReport | None:
-        result: ReplicaReport | None = await self.handle.call.remote("pick", role)
+        result: ReplicaReport | None = await self.call("pick", role)
         return result
 
     async def replicas(self) -> list[ReplicaReport]:
-        return list(await self.handle.call.remote("replicas"))
+        return list(await self.call("replicas"))
 
     async def place(self, placement: Placement) -> None:
-        await self.handle.call.remote("place", placement)
+        await self.call("place", placement)
 
     async def locate(self, session: str) -> tuple[Placement, ReplicaReport] | None:
-        result: tuple[Placement, ReplicaReport] | None = await self.handle.call.remote("locate", session)
+        result: tuple[Placement, ReplicaReport] | None = await self.call("locate", session)
         return result
 
     async def store_key(self, digest: str, session: SessionParams, expires_at: float) -> None:
-        await self.handle.call.remote("store_key", digest, session, expires_at)
+        await self.call("store_key", digest, session, expires_at)
 
     async def session_of_key(self, digest: str) -> SessionParams | None:
-        result: SessionParams | None = await self.handle.call.remote("session_of_key", digest)
+        result: SessionParams | None = await self.call("session_of_key", digest)
         return result

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from vivavoce.server.auth import BROWSER_KEY, Identity, Keys, check_origin, key_digest, request_key
-from vivavoce.server.cluster.registry import Placement, RemoteRegistry, ReplicaReport
+from vivavoce.server.cluster.registry import Placement, RegistryClient, ReplicaReport
 from vivavoce.server.cluster.router import ReplicaRouter, capacity_error
 from vivavoce.server.config import OpenRate, ServerOptions
 from vivavoce.server.metrics import ExceptionCounter
@@ -52,7 +52,7 @@ REPLICA_GAUGES = {
 class AdmissionGate:
     """Authentication and rate limit of an ingress."""
 
-    def __init__(self, options: ServerOptions, registry: RemoteRegistry) -> None:
+    def __init__(self, options: ServerOptions, registry: RegistryClient) -> None:
         self._options, self._registry = options, registry
         self._keys, self._rate = Keys(options), OpenRate(options.opens_per_minute)
 
@@ -87,7 +87,7 @@ class RequestForwarder:
 
     def __init__(
         self,
-        registry: RemoteRegistry,
+        registry: RegistryClient,
         router: ReplicaRouter,
         gate: AdmissionGate,
         pools: Collection[str],

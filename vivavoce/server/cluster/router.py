@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
-from vivavoce.server.cluster.registry import Placement, RemoteRegistry, ReplicaReport
+from vivavoce.server.cluster.registry import Placement, RegistryClient, ReplicaReport
 from vivavoce.server.cluster.session_mirror import SessionMirror, decode_replica_event
 from vivavoce.server.realtime.server_events import (
     Error,
@@ -83,10 +83,12 @@ class HeldPlacement:
 class ReplicaRouter:
     """Opens, resumes and restores sessions at replicas."""
 
-    registry: RemoteRegistry
+    registry: RegistryClient
     kept_sound_seconds: float
     http: aiohttp.ClientSession = field(init=False)
     """Set once the ingress runs."""
+    is_stopping: bool = False
+    """Whether all replicas end, so that sessions are not restored."""
     counters: dict[str, int] = field(default_factory=lambda: {"refused": 0, "lost": 0, "moved": 0, "restored": 0})
 
     async def open(self, request: SessionRequest) -> tuple[HeldPlacement, Upstream, str]:

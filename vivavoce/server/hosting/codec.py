@@ -39,11 +39,14 @@ logger = logging.getLogger(__name__)
 STATE_SECONDS = 600.0  # a state unused for longer is dropped: its client is lost
 
 
-CodecDescription = TypedDict(  # noqa: UP013  # a class could not have the former name that the wire keeps
-    "CodecDescription",
-    {"chunk": int, "lookahead": int, "samples_per_code": int, "encoder_samples_per_code": int, "voices": list[str]},
-)
-"""What the client of a remote codec must know of it."""
+class CodecDescription(TypedDict):
+    """What the client of a remote codec must know of it."""
+
+    chunk: int
+    lookahead: int
+    samples_per_code: int
+    encoder_samples_per_code: int
+    voices: list[str]
 
 
 @dataclass
