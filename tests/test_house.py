@@ -94,9 +94,9 @@ NEEDS_EXTRAS = {
     "models.cosyvoice.folder": {"onnx"},
     "plan": {"plot"},
     "quant": {"onnx", "peer", "plot", "quality"},
-    "s2s.remote_codec": {"ray"},
+    "s2s.remote_codec": {"fleet"},
     "server": {"media", "server"},
-    "server.cluster": {"ray"},
+    "server.cluster": {"fleet", "ray"},
     "train": {"media", "onnx", "peer", "train"},
     "tts.onnx": {"onnx"},
 }

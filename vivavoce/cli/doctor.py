@@ -70,6 +70,7 @@ EXTRAS = {
     "judge": "opinion scores of replies in `viva bench answer`",
     "quality": "speech quality in `viva quantize --report`",
     "train": "training and distillation",
+    "fleet": "replicas on several devices, and remote codecs",
     "ray": "replicas with Ray Serve",
     "test": "the test suite",
 }

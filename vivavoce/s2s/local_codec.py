@@ -142,8 +142,9 @@ class LocalCodec:
             usual = DynamicBatcher("viva-vocoder", self._vocoder(0), executor, max_batch, _pass, leaves_jobs=True)
             self.vocoder = VocoderBatcher(usual, None)
 
-    def warm_up(self, voice: FlowVoice, batches: Sequence[int], sizes: Sequence[int]) -> None:
+    def warm_up(self, voices: Sequence[FlowVoice], batches: Sequence[int], sizes: Sequence[int]) -> None:
         """Capture the CUDA graphs of hops with these batch sizes and code counts before the first conversation."""
+        voice = max(voices, key=lambda voice: voice.sink)
         if not isinstance(self.codec, GraphedCodec):
             if self.codec.speech_encoder.device.type == "cpu":
                 self._speak_once(voice, max(sizes))

@@ -140,10 +140,9 @@ class MossSpeechBackend:
         self.transcribes = self.options.recogniser is not None
         executor = executor or executor_for(core.runner.device)
         self.engine = AsyncEngine(core, executor)
-        flow = codec.flow.config
-        unit = ChunkUnit(flow.chunk, flow.lookahead, codec.samples_per_code / DECODER_RATE)
+        unit = chunk_unit(codec)
         is_graphed = isinstance(codec, GraphedCodec)
-        self.policy = _policy(unit, core.runner.device.type, is_graphed)
+        self.policy = chunk_policy(unit, core.runner.device.type, is_graphed)
         is_slow = core.runner.device.type == "cpu" and not is_graphed
         self._busy_policy = replace(self.policy, min_later_units=2) if is_slow else self.policy
         self._crowded_policy = replace(self.policy, first_units=2) if is_graphed else self.policy
@@ -242,9 +241,7 @@ class MossSpeechBackend:
         await self.engine.warm_up()
         if self.options.calls_tools:
             await self.grammars.compiler()
-        sizes = self.policy.sizes()
-        widest = max(self.voices.values(), key=lambda voice: voice.sink)
-        await asyncio.to_thread(self.local_codec.warm_up, widest, self.options.warm_batches, sizes)
+        await self._warm_up_codec()
         conversation = MossSpeechConversation(self)
         settings = ConversationSettings(max_output_tokens=3 * self.policy.unit.frames)
         conversation.set_history((), settings)
@@ -254,6 +251,10 @@ class MossSpeechBackend:
             pass
         reply.drop()
         await conversation.close()
+
+    async def _warm_up_codec(self) -> None:
+        voices, batches = list(self.voices.values()), self.options.warm_batches
+        await asyncio.to_thread(self.local_codec.warm_up, voices, batches, self.policy.sizes())
 
     def voice_of(self, name: str | None) -> FlowVoice:
         """The voice of this name. Clients name voices of other services, so an unknown name gets the first voice."""
@@ -277,8 +278,17 @@ class RemoteCodecPipeline(MossSpeechBackend):
             cast(Any, RemoteVocoder(codec.resolve, VOCODER)),
         )
 
+    async def _warm_up_codec(self) -> None:
+        """Its server has."""
 
-def _policy(unit: ChunkUnit, device: str, is_graphed: bool) -> LeadPolicy:
+
+def chunk_unit(codec: MossSpeechCodec) -> ChunkUnit:
+    """The chunks that a codec makes sound of."""
+    flow = codec.flow.config
+    return ChunkUnit(flow.chunk, flow.lookahead, codec.samples_per_code / DECODER_RATE)
+
+
+def chunk_policy(unit: ChunkUnit, device: str, is_graphed: bool) -> LeadPolicy:
     """The chunk policy: on a CPU two chunks cost little more than one; with CUDA graphs long hops are cheapest."""
     if is_graphed:
         return LeadPolicy(unit, share=0.8, doubles=True, making=SOON_SECONDS)

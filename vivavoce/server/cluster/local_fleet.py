@@ -129,7 +129,7 @@ class LocalFleet:
         package = str(Path(vivavoce.__file__).parents[1])
         search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "vivavoce.server.cluster.local_replica"),
+            *(sys.executable, "-m", "vivavoce.server.hosting.replica_process"),
             stdin=asyncio.subprocess.PIPE,
             env=os.environ | environment | {"PYTHONPATH": search},
             start_new_session=True,  # Ctrl-C is for this process, which drains the others

@@ -115,12 +115,14 @@ async def serve(host: Served, options: ServerOptions, announce: Callable[[str], 
         for part in host.parts:
             await stack.enter_async_context(part)
         warming = asyncio.create_task(_warm_up(host, stack, server))
-        if announce is not None:
-            warming.add_done_callback(partial(_announce, announce, options, server))
+        warming.add_done_callback(partial(_warmed_up, server, announce, options))
         try:
             await server.serve()
         finally:
             warming.cancel()
+            await asyncio.wait([warming])
+        if not warming.cancelled():
+            warming.result()  # raises where it failed
 
 
 async def _warm_up(host: Served, stack: AsyncExitStack, server: DrainingServer) -> None:
@@ -134,9 +136,16 @@ async def _warm_up(host: Served, stack: AsyncExitStack, server: DrainingServer) 
         await asyncio.sleep(0.02)
 
 
-def _announce(
-    announce: Callable[[str], None], options: ServerOptions, server: DrainingServer, warming: asyncio.Task[None]
+def _warmed_up(
+    server: DrainingServer,
+    announce: Callable[[str], None] | None,
+    options: ServerOptions,
+    warming: asyncio.Task[None],
 ) -> None:
-    """Tell the address of a server that is ready; one that was stopped before is not."""
-    if not warming.cancelled() and warming.exception() is None:
+    """Tell the address of a server that is ready; end one that cannot be. One that was stopped before is neither."""
+    if warming.cancelled():
+        return
+    if warming.exception() is not None:
+        server.should_exit = True
+    elif announce is not None:
         announce(options.address(server.port))

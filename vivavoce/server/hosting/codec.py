@@ -25,7 +25,14 @@ from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.s2s.local_codec import LocalCodec
-from vivavoce.s2s.moss_speech import CODEC_FOLDER, MossSpeechOptions, checkpoint_options, codec_voices
+from vivavoce.s2s.moss_speech import (
+    CODEC_FOLDER,
+    MossSpeechOptions,
+    checkpoint_options,
+    chunk_policy,
+    chunk_unit,
+    codec_voices,
+)
 from vivavoce.s2s.moss_speech import load_codec as load_moss_codec
 from vivavoce.s2s.remote_codec import SPEECH_ENCODER, unpack
 from vivavoce.server.auth import Keys, request_key
@@ -138,7 +145,10 @@ def load_codec(codec: str, device: str = "auto", voice: Path | None = None) -> C
 
 
 async def serve_codec(host: CodecHost, options: ServerOptions) -> None:
-    """Serve until interrupted."""
+    """Warm up and serve until interrupted."""
+    codec = host.local.codec
+    sizes = chunk_policy(chunk_unit(codec), codec.speech_encoder.device.type, is_graphed=False).sizes()
+    await asyncio.to_thread(host.local.warm_up, list(host.voices.values()), MossSpeechOptions().warm_batches, sizes)
     host.local.speech_encoder.start()
     host.local.vocoder.start()
     try:

@@ -13,7 +13,8 @@ from vivavoce.server.cluster.replica_server import serve_pool
 
 def end_with_parent() -> None:
     """Wait until the process that started this one has ended; no client can reach this one then."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1024):  # not the buffer, whose lock a daemon thread would keep at exit
+        pass
     os._exit(1)
 
 
