@@ -5,22 +5,19 @@
 
 import asyncio
 import logging
-import os
 import pickle
 import secrets
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Self
 
 import aiohttp
 import uvicorn
 from starlette.applications import Starlette
 
-import vivavoce
 from vivavoce.errors import VivaError
+from vivavoce.server.child_processes import start_module
 from vivavoce.server.cluster.ingress import ingress_app
 from vivavoce.server.cluster.options import FleetOptions, PoolOptions
 from vivavoce.server.cluster.registry import RegistryActor, RegistryClient, ReplicaReport
@@ -30,6 +27,7 @@ from vivavoce.server.uvicorn_settings import uvicorn_config
 
 logger = logging.getLogger(__name__)
 
+REPLICA = "vivavoce.server.hosting.replica_process"
 LOOPBACK = "127.0.0.1"
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 30.0
 END_SECONDS = 5.0  # beyond the time that a replica's own replies may take
@@ -126,14 +124,7 @@ class LocalFleet:
     @staticmethod
     async def _spawn(payload: bytes, environment: dict[str, str]) -> asyncio.subprocess.Process:
         """Start a process; it ends when its input does, that is with this process."""
-        package = str(Path(vivavoce.__file__).parents[1])
-        search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "vivavoce.server.hosting.replica_process"),
-            stdin=asyncio.subprocess.PIPE,
-            env=os.environ | environment | {"PYTHONPATH": search},
-            start_new_session=True,  # Ctrl-C is for this process, which drains the others
-        )
+        process = await start_module(REPLICA, environment=environment, is_apart=True)  # this process drains it
         assert process.stdin is not None
         process.stdin.write(payload)
         await process.stdin.drain()

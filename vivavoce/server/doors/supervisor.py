@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import shutil
 import socket
 import sys
@@ -14,8 +13,8 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
 
-import vivavoce
 from vivavoce.server.admission import LoopLoad
+from vivavoce.server.child_processes import start_module
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.doors.door import door_options
 from vivavoce.server.doors.engine import DoorLink
@@ -148,13 +147,11 @@ class Doors:
 
     async def _run(self, number: int, path: str) -> int:
         inherited = [] if IS_BALANCED else [each.fileno() for each in self._sockets]
-        package = str(Path(vivavoce.__file__).parents[1])
-        search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "vivavoce.server.doors.door", str(number), path, *map(str, inherited)),
-            stdin=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            pass_fds=inherited,
+        process = await start_module(
+            "vivavoce.server.doors.door",
+            *(str(number), path, *map(str, inherited)),
+            environment={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            inherited=inherited,
         )
         self.processes[number] = process
         try:
