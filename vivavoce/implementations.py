@@ -277,7 +277,7 @@ def choose_kokoro_generator(device: Device, dtype: str = "auto") -> Choice:
         raise InputError(f"Kokoro has no {dtype} on {device.kind}; use auto or {' or '.join(known)}")
     if device.kind == "cpu":
         kind, why = _fast_float() if dtype == "auto" else (known[dtype], f"{dtype} was requested")
-        products = "long kernels in the frequency domain" if kind == torch.float32 else "direct products"
+        products = "kernels in the frequency domain" if kind == torch.float32 else "direct products"
         return Choice("generator", f"{package}.cpu:CpuGenerator", kind, f"CPU: {products}; {why}")
     if device.graphs:
         kind = known.get(dtype, torch.float16)

@@ -8,13 +8,17 @@ import torch
 
 from tests.models.tiny_kokoro import CONFIG, text, tiny_kokoro, write_folder
 from vivavoce.errors import CheckpointError, InputError
-from vivavoce.models.kokoro.cpu import CpuGenerator, FrequencyConv
+from vivavoce.kernels.cpu import synthesis_library
+from vivavoce.models.kokoro.config import GeneratorConfig
+from vivavoce.models.kokoro.cpu import CpuGenerator, FrequencyConv, PlainSnakeConv, compiled_speedup
 from vivavoce.models.kokoro.cuda import GraphedGenerator
-from vivavoce.models.kokoro.layers import RunningStatistics
+from vivavoce.models.kokoro.decoder import Generator
+from vivavoce.models.kokoro.layers import RunningStatistics, doubled
 from vivavoce.models.kokoro.model import GeneratedSound, Kokoro, PreparedSpeech
 from vivavoce.models.kokoro.voices import VoiceTables
 from vivavoce.models.kokoro.windows import FADE, Break, WindowLengths, cuts, sound_in_windows
 from vivavoce.models.registry import family_of
+from vivavoce.nn.snake_conv import CompiledSnakeConv
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +101,21 @@ def test_convolutions_in_the_frequency_domain_are_exact(taps, dilation, time):
     x, weight, bias = torch.randn(time, 6), torch.randn(4, 6, taps), torch.randn(4)
     expected = torch.nn.functional.conv1d(x.T[None], weight, bias, padding=taps // 2 * dilation, dilation=dilation)
     torch.testing.assert_close(FrequencyConv(weight, bias, dilation)(x), expected[0].T, atol=1e-4, rtol=1e-4)
+
+
+def test_doubling_equals_a_transposed_convolution():
+    torch.manual_seed(0)
+    pool = torch.nn.ConvTranspose1d(6, 6, 3, stride=2, padding=1, output_padding=1, groups=6).requires_grad_(False)
+    for time in (1, 2, 9):
+        x = torch.randn(2, 6, time)
+        torch.testing.assert_close(doubled(x, pool), pool(x))
+
+
+def test_the_cpu_generator_of_the_published_shape_is_compiled_where_it_can_be():
+    generator = Generator(GeneratorConfig(), style=128).requires_grad_(False)
+    convs = {type(conv) for block in CpuGenerator(generator).blocks for pair in block.convs for conv in pair}
+    compiled = synthesis_library() is not None and compiled_speedup() >= 1
+    assert convs == {CompiledSnakeConv if compiled else PlainSnakeConv}
 
 
 def test_noise_is_drawn_from_the_seed_alone(model):
@@ -194,15 +213,15 @@ def test_windows_with_the_voices_statistics_are_nearer_to_the_whole_sentence(mod
 
 
 def test_cuts_are_made_in_pauses_and_only_then_between_words():
-    lengths = WindowLengths(first=1.0, first_limit=2.0, limit=4.0, growth=2.0)
+    lengths = WindowLengths(first=1.0, first_limit=2.0, limit=4.0, speed=2.0)
     words = [Break(at, False) for at in range(0, 900, 50)]
     assert cuts([], 1000, lengths) == [1000]
     assert cuts([Break(100, True)], 150, lengths) == [150]  # short enough
     assert cuts([Break(100, True)], 170, lengths) == [170]  # too little would be left
     assert cuts([Break(60, True), Break(100, True), Break(150, True)], 250, lengths) == [100, 250]
-    assert cuts([Break(100, True), Break(210, True), Break(290, True)], 500, lengths) == [100, 290, 500]
+    assert cuts([Break(100, True), Break(210, True), Break(280, True)], 500, lengths) == [100, 280, 500]
     assert cuts(words, 300, lengths) == [150, 300]
-    assert cuts(words, 900, lengths) == [150, 450, 750, 900]  # at most twice the one before, and four seconds
+    assert cuts(words, 900, lengths) == [150, 400, 700, 900]  # played for as long as the next takes; four seconds
     assert cuts([Break(350, False)], 600, lengths) == [350, 600]  # no place to cut before
     assert cuts(words, 300, lengths, start=60) == [200, 300]  # lengths count from the start
 

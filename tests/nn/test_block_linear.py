@@ -1,6 +1,8 @@
 """Block formats: equal to the `gguf` package's reference, and packed products close to those of floats."""
 
+import ctypes
 import platform
+import threading
 
 import gguf
 import numpy as np
@@ -72,6 +74,14 @@ def test_products_for_cpus_without_vnni_are_the_same(monkeypatch, tmp_path, targ
     for layer, wanted in zip(layers, expected, strict=True):
         for out in (layer(x), torch.cat([layer(row[None]) for row in x])):
             assert (out - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+
+
+@needs_kernels
+def test_kernels_run_on_the_threads_of_pytorch():
+    kernels, threads = cpu.library(), set()
+    task = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: threads.add(threading.get_native_id()))
+    kernels.run_on_threads(task, None, ctypes.c_int64(3))
+    assert len(threads) == 3 and threading.get_native_id() in threads
 
 
 @needs_kernels

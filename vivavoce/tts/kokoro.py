@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_VOICES = ("af_heart", "zf_xiaoxiao")  # of texts without and with Chinese characters
 PAUSE_MARKS = frozenset(";:,.!?—…")
-CPU_WINDOWS = WindowLengths(0.45, 0.8, 4.0, 1.8)  # a GPU's first sound is early enough with longer ones
+CPU_WINDOWS = WindowLengths(0.45, 0.8, 4.0, 2.4)  # a GPU's first sound is early enough with longer ones
 ONSET = 12  # features before the first phoneme where sound may begin; what is earlier is silent
 PAUSE = 0.25  # seconds between sentences, beside the silence that the model makes itself
 MAX_PHONEMES = 400  # of a part; the model was trained on shorter ones than it has positions for

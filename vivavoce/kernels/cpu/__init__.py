@@ -1,4 +1,4 @@
-"""Products and decoder steps with packed weights, and noise suppression, on CPUs, in C.
+"""Products and decoder steps with packed weights, layers of synthesizers, and noise suppression, on CPUs, in C.
 
 The sources are compiled for this machine's CPU on first use, and the result is kept in the cache folder.
 
@@ -21,9 +21,12 @@ from vivavoce.kernels.tiles import cache_folder
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("block_linear.c", "decoder_step.c"))
-HEADERS = tuple(Path(__file__).with_name(name) for name in ("kernels.h", "block_tiles.h"))
-GTCRN = Path(__file__).with_name("gtcrn.c")
+FOLDER = Path(__file__).parent
+SOURCES = tuple(FOLDER / name for name in ("block_linear.c", "decoder_step.c", "threads.c"))
+HEADERS = tuple(FOLDER / name for name in ("kernels.h", "block_tiles.h"))
+SYNTHESIS = tuple(FOLDER / name for name in ("snake_conv.c", "lstm.c", "threads.c"))
+SYNTHESIS_HEADERS = tuple(FOLDER / name for name in ("kernels.h", "vectors.h"))
+GTCRN = FOLDER / "gtcrn.c"
 SWITCH = "VIVA_COMPILE"
 TARGET = "VIVA_CPU_TARGET"  # the compiler's options for another CPU than this one, as -mavx2
 COMPILERS = ("cc", "gcc", "clang")
@@ -78,6 +81,16 @@ class Cache(ctypes.Structure):
     )
 
 
+class SnakeConv(ctypes.Structure):
+    """A convolution: addresses of its filters at all points, in panels, and of its bias (or None), and its sizes."""
+
+    _fields_ = (
+        ("filters", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("inputs", "outputs", "taps", "dilation")),
+    )
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Products and decoder steps; None where they cannot be had, and the reason is logged."""
@@ -88,6 +101,23 @@ def library() -> ctypes.CDLL | None:
 def is_available() -> bool:
     """Whether packed weights can be multiplied on this CPU; the first call may compile for some seconds."""
     return library() is not None
+
+
+@functools.cache
+def synthesis_library() -> ctypes.CDLL | None:
+    """Convolutions of Snake activations, and LSTMs; None: as `library`."""
+    kernels = _loaded("synthesis", SYNTHESIS, SYNTHESIS_HEADERS, "Kokoro speaks by PyTorch, which takes longer")
+    if kernels is not None:
+        size, address, conv = ctypes.c_int64, ctypes.c_void_p, ctypes.POINTER(SnakeConv)
+        kernels.snake_conv_panel.restype = kernels.snake_conv_scratch.restype = kernels.lstm_panel.restype = size
+        kernels.snake_conv_scratch.argtypes = [conv, size, size]
+        kernels.snake_conv.argtypes = [conv, *(address,) * 3, size, *(address,) * 4, size]
+        kernels.channel_moments.argtypes = [address, size, size, address, address]
+        kernels.bidirectional_lstm.argtypes = [*(address,) * 4, size, size, address, address, size]
+        for function in (kernels.snake_conv, kernels.channel_moments, kernels.bidirectional_lstm):
+            function.restype = None
+        _share_threads(kernels)
+    return kernels
 
 
 @functools.cache
@@ -128,7 +158,33 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kernels.decoder_step.restype = None
     kernels.decoder_step_scratch.argtypes = [decoder, size]
     kernels.decoder_step_scratch.restype = size
+    _share_threads(kernels)
     return kernels
+
+
+def _share_threads(kernels: ctypes.CDLL) -> None:
+    """Let the kernels run on the threads of PyTorch's OpenMP, so that both use one pool; without it they use one."""
+    parallel = _openmp_parallel()
+    if parallel is None:
+        logger.warning("PyTorch's OpenMP library was not found, so the CPU kernels run on one thread")
+    kernels.set_parallel.argtypes, kernels.set_parallel.restype = [ctypes.c_void_p], None
+    kernels.set_parallel(parallel)
+
+
+@functools.cache
+def _openmp_parallel() -> int | None:
+    """The address of `GOMP_parallel` in this process; wheels of PyTorch have a library of their own."""
+    import torch
+
+    package = Path(torch.__file__).parent
+    folders = package / "lib", package.with_name("torch.libs")
+    for file in (None, *(file for folder in folders for file in sorted(folder.glob("lib*omp*")))):
+        try:
+            library = ctypes.CDLL(None if file is None else str(file), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+            return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+        except (OSError, AttributeError):  # not loaded, or another library
+            continue
+    return None
 
 
 def _compiled(compiler: str, name: str, sources: tuple[Path, ...], headers: tuple[Path, ...]) -> Path:

@@ -259,15 +259,6 @@ static void some_outputs(const matrix_t *matrix, int64_t first, int64_t last, co
 
 /* ---- threads ---- */
 
-extern void GOMP_parallel(void (*task)(void *), void *argument, unsigned threads, unsigned flags) __attribute__((weak));
-
-void run_on_threads(void (*task)(void *), void *argument, int64_t threads) {
-    if (GOMP_parallel && threads > 1)
-        GOMP_parallel(task, argument, (unsigned)threads, 0);
-    else
-        task(argument);
-}
-
 typedef struct {
     const matrix_t *matrices;
     int64_t count, inputs, rows, outputs, next;

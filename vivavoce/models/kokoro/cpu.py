@@ -1,23 +1,28 @@
 """CPU implementation of Kokoro's generator on the weights of a `Generator`, one text at a time.
 
-Time is the first axis and channels the last. Long kernels are multiplied in the frequency domain: a block of 32 values
-of a channel becomes 47 products instead of 7 or 11 for each of its outputs, and the transforms are matrix products, as
-are the products themselves. The scale of a Snake is folded into the norm before it and the convolution behind it, and
-a convolution's bias is left out where a norm removes it again.
+Time is the first axis and channels the last. Kernels are multiplied in the frequency domain: a block of 32 values
+of a channel becomes 47 products instead of 7 or 11 for each of its outputs. `CompiledSnakeConv` does that with the
+activation before it in one call; without a C compiler long kernels are transformed and multiplied as matrix products of
+PyTorch. The scale of a Snake is folded into the norm before it and the convolution behind it, and a convolution's bias
+is left out where a norm removes it again.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vivavoce.cpu_speed import speed_ratio
 from vivavoce.models.hift.cpu import ChannelsLastConv, MatmulConv, MatmulUpsample
+from vivavoce.models.hift.model import centred_conv
 from vivavoce.models.kokoro.decoder import LAST_SLOPE, UPSAMPLE_SLOPE, Generator, GeneratorBlock
 from vivavoce.models.kokoro.layers import EPSILON, AdaptiveNorm, RunningStatistics
 from vivavoce.models.kokoro.model import GeneratedSound, PreparedSpeech
+from vivavoce.nn.snake_conv import CompiledSnakeConv, compiled_moments
 
 BLOCK = 32  # values of a channel that are transformed together
 MIN_TAPS = 7  # shorter kernels are faster directly
@@ -95,62 +100,104 @@ class DirectConv:
         return convolved
 
 
-def convolution(conv: nn.Conv1d, alpha: Tensor, has_bias: bool, dtype: torch.dtype) -> FrequencyConv | DirectConv:
+class PlainSnakeConv:
+    """As `CompiledSnakeConv`, by operations of PyTorch."""
+
+    def __init__(self, conv: nn.Conv1d, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        is_long = dtype == torch.float32 and conv.kernel_size[0] >= MIN_TAPS
+        self.conv: FrequencyConv | DirectConv = (
+            FrequencyConv(weight, bias, conv.dilation[0]) if is_long else DirectConv(conv, weight, bias, dtype)
+        )
+
+    def __call__(
+        self, x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The result with its mean and variance over time.  # …, [2, output]"""
+        activated = torch.empty_like(x)
+        for rows, target in zip(x.split(ROWS), activated.split(ROWS), strict=True):
+            torch.addcmul(shift, rows, scale, out=target)
+            sines = target.sin()
+            target.addcmul_(sines, sines)
+        convolved = self.conv(activated)
+        if residual is not None:
+            convolved.add_(residual)
+        return convolved, moments(convolved)
+
+
+def snake_conv(
+    conv: nn.Conv1d, alpha: Tensor, has_bias: bool, dtype: torch.dtype
+) -> CompiledSnakeConv | PlainSnakeConv:
     """A convolution of α · snake(x)."""
     weight = conv.weight / alpha.flatten()[:, None]
     bias = conv.bias if has_bias else None
-    if dtype == torch.float32 and conv.kernel_size[0] >= MIN_TAPS:
-        return FrequencyConv(weight, bias, conv.dilation[0])
-    return DirectConv(conv, weight, bias, dtype)
+    if dtype == torch.float32 and CompiledSnakeConv.suits(weight) and compiled_speedup() >= 1:
+        return CompiledSnakeConv(weight, bias, conv.dilation[0])
+    return PlainSnakeConv(conv, weight, bias, dtype)
+
+
+@cache
+def compiled_speedup() -> float:
+    """Speedup of the compiled convolution on this CPU over PyTorch's, which may have a better product."""
+    conv, x, scale = centred_conv(128, 128, 11).requires_grad_(False), torch.ones(440, 128), torch.ones(128)
+    plain = PlainSnakeConv(conv, conv.weight, conv.bias, torch.float32)
+    compiled = CompiledSnakeConv(conv.weight, conv.bias, 1)
+    return speed_ratio(lambda: plain(x, scale, scale), lambda: compiled(x, scale, scale))
+
+
+class NormStyles:
+    """Gains and biases of the norms of some blocks, by one product for all of them."""
+
+    def __init__(self, blocks: Iterable[GeneratorBlock]) -> None:
+        norms = [norm for block in blocks for pair in zip(block.adain1, block.adain2, strict=True) for norm in pair]
+        layers = [cast(AdaptiveNorm, norm).fc for norm in norms]
+        self.weight, self.bias = torch.cat([each.weight for each in layers]), torch.cat([each.bias for each in layers])
+        self.sizes = [each.out_features for each in layers]
+
+    def __call__(self, style: Tensor) -> Iterator[Tensor]:
+        """Of each norm in turn.  # [1, style] → [2 · channel]"""
+        return iter(torch.addmv(self.bias, self.weight, style[0]).split(self.sizes))
 
 
 class CpuBlock:
     """A `GeneratorBlock`, time first."""
 
     def __init__(self, block: GeneratorBlock, dtype: torch.dtype) -> None:
-        self.norms = list(
-            cast(Iterable[tuple[AdaptiveNorm, AdaptiveNorm]], zip(block.adain1, block.adain2, strict=True))
-        )
-        self.alphas = [(one.flatten(), two.flatten()) for one, two in zip(block.alpha1, block.alpha2, strict=True)]
         convs = cast(Iterable[tuple[nn.Conv1d, nn.Conv1d]], zip(block.convs1, block.convs2, strict=True))
+        self.alphas = [(one.flatten(), two.flatten()) for one, two in zip(block.alpha1, block.alpha2, strict=True)]
         self.convs = [
-            (convolution(conv1, alpha1, False, dtype), convolution(conv2, alpha2, True, dtype))
+            (snake_conv(conv1, alpha1, False, dtype), snake_conv(conv2, alpha2, True, dtype))
             for (conv1, conv2), (alpha1, alpha2) in zip(convs, self.alphas, strict=True)
         ]
+        self.moments = compiled_moments if isinstance(self.convs[0][0], CompiledSnakeConv) else moments
 
-    def __call__(self, x: Tensor, style: Tensor, running: RunningStatistics) -> Tensor:
-        """# [time, channel], [1, style]"""
-        for norms, alphas, (conv1, conv2) in zip(self.norms, self.alphas, self.convs, strict=True):
-            inner = conv1(scaled_snake(x, norms[0], style, alphas[0], running))
-            x = conv2(scaled_snake(inner, norms[1], style, alphas[1], running)).add_(x)
+    def __call__(self, x: Tensor, styles: Iterator[Tensor], running: RunningStatistics) -> Tensor:
+        """# [time, channel]"""
+        statistics = self.moments(x)
+        for (conv1, conv2), (alpha1, alpha2) in zip(self.convs, self.alphas, strict=True):
+            inner, inner_statistics = conv1(x, *affine(statistics, next(styles), alpha1, running))
+            x, statistics = conv2(inner, *affine(inner_statistics, next(styles), alpha2, running), residual=x)
         return x
 
 
-def scaled_snake(x: Tensor, norm: AdaptiveNorm, style: Tensor, alpha: Tensor, running: RunningStatistics) -> Tensor:
-    """α · snake(norm(x)).  # [time, channel]"""
-    mean, variance = (each[0] for each in running.merged(*moments(x)))
-    gain, bias = norm.fc(style)[0].chunk(2)
+def affine(statistics: Tensor, style: Tensor, alpha: Tensor, running: RunningStatistics) -> tuple[Tensor, Tensor]:
+    """Scale and shift of α · norm(x), x of these moments.  # [2, channel], [2 · channel] → [channel] twice"""
+    mean, variance = (each[0] for each in running.merged(statistics[:1], statistics[1:]))
+    gain, bias = style.chunk(2)
     scale = (1 + gain) * torch.rsqrt(variance + EPSILON)
-    shift, scale = (bias - mean * scale) * alpha, scale * alpha
-    activated = torch.empty_like(x)
-    for rows, target in zip(x.split(ROWS), activated.split(ROWS), strict=True):
-        torch.addcmul(shift, rows, scale, out=target)
-        sines = target.sin()
-        target.addcmul_(sines, sines)
-    return activated
+    return scale * alpha, (bias - mean * scale) * alpha
 
 
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+def moments(x: Tensor) -> Tensor:
     """Mean and variance over time; torch's own is several times slower along this axis.
 
-    # [time, channel] → [1, channel] twice
+    # [time, channel] → [2, channel]
     """
     ones = x.new_ones(1, ROWS)
     mean = sum(((ones[:, : len(rows)] @ rows) for rows in x.split(ROWS)), x.new_zeros(1, x.shape[1])) / len(x)
     squares = x.new_zeros(1, x.shape[1])
     for rows in x.split(ROWS):
         squares += ones[:, : len(rows)] @ (rows - mean).square_()
-    return mean, squares / len(x)
+    return torch.cat([mean, squares / len(x)])
 
 
 class CpuGenerator:
@@ -160,24 +207,28 @@ class CpuGenerator:
         self.generator, self.per_stage = generator, len(generator.config.resblock_kernels)
         self.ups = [MatmulUpsample(up) for up in cast(Iterable[nn.ConvTranspose1d], generator.ups)]
         self.source_convs = [MatmulConv.of(conv) for conv in cast(Iterable[nn.Conv1d], generator.noise_convs)]
-        self.source_blocks = [CpuBlock(each, dtype) for each in cast(Iterable[GeneratorBlock], generator.noise_res)]
-        self.blocks = [CpuBlock(each, dtype) for each in cast(Iterable[GeneratorBlock], generator.resblocks)]
+        source_blocks = list(cast(Iterable[GeneratorBlock], generator.noise_res))
+        blocks = list(cast(Iterable[GeneratorBlock], generator.resblocks))
+        self.source_styles, self.styles = NormStyles(source_blocks), NormStyles(blocks)
+        self.source_blocks = [CpuBlock(each, dtype) for each in source_blocks]
+        self.blocks = [CpuBlock(each, dtype) for each in blocks]
         self.post = MatmulConv.of(generator.conv_post)
 
     @torch.inference_mode()
     def __call__(self, prepared: PreparedSpeech) -> GeneratedSound:
         """The sound of a batch of one row."""
         running = RunningStatistics(prepared.row_lengths, prepared.earlier)
-        x, spectrum, style = prepared.features[0].T, prepared.spectrum[0].T.contiguous(), prepared.style
+        x, spectrum = prepared.features[0].T, prepared.spectrum[0].T.contiguous()
+        source_styles, styles = self.source_styles(prepared.style), self.styles(prepared.style)
         for stage, up in enumerate(self.ups):
             x = up(functional.leaky_relu(x, UPSAMPLE_SLOPE))
             if stage == len(self.ups) - 1:
                 x = torch.cat([x[1:2], x])  # reflected
-            x += self.source_blocks[stage](self.source_convs[stage](spectrum), style, running)
+            x += self.source_blocks[stage](self.source_convs[stage](spectrum), source_styles, running)
             first, *others = self.blocks[stage * self.per_stage : (stage + 1) * self.per_stage]
-            total = first(x, style, running)
+            total = first(x, styles, running)
             for block in others:
-                total += block(x, style, running)
+                total += block(x, styles, running)
             x = total.mul_(1 / self.per_stage)
         spectrum = self.post(functional.leaky_relu(x, LAST_SLOPE))
         return GeneratedSound(self.generator.waves(spectrum.T[None]), running.result())

@@ -136,8 +136,19 @@ class StyledResBlock(nn.Module):
         inner = masked(functional.leaky_relu(self.norm1(x, style, mask), SLOPE), mask)
         if self.pool is not None:
             mask = None if mask is None else mask.repeat_interleave(2, dim=-1)
-            inner, x = masked(self.pool(inner), mask), x.repeat_interleave(2, dim=-1)
+            inner, x = masked(doubled(inner, self.pool), mask), x.repeat_interleave(2, dim=-1)
         inner = masked(self.conv1(inner), mask)
         inner = self.conv2(masked(functional.leaky_relu(self.norm2(inner, style, mask), SLOPE), mask))
         shortcut = x if self.conv1x1 is None else self.conv1x1(x)
         return masked((inner + shortcut) * math.sqrt(0.5), mask)
+
+
+def doubled(x: Tensor, pool: nn.ConvTranspose1d) -> Tensor:
+    """A transposed convolution of three taps and a stride of two, each channel alone; PyTorch takes one by one.
+
+    # [batch, channel, time] → [batch, channel, 2 · time]
+    """
+    assert pool.bias is not None
+    before, same, after = pool.weight.unbind(-1)  # [channel, 1] each
+    bias, following = pool.bias[:, None], functional.pad(x[..., 1:], (0, 1))
+    return torch.stack([x * same + bias, x * after + following * before + bias], dim=-1).flatten(-2)

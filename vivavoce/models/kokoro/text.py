@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vivavoce.models.kokoro.config import AlbertConfig, KokoroConfig
 from vivavoce.models.kokoro.layers import SLOPE, StyledLayerNorm, StyledResBlock, masked
+from vivavoce.nn.lstm import BidirectionalLSTM
 
 
 class AlbertAttention(nn.Module):
@@ -95,21 +95,6 @@ class PhonemeBert(nn.Module):
         for _ in range(self.layers):
             x = layer(x, visible)
         return x
-
-
-class BidirectionalLSTM(nn.LSTM):
-    """One layer in both directions over rows of different lengths.  # [batch, time, input] → [batch, time, output]"""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs // 2, batch_first=True, bidirectional=True)
-
-    def run(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """The outputs; zero behind the end of a row. `lengths` are on the CPU; None: all rows are full."""
-        if lengths is None:
-            return self(x)[0]
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        output, _ = pad_packed_sequence(self(packed)[0], batch_first=True, total_length=x.shape[1])
-        return output
 
 
 class ChannelNorm(nn.Module):

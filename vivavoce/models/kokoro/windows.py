@@ -32,8 +32,9 @@ class WindowLengths:
     """The longest first window."""
     limit: float = 4.0
     """The longest of the others."""
-    growth: float = 2.0
-    """How many times as long as the window before it a window may be: that one is played while it is computed."""
+    speed: float = 2.0
+    """How many times as fast as it is played sound is computed: a window is no longer than what is still to be played
+    allows."""
 
 
 WHOLE_SENTENCES = WindowLengths(first_limit=60.0)  # for sound that is not played while it is computed
@@ -54,10 +55,10 @@ def cuts(breaks: list[Break], length: int, lengths: WindowLengths, start: int = 
     The first window ends at the first pause that fits, the others at the last one; without a pause they end at the last
     gap between words that fits.
     """
-    ends, limit = list[int](), lengths.first_limit
-    while length - start > limit * FEATURES_A_SECOND:
-        min_length = lengths.first * FEATURES_A_SECOND
-        last = min(start + limit * FEATURES_A_SECOND, length - min_length)
+    ends, min_length = list[int](), lengths.first * FEATURES_A_SECOND
+    limit, lead = lengths.first_limit * FEATURES_A_SECOND, 0.0  # in features
+    while length - start > limit:
+        last = min(start + limit, length - min_length)
         fitting = [each for each in breaks if start + min_length <= each.feature <= last]
         pauses = [each for each in fitting if each.is_pause]
         if not fitting:  # a long word or pause: the next place to cut, if any
@@ -65,9 +66,10 @@ def cuts(breaks: list[Break], length: int, lengths: WindowLengths, start: int = 
         if not fitting:
             break
         chosen = (pauses[-1] if ends else pauses[0]) if pauses else fitting[-1]
-        ends.append(chosen.feature)
-        limit = min(lengths.limit, lengths.growth * (chosen.feature - start) / FEATURES_A_SECOND)
-        start = chosen.feature
+        size, start = chosen.feature - start, chosen.feature
+        lead += size if not ends else size - (size + 2 * MARGIN) / lengths.speed
+        limit = max(min_length, min(lengths.limit * FEATURES_A_SECOND, lengths.speed * lead - 2 * MARGIN))
+        ends.append(start)
     return [*ends, length]
 
 
