@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from vivavoce.kernels import cpu
-from vivavoce.nn.block_formats import FORMATS
+from vivavoce.nn import block_linear
+from vivavoce.nn.block_formats import FORMATS, q5_0_as_q8_0
 from vivavoce.nn.block_linear import BlockEmbedding, BlockLinear, BlockMatrix
 
 HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}  # offsets of numbers in half precision
@@ -74,6 +75,23 @@ def test_products_for_cpus_without_vnni_are_the_same(monkeypatch, tmp_path, targ
     for layer, wanted in zip(layers, expected, strict=True):
         for out in (layer(x), torch.cat([layer(row[None]) for row in x])):
             assert (out - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+
+
+def test_five_bits_are_the_same_numbers_as_bytes():
+    matrix = random_matrix(FORMATS[6], 40, 320)
+    widened = BlockMatrix(q5_0_as_q8_0(matrix.data), FORMATS[8])
+    assert torch.equal(widened.dequantised(), matrix.dequantised())
+
+
+@needs_kernels
+@pytest.mark.parametrize("speedup", [1.0, 2.0])
+def test_five_bits_become_bytes_where_those_are_faster(monkeypatch, speedup):
+    monkeypatch.setattr(block_linear, "q8_0_speedup", lambda: speedup)
+    for number in FORMATS:
+        matrix = random_matrix(FORMATS[number], 8, 512)
+        kept = block_linear.fastest_on_cpu(matrix)
+        assert kept.format.name == ("Q8_0" if number == 6 and speedup > 1.5 else FORMATS[number].name)
+        assert torch.equal(kept.dequantised(), matrix.dequantised())
 
 
 @needs_kernels

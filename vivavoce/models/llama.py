@@ -23,7 +23,7 @@ from vivavoce.models.gguf_tokenizer import read_tokenizer
 from vivavoce.models.interface import Draw, Row
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.nn.attention import RotaryTable
-from vivavoce.nn.block_linear import BlockEmbedding, BlockLinear, BlockMatrix
+from vivavoce.nn.block_linear import BlockEmbedding, BlockLinear, BlockMatrix, fastest_on_cpu
 from vivavoce.nn.decoder import DecoderTrunk, TrunkSizes
 from vivavoce.nn.linear import Linear, PackedLinear, postponed
 from vivavoce.nn.modules import allocating
@@ -232,6 +232,8 @@ def _keep_packed(model: Llama, stored: GGUF, device: torch.device, dtype: torch.
             module.to_empty(device=device)
             continue
         kept = [BlockMatrix(matrix.data.to(device), matrix.format) for matrix in matrices if matrix is not None]
+        if device.type == "cpu":
+            kept = [fastest_on_cpu(matrix) for matrix in kept]
         shape = sum(matrix.outputs for matrix in kept), kept[0].inputs
         if shape != module.weight.shape:
             raise CheckpointError(f"{stored.path}: {names[0]} does not have the shape that its settings say")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 SMALL_BLOCK, LARGE_BLOCK = 32, 256
+Q5_0_BYTES = 22
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,13 @@ def _q4_1(blocks: Tensor) -> Tensor:
 
 def _q5_0(blocks: Tensor) -> Tensor:
     return ((_nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])).float() - 16) * _half(blocks, 0)
+
+
+def q5_0_as_q8_0(data: Tensor) -> Tensor:
+    """The same numbers in bytes: codes of five bits with their scale fit into int8.  # [.., byte] uint8"""
+    blocks = data.reshape(-1, Q5_0_BYTES)
+    codes = (_nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])) - 16  # wraps around, as int8 does
+    return torch.cat([blocks[:, :2], codes], dim=1).view(*data.shape[:-1], -1)
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
@@ -135,7 +143,7 @@ FORMATS = {
     for each in (
         BlockFormat("Q4_0", 2, SMALL_BLOCK, 18, _q4_0),
         BlockFormat("Q4_1", 3, SMALL_BLOCK, 20, _q4_1),
-        BlockFormat("Q5_0", 6, SMALL_BLOCK, 22, _q5_0),
+        BlockFormat("Q5_0", 6, SMALL_BLOCK, Q5_0_BYTES, _q5_0),
         BlockFormat("Q5_1", 7, SMALL_BLOCK, 24, _q5_1),
         BlockFormat("Q8_0", 8, SMALL_BLOCK, 34, _q8_0),
         BlockFormat("Q2_K", 10, LARGE_BLOCK, 84, _q2_k),

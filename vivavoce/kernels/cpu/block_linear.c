@@ -8,7 +8,7 @@
 #include "block_tiles.h"
 #include "kernels.h"
 
-enum { OUTPUTS_PER_TASK = 16, MAX_INPUT_ROWS = 64, CACHE_LINE = 64, AHEAD = 2048 /* bytes that are fetched in advance */ };
+enum { MIN_TASK = 16, MAX_TASK = 128, TASKS_PER_THREAD = 4, MAX_INPUT_ROWS = 64, CACHE_LINE = 64, AHEAD = 2048 /* bytes that are fetched in advance */ };
 
 /* ---- inputs ---- */
 
@@ -86,7 +86,7 @@ INLINE __m512 dots(__m512i codes, const int8_t *x, int format) { /* sixteen sums
 #elif defined(__AVX2__)
 typedef __m256 sum_t;
 
-INLINE __m256 dots(u8x32 codes, const int8_t *x, int format) { /* eight sums of four products */
+INLINE __m256 dots(block_t codes, const int8_t *x, int format) { /* eight sums of four products */
     __m256i rounded = _mm256_loadu_si256((const __m256i *)x), unsigned_codes = (__m256i)codes;
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     return _mm256_cvtepi32_ps(_mm256_dpbusd_epi32(_mm256_setzero_si256(), unsigned_codes, rounded));
@@ -101,58 +101,56 @@ INLINE __m256 dots(u8x32 codes, const int8_t *x, int format) { /* eight sums of 
 #endif
 }
 
-INLINE sum_t add_block(sum_t sum, u8x32 codes, const int8_t *x, int format, float scale) {
+INLINE sum_t add_block(sum_t sum, block_t codes, const int8_t *x, int format, float scale) {
     return _mm256_fmadd_ps(dots(codes, x, format), _mm256_set1_ps(scale), sum);
 }
 
-INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, int format, float first, float second) {
+INLINE sum_t add_half_blocks(sum_t sum, block_t codes, const int8_t *x, int format, float first, float second) {
     return _mm256_fmadd_ps(dots(codes, x, format), _mm256_set_m128(_mm_set1_ps(second), _mm_set1_ps(first)), sum);
 }
 #elif defined(__ARM_FEATURE_DOTPROD)
 typedef float32x4_t sum_t;
 
-INLINE sum_t add_block(sum_t sum, u8x32 codes, const int8_t *x, int format, float scale) {
-    const int8_t *bytes = (const int8_t *)&codes;
-    int32x4_t dots = vdotq_s32(vdupq_n_s32(0), vld1q_s8(bytes), vld1q_s8(x));
-    dots = vdotq_s32(dots, vld1q_s8(bytes + 16), vld1q_s8(x + 16));
+INLINE sum_t add_block(sum_t sum, block_t codes, const int8_t *x, int format, float scale) {
+    int32x4_t dots = vdotq_s32(vdupq_n_s32(0), (int8x16_t)codes.half[0], vld1q_s8(x));
+    dots = vdotq_s32(dots, (int8x16_t)codes.half[1], vld1q_s8(x + 16));
     return vfmaq_n_f32(sum, vcvtq_f32_s32(dots), scale);
 }
 
-INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, int format, float first, float second) {
-    const int8_t *bytes = (const int8_t *)&codes;
-    int32x4_t dots = vdotq_s32(vdupq_n_s32(0), vld1q_s8(bytes), vld1q_s8(x));
+INLINE sum_t add_half_blocks(sum_t sum, block_t codes, const int8_t *x, int format, float first, float second) {
+    int32x4_t dots = vdotq_s32(vdupq_n_s32(0), (int8x16_t)codes.half[0], vld1q_s8(x));
     sum = vfmaq_n_f32(sum, vcvtq_f32_s32(dots), first);
-    dots = vdotq_s32(vdupq_n_s32(0), vld1q_s8(bytes + 16), vld1q_s8(x + 16));
+    dots = vdotq_s32(vdupq_n_s32(0), (int8x16_t)codes.half[1], vld1q_s8(x + 16));
     return vfmaq_n_f32(sum, vcvtq_f32_s32(dots), second);
 }
 #else
 typedef float sum_t __attribute__((vector_size(4)));
 
-INLINE sum_t add_half_blocks(sum_t sum, u8x32 codes, const int8_t *x, int format, float first, float second) {
+INLINE sum_t add_half_blocks(sum_t sum, block_t codes, const int8_t *x, int format, float first, float second) {
     int dots[2] = {0, 0};
-    for (int i = 0; i < BLOCK; i++) dots[i / 16] += codes[i] * x[i];
+    for (int i = 0; i < BLOCK; i++) dots[i / 16] += codes.half[i / 16][i % 16] * x[i];
     return sum + first * (float)dots[0] + second * (float)dots[1];
 }
 
-INLINE sum_t add_block(sum_t sum, u8x32 codes, const int8_t *x, int format, float scale) {
+INLINE sum_t add_block(sum_t sum, block_t codes, const int8_t *x, int format, float scale) {
     return add_half_blocks(sum, codes, x, format, scale, scale);
 }
 #endif
 
 typedef struct {
     sum_t products[2]; /* of codes and inputs, scaled; two, so that one addition need not wait for the last */
-    f32x8 reductions;  /* by the minimums */
+    floats_t reductions; /* by the minimums */
 } totals_t;
 
-INLINE f32x8 load_floats(const float *values) {
-    f32x8 loaded;
+INLINE floats_t load_floats(const float *values) {
+    floats_t loaded;
     memcpy(&loaded, values, sizeof loaded);
     return loaded;
 }
 
 #if defined(WIDE)
 /* Pairs of blocks: a vector of scales for each, by which the sums of four products are multiplied. */
-INLINE void add_products(sum_t *products, const tile_t *tile, int format, int blocks, const int8_t *codes, f32x8 first, f32x8 second) {
+INLINE void add_products(sum_t *products, const tile_t *tile, int format, int blocks, const int8_t *codes, floats_t first, floats_t second) {
     __m512 scales = _mm512_insertf32x8(_mm512_castps256_ps512((__m256)first), (__m256)second, 1);
     int step = has_halves(format) ? BLOCKS : 0;
 #pragma GCC unroll 4
@@ -164,13 +162,14 @@ INLINE void add_products(sum_t *products, const tile_t *tile, int format, int bl
     }
 }
 #else
-INLINE void add_products(sum_t *products, const tile_t *tile, int format, int blocks, const int8_t *codes, f32x8 first, f32x8 second) {
+INLINE void add_products(sum_t *products, const tile_t *tile, int format, int blocks, const int8_t *codes, floats_t first, floats_t second) {
 #pragma GCC unroll 8
     for (int block = 0; block < blocks; block++) {
+        block_t weights = tile->packed ? block_codes(tile->packed, format, block) : tile->codes[block];
         const int8_t *x = codes + BLOCK * block;
         sum_t sum = products[block % 2];
-        products[block % 2] = has_halves(format) ? add_half_blocks(sum, tile->codes[block], x, format, first[block], second[block])
-                                                 : add_block(sum, tile->codes[block], x, format, first[block]);
+        products[block % 2] = has_halves(format) ? add_half_blocks(sum, weights, x, format, value_of(first, block), value_of(second, block))
+                                                 : add_block(sum, weights, x, format, value_of(first, block));
     }
 }
 #endif
@@ -178,13 +177,13 @@ INLINE void add_products(sum_t *products, const tile_t *tile, int format, int bl
 INLINE void add_tile(totals_t *totals, const tile_t *tile, int format, int blocks, const inputs_t *x, int64_t row, int64_t start) {
     const int8_t *codes = x->codes + row * x->padded + start;
     int64_t at = (row * x->padded + start) / BLOCK;
-    f32x8 input_scales = load_floats(x->scales + at), first = tile->scales[0] * input_scales, second = first;
+    floats_t input_scales = load_floats(x->scales + at), first = product(tile->scales[0], input_scales), second = first;
     if (has_halves(format)) {
-        second = tile->scales[1] * input_scales;
-        totals->reductions += tile->minimums[0] * load_floats(x->sums[1] + at);
-        totals->reductions += tile->minimums[1] * load_floats(x->sums[2] + at);
-    } else
-        totals->reductions += tile->minimums[0] * load_floats(x->sums[0] + at);
+        second = product(tile->scales[1], input_scales);
+        totals->reductions = plus_product(totals->reductions, tile->minimums[0], load_floats(x->sums[1] + at));
+        totals->reductions = plus_product(totals->reductions, tile->minimums[1], load_floats(x->sums[2] + at));
+    } else if (has_minimums(format))
+        totals->reductions = plus_product(totals->reductions, tile->minimums[0], load_floats(x->sums[0] + at));
     add_products(totals->products, tile, format, blocks, codes, first, second);
 }
 
@@ -200,10 +199,13 @@ INLINE float reduced(const totals_t *totals) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     four = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    float32x4_t subtracted = vaddq_f32(totals->reductions.half[0], totals->reductions.half[1]);
+    return vaddvq_f32(vsubq_f32(vaddq_f32(totals->products[0], totals->products[1]), subtracted));
 #else
     float sum = 0;
     for (unsigned i = 0; i < sizeof(sum_t) / sizeof(float); i++) sum += totals->products[0][i] + totals->products[1][i];
-    for (int i = 0; i < 8; i++) sum -= totals->reductions[i];
+    for (int i = 0; i < 8; i++) sum -= value_of(totals->reductions, i);
     return sum;
 #endif
 }
@@ -212,8 +214,10 @@ INLINE float reduced(const totals_t *totals) {
 
 INLINE void one_tile(const uint8_t *data, int format, int blocks, const inputs_t *x, int64_t rows, int64_t start, totals_t *totals) {
     tile_t tile;
+#if !defined(__aarch64__) /* whose caches fetch ahead themselves */
     for (int64_t line = 0; line < bytes_of_tile(format); line += CACHE_LINE) __builtin_prefetch(data + AHEAD + line);
-    decode(data, format, blocks, &tile);
+#endif
+    decode(data, format, blocks, rows == 1, &tile);
     if (rows == 1)
         add_tile(totals, &tile, format, blocks, x, 0, start);
     else
@@ -261,17 +265,23 @@ static void some_outputs(const matrix_t *matrix, int64_t first, int64_t last, co
 
 typedef struct {
     const matrix_t *matrices;
-    int64_t count, inputs, rows, outputs, next;
+    int64_t count, inputs, rows, outputs, task, next; /* task: outputs of one */
     inputs_t x;
     float *out;
 } job_t;
 
+/* Long tasks read memory in long stretches, many tasks keep all threads busy. */
+static int64_t task_size(int64_t outputs, int64_t threads) {
+    int64_t size = outputs / (threads * TASKS_PER_THREAD);
+    return size < MIN_TASK ? MIN_TASK : size > MAX_TASK ? MAX_TASK : size;
+}
+
 static void work(void *argument) {
     job_t *job = argument;
     for (;;) {
-        int64_t first = __atomic_fetch_add(&job->next, OUTPUTS_PER_TASK, __ATOMIC_RELAXED), offset = 0;
+        int64_t first = __atomic_fetch_add(&job->next, job->task, __ATOMIC_RELAXED), offset = 0;
         if (first >= job->outputs) return;
-        int64_t last = first + OUTPUTS_PER_TASK < job->outputs ? first + OUTPUTS_PER_TASK : job->outputs;
+        int64_t last = first + job->task < job->outputs ? first + job->task : job->outputs;
         for (int64_t index = 0; index < job->count; index++) {
             const matrix_t *matrix = job->matrices + index;
             int64_t begin = first > offset ? first - offset : 0;
@@ -297,7 +307,7 @@ void block_linear(const matrix_t *matrices, int64_t count, const float *x, int64
         int64_t some = rows - done < MAX_INPUT_ROWS ? rows - done : MAX_INPUT_ROWS, blocks = some * padded / BLOCK;
         float *scales = (float *)(scratch + some * padded);
         inputs_t rounded = {padded, (int8_t *)scratch, scales, {scales + blocks, scales + 2 * blocks, scales + 3 * blocks}};
-        job_t job = {matrices, count, inputs, some, outputs, 0, rounded, out + done * outputs};
+        job_t job = {matrices, count, inputs, some, outputs, task_size(outputs, threads), 0, rounded, out + done * outputs};
         for (int64_t row = 0; row < some; row++) round_inputs(x + (done + row) * inputs, inputs, row, &job.x);
         run_on_threads(work, &job, threads);
     }
