@@ -145,13 +145,19 @@ def compiled_speedup() -> float:
 
 
 class NormStyles:
-    """Gains and biases of the norms of some blocks, by one product for all of them."""
+    """Gains and biases of the norms of some blocks, times the α of the Snake behind each, by one product for all."""
 
     def __init__(self, blocks: Iterable[GeneratorBlock]) -> None:
-        norms = [norm for block in blocks for pair in zip(block.adain1, block.adain2, strict=True) for norm in pair]
-        layers = [cast(AdaptiveNorm, norm).fc for norm in norms]
-        self.weight, self.bias = torch.cat([each.weight for each in layers]), torch.cat([each.bias for each in layers])
-        self.sizes = [each.out_features for each in layers]
+        weights, biases = list[Tensor](), list[Tensor]()
+        for block in blocks:
+            pairs = zip(block.adain1, block.alpha1, block.adain2, block.alpha2, strict=True)
+            for norm1, alpha1, norm2, alpha2 in pairs:
+                for norm, alpha in ((norm1, alpha1), (norm2, alpha2)):
+                    layer, factor = cast(AdaptiveNorm, norm).fc, alpha.flatten()
+                    gain, bias = layer.bias.chunk(2)
+                    weights.append(layer.weight * factor.repeat(2)[:, None])
+                    biases.append(torch.cat([1 + gain, bias]) * factor.repeat(2))
+        self.weight, self.bias, self.sizes = torch.cat(weights), torch.cat(biases), [len(each) for each in biases]
 
     def __call__(self, style: Tensor) -> Iterator[Tensor]:
         """Of each norm in turn.  # [1, style] → [2 · channel]"""
@@ -162,29 +168,29 @@ class CpuBlock:
     """A `GeneratorBlock`, time first."""
 
     def __init__(self, block: GeneratorBlock, dtype: torch.dtype) -> None:
-        convs = cast(Iterable[tuple[nn.Conv1d, nn.Conv1d]], zip(block.convs1, block.convs2, strict=True))
-        self.alphas = [(one.flatten(), two.flatten()) for one, two in zip(block.alpha1, block.alpha2, strict=True)]
+        firsts = cast(Iterable[tuple[nn.Conv1d, Tensor]], zip(block.convs1, block.alpha1, strict=True))
+        seconds = cast(Iterable[tuple[nn.Conv1d, Tensor]], zip(block.convs2, block.alpha2, strict=True))
         self.convs = [
-            (snake_conv(conv1, alpha1, False, dtype), snake_conv(conv2, alpha2, True, dtype))
-            for (conv1, conv2), (alpha1, alpha2) in zip(convs, self.alphas, strict=True)
+            (snake_conv(*first, False, dtype), snake_conv(*second, True, dtype))
+            for first, second in zip(firsts, seconds, strict=True)
         ]
         self.moments = compiled_moments if isinstance(self.convs[0][0], CompiledSnakeConv) else moments
 
     def __call__(self, x: Tensor, styles: Iterator[Tensor], running: RunningStatistics) -> Tensor:
         """# [time, channel]"""
         statistics = self.moments(x)
-        for (conv1, conv2), (alpha1, alpha2) in zip(self.convs, self.alphas, strict=True):
-            inner, inner_statistics = conv1(x, *affine(statistics, next(styles), alpha1, running))
-            x, statistics = conv2(inner, *affine(inner_statistics, next(styles), alpha2, running), residual=x)
+        for conv1, conv2 in self.convs:
+            inner, inner_statistics = conv1(x, *affine(statistics, next(styles), running))
+            x, statistics = conv2(inner, *affine(inner_statistics, next(styles), running), residual=x)
         return x
 
 
-def affine(statistics: Tensor, style: Tensor, alpha: Tensor, running: RunningStatistics) -> tuple[Tensor, Tensor]:
-    """Scale and shift of α · norm(x), x of these moments.  # [2, channel], [2 · channel] → [channel] twice"""
-    mean, variance = (each[0] for each in running.merged(statistics[:1], statistics[1:]))
+def affine(statistics: Tensor, style: Tensor, running: RunningStatistics) -> tuple[Tensor, Tensor]:
+    """Scale and shift of the norm of x, which has these moments.  # [2, channel], [2 · channel] → [channel] twice"""
+    mean, variance = running.merged(statistics[:1], statistics[1:])
     gain, bias = style.chunk(2)
-    scale = (1 + gain) * torch.rsqrt(variance + EPSILON)
-    return scale * alpha, (bias - mean * scale) * alpha
+    scale = gain * torch.rsqrt(variance[0] + EPSILON)
+    return scale, torch.addcmul(bias, mean[0], scale, value=-1)
 
 
 def moments(x: Tensor) -> Tensor:

@@ -55,17 +55,19 @@ class RunningStatistics:
         """`features` [batch]: of this pass."""
         self._total = features.float() if earlier is None else features + earlier.features
         self._share = None if earlier is None else (earlier.features / self._total)[:, None]
+        self._spread = None if self._share is None else self._share * (1 - self._share)  # of two means
         self._earlier, self._place = earlier, 0
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def merged(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """The statistics of the next norm.  # [batch, channel] twice"""
-        if self._earlier is not None and self._share is not None:
+        if self._earlier is not None and self._share is not None and self._spread is not None:
             span = slice(self._place, self._place + mean.shape[1])
-            away = self._earlier.means[:, span] - mean
-            mean = mean + self._share * away
-            variance = torch.lerp(variance, self._earlier.variances[:, span], self._share)
-            variance = variance + self._share * (1 - self._share) * away.square()
+            earlier, share = self._earlier.means[:, span], self._share
+            away = earlier - mean
+            mean = torch.lerp(mean, earlier, share)
+            variance = torch.lerp(variance, self._earlier.variances[:, span], share)
+            variance = torch.addcmul(variance, away, away * self._spread)
             self._place = span.stop
         self._kept.append((mean, variance))
         return mean, variance
