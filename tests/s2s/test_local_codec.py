@@ -63,7 +63,7 @@ def spoken(codec, pieces):
 async def test_replies_that_change_batchers_sound_the_same(graphed, plain):
     local_codec = LocalCodec(graphed, LEFT)
     voice = graphed.flow.voice(prompt())
-    local_codec.warm_up(voice, (1, 4), (5, 10))
+    local_codec.warm_up([voice], (1, 4), (5, 10))
     local_codec.speech_encoder.start()
     local_codec.vocoder.start()
     ways = [[SOON, SOON, LATER, SOON], [SOON, LATER, LATER, LATER], [LATER, SOON, SOON, SOON]]

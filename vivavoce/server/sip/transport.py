@@ -19,6 +19,7 @@ MAX_CONNECTIONS = 512
 MAX_CONNECTIONS_PER_SOURCE = 32
 MAX_UNSENT_BYTES = 256 << 10
 CONNECT_SECONDS = 5.0
+PORT_ATTEMPTS = 8  # a port that is free for UDP may be in use for TCP
 IDLE_SECONDS = 600.0  # after which a TCP connection without messages is closed
 
 SocketAddress = tuple[str, int]
@@ -180,6 +181,17 @@ class Transports:
 
     async def start(self) -> None:
         """Listen; OSError where an address cannot be bound. TCP takes the port of UDP where that is chosen freely."""
+        is_chosen = any(where.transport == "udp" and not where.port for where in self._listen)
+        for attempts_left in reversed(range(PORT_ATTEMPTS if is_chosen else 1)):
+            try:
+                return await self._bind()
+            except OSError:  # also where the port that was chosen for UDP is in use for TCP
+                await self.close()
+                self.udp, self._servers = [], []
+                if not attempts_left:
+                    raise
+
+    async def _bind(self) -> None:
         loop = asyncio.get_running_loop()
         for where in self._listen:
             if where.transport == "udp":
