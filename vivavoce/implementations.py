@@ -309,6 +309,8 @@ def choose_turn_recogniser(device: Device) -> Choice:
 
 def _fast_float() -> tuple[torch.dtype, str]:
     """The faster of bfloat16 and float32 on this CPU."""
+    if not bfloat16_speedup():
+        return torch.float32, "this CPU has no products in bfloat16"
     ratio = f"bfloat16 measured {bfloat16_speedup():.1f}x float32 on this CPU"
     return (torch.bfloat16, ratio) if is_bfloat16_fast() else (torch.float32, f"{ratio}, so float32")
 
