@@ -110,7 +110,7 @@ NOT_QUICK = {
     *("audio/test_denoise.py", "audio/test_diarization.py", "dialogue/test_front_end_batch.py"),
     *("dialogue/test_model_barge_in.py", "dialogue/test_noise_reduction.py", "server/test_diarized_files.py"),
     *("server/sip/test_programs.py", "server/sip/test_outgoing_programs.py", "server/test_end_of_call.py"),
-    "server/test_doors.py",
+    *("server/test_doors.py", "server/test_live_conversation.py", "server/sip/test_outgoing.py"),
     "server/test_uploads.py",
     *("audio/test_files.py", "engine/test_async_decode.py", "engine/test_draft_trees.py", "engine/test_engine.py"),
     *("engine/test_failing_steps.py", "engine/test_speculative.py", "server/test_openai_agents_js.py"),
