@@ -63,16 +63,24 @@ def compiled_moments(x: Tensor) -> Tensor:
     return moments
 
 
+def cyclic_filters(weight: Tensor) -> Tensor:
+    """The taps in a block, so that its cyclic convolution begins with the outputs of the convolution, in float64.
+
+    # [output, input, tap] → [sample, input, output]
+    """
+    filters = weight.new_zeros(BLOCK, weight.shape[1], weight.shape[0], dtype=torch.float64)
+    for tap in range(weight.shape[2]):
+        filters[-tap] = weight[:, :, tap].T.double()
+    return filters
+
+
 def points(weight: Tensor) -> Tensor:
     """The filters in the frequency domain, as the kernel orders them, with the factor of the inverse transform.
 
     The two real frequencies, then of each other one its real part, its imaginary part and their sum.
     # [output, input, tap] → [point, input, output]
     """
-    filters = weight.new_zeros(BLOCK, weight.shape[1], weight.shape[0], dtype=torch.float64)
-    for tap in range(weight.shape[2]):
-        filters[-tap] = weight[:, :, tap].T.double()
-    spectrum = torch.fft.rfft(filters, dim=0) * (2 / BLOCK)
+    spectrum = torch.fft.rfft(cyclic_filters(weight), dim=0) * (2 / BLOCK)
     real, imaginary = spectrum.real, spectrum.imag
     others = torch.stack([real, imaginary, real + imaginary], dim=1)[1:-1].flatten(0, 1)
     return torch.cat([real[:1] / 2, real[-1:] / 2, others]).float()

@@ -7,6 +7,7 @@ PyTorch. The scale of a Snake is folded into the norm before it and the convolut
 is left out where a norm removes it again.
 """
 
+import logging
 import math
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -22,9 +23,10 @@ from vivavoce.models.hift.model import centred_conv
 from vivavoce.models.kokoro.decoder import LAST_SLOPE, UPSAMPLE_SLOPE, Generator, GeneratorBlock
 from vivavoce.models.kokoro.layers import EPSILON, AdaptiveNorm, RunningStatistics
 from vivavoce.models.kokoro.model import GeneratedSound, PreparedSpeech
-from vivavoce.nn.snake_conv import CompiledSnakeConv, compiled_moments
+from vivavoce.nn.snake_conv import BLOCK, CompiledSnakeConv, compiled_moments, cyclic_filters
 
-BLOCK = 32  # values of a channel that are transformed together
+logger = logging.getLogger(__name__)
+
 MIN_TAPS = 7  # shorter kernels are faster directly
 ROWS = 2048  # of an elementwise pass, so that its intermediate values stay in the cache
 
@@ -57,10 +59,7 @@ class FrequencyConv:
         self.taps, self.dilation, self.bias = weight.shape[2], dilation, bias
         self.new = BLOCK - self.taps + 1  # outputs of a block
         forward, inverse = cyclic_products(BLOCK)
-        filters = weight.new_zeros(BLOCK, weight.shape[1], weight.shape[0], dtype=torch.float64)
-        for tap in range(self.taps):
-            filters[-tap] = weight[:, :, tap].T.double()
-        self.filters = torch.tensordot(forward, filters, 1).float()  # [point, input, output]
+        self.filters = torch.tensordot(forward, cyclic_filters(weight), 1).float()  # [point, input, output]
         self.forward, self.inverse = forward.float(), inverse[: self.new].float().contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -174,11 +173,14 @@ class CpuBlock:
             (snake_conv(*first, False, dtype), snake_conv(*second, True, dtype))
             for first, second in zip(firsts, seconds, strict=True)
         ]
-        self.moments = compiled_moments if isinstance(self.convs[0][0], CompiledSnakeConv) else moments
 
-    def __call__(self, x: Tensor, styles: Iterator[Tensor], running: RunningStatistics) -> Tensor:
-        """# [time, channel]"""
-        statistics = self.moments(x)
+    @property
+    def is_compiled(self) -> bool:
+        """Whether its convolutions are those in C."""
+        return isinstance(self.convs[0][0], CompiledSnakeConv)
+
+    def __call__(self, x: Tensor, statistics: Tensor, styles: Iterator[Tensor], running: RunningStatistics) -> Tensor:
+        """`statistics`: the moments of x.  # [time, channel], [2, channel]"""
         for conv1, conv2 in self.convs:
             inner, inner_statistics = conv1(x, *affine(statistics, next(styles), running))
             x, statistics = conv2(inner, *affine(inner_statistics, next(styles), running), residual=x)
@@ -219,6 +221,9 @@ class CpuGenerator:
         self.source_blocks = [CpuBlock(each, dtype) for each in source_blocks]
         self.blocks = [CpuBlock(each, dtype) for each in blocks]
         self.post = MatmulConv.of(generator.conv_post)
+        is_compiled = self.blocks[0].is_compiled
+        self.moments = compiled_moments if is_compiled else moments
+        logger.info("Kokoro's convolutions are computed %s, in %s", "in C" if is_compiled else "by PyTorch", dtype)
 
     @torch.inference_mode()
     def __call__(self, prepared: PreparedSpeech) -> GeneratedSound:
@@ -230,11 +235,13 @@ class CpuGenerator:
             x = up(functional.leaky_relu(x, UPSAMPLE_SLOPE))
             if stage == len(self.ups) - 1:
                 x = torch.cat([x[1:2], x])  # reflected
-            x += self.source_blocks[stage](self.source_convs[stage](spectrum), source_styles, running)
+            source = self.source_convs[stage](spectrum)
+            x += self.source_blocks[stage](source, self.moments(source), source_styles, running)
+            statistics = self.moments(x)
             first, *others = self.blocks[stage * self.per_stage : (stage + 1) * self.per_stage]
-            total = first(x, styles, running)
+            total = first(x, statistics, styles, running)
             for block in others:
-                total += block(x, styles, running)
+                total += block(x, statistics, styles, running)
             x = total.mul_(1 / self.per_stage)
         spectrum = self.post(functional.leaky_relu(x, LAST_SLOPE))
         return GeneratedSound(self.generator.waves(spectrum.T[None]), running.result())
