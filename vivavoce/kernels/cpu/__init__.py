@@ -25,8 +25,8 @@ FOLDER = Path(__file__).parent
 SOURCES = tuple(FOLDER / name for name in ("block_linear.c", "decoder_step.c", "threads.c"))
 HEADERS = tuple(FOLDER / name for name in ("kernels.h", "block_tiles.h"))
 SYNTHESIS = tuple(FOLDER / name for name in ("snake_conv.c", "lstm.c", "threads.c"))
-SYNTHESIS_HEADERS = tuple(FOLDER / name for name in ("kernels.h", "vectors.h"))
-GTCRN = FOLDER / "gtcrn.c"
+SYNTHESIS_HEADERS = tuple(FOLDER / name for name in ("kernels.h", "vectors.h", "exponential.h"))
+GTCRN, GTCRN_HEADERS = (FOLDER / "gtcrn.c",), (FOLDER / "exponential.h",)
 SWITCH = "VIVA_COMPILE"
 TARGET = "VIVA_CPU_TARGET"  # the compiler's options for another CPU than this one, as -mavx2
 COMPILERS = ("cc", "gcc", "clang")
@@ -123,7 +123,7 @@ def synthesis_library() -> ctypes.CDLL | None:
 @functools.cache
 def gtcrn_library() -> ctypes.CDLL | None:
     """The network that suppresses noise, which compiles within a second; None: as `library`."""
-    kernels = _loaded("gtcrn", (GTCRN,), (), "noise is suppressed by numpy, at many times the cost")
+    kernels = _loaded("gtcrn", GTCRN, GTCRN_HEADERS, "noise is suppressed by numpy, at many times the cost")
     if kernels is not None:
         size, address = ctypes.c_int64, ctypes.c_void_p
         kernels.gtcrn_weights.restype = kernels.gtcrn_state.restype = size

@@ -15,8 +15,8 @@ enum { BINS = 257, LOW = 65, HIGH = BINS - LOW, COARSE = 64, BANDS = LOW + COARS
 enum { LANES = 16, FEATURES = 3, NEAR = 3, TAPS = 5, BLOCKS = 3, PATHS = 2, GATES = 3 };
 enum { HISTORY = 2 * (1 + 2 + 5) }; /* frames of the blocks of one side */
 
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef float vector_t __attribute__((vector_size(64)));
+typedef int32_t integers_t __attribute__((vector_size(64)));
 
 /* Weights and states hold nothing but floats, so that Python can write them one after the other. */
 
@@ -76,53 +76,35 @@ typedef struct {
 int64_t gtcrn_weights(void) { return sizeof(weights_t) / sizeof(float); }
 int64_t gtcrn_state(void) { return sizeof(state_t) / sizeof(float); }
 
-INLINE f32x16 load(const float *values) {
-    f32x16 loaded;
+INLINE vector_t load(const float *values) {
+    vector_t loaded;
     memcpy(&loaded, values, sizeof loaded);
     return loaded;
 }
 
-INLINE void store(float *values, f32x16 stored) { memcpy(values, &stored, sizeof stored); }
+INLINE void store(float *values, vector_t stored) { memcpy(values, &stored, sizeof stored); }
 
-INLINE float total(f32x16 values) {
+INLINE float total(vector_t values) {
     float sum = 0;
     for (int i = 0; i < LANES; i++) sum += values[i];
     return sum;
 }
 
-INLINE f32x16 select(i32x16 mask, f32x16 yes, f32x16 no) {
-    return (f32x16)(((i32x16)yes & mask) | ((i32x16)no & ~mask));
-}
+#include "exponential.h"
 
-INLINE f32x16 exponential(f32x16 x) {
-    x = select(x > 87.0f, x * 0 + 87.0f, select(x < -87.0f, x * 0 - 87.0f, x));
-    f32x16 whole = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounds to the nearest integer */
-    f32x16 rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    f32x16 sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 0.5f;
-    sum = sum * rest * rest + rest + 1.0f;
-    return sum * (f32x16)((__builtin_convertvector(whole, i32x16) + 127) << 23);
-}
-
-INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exponential(-x)); }
-INLINE f32x16 hyperbolic(f32x16 x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
-
-INLINE f32x16 activated(f32x16 x, const activation_t *out) {
+INLINE vector_t activated(vector_t x, const activation_t *out) {
     x += load(out->bias);
     return select(x >= 0.0f, x, x * out->slope);
 }
 
 /* sum += x[i] weight[i], over the inputs */
-INLINE f32x16 product(f32x16 sum, const float *x, const float (*weight)[LANES], int inputs) {
+INLINE vector_t product(vector_t sum, const float *x, const float (*weight)[LANES], int inputs) {
     for (int i = 0; i < inputs; i++) sum += x[i] * load(weight[i]);
     return sum;
 }
 
 /* Three sums, of inputs or of states, to those of the gates. */
-INLINE void gate_sums(f32x16 sums[GATES], const float *x, const float (*weight)[GATES][LANES], int inputs) {
+INLINE void gate_sums(vector_t sums[GATES], const float *x, const float (*weight)[GATES][LANES], int inputs) {
     for (int i = 0; i < inputs; i++)
         for (int gate = 0; gate < GATES; gate++) sums[gate] += x[i] * load(weight[i][gate]);
 }
@@ -130,12 +112,12 @@ INLINE void gate_sums(f32x16 sums[GATES], const float *x, const float (*weight)[
 /* The state of a GRU after an input. */
 INLINE void step_cell(const cell_t *cell, const float (*input)[GATES][LANES], const float *x, int inputs,
                       float *hidden) {
-    f32x16 from_input[GATES] = {load(cell->bias[0]), load(cell->bias[1]), load(cell->bias[2])};
-    f32x16 from_state[GATES] = {{0}, {0}, load(cell->bias[3])};
+    vector_t from_input[GATES] = {load(cell->bias[0]), load(cell->bias[1]), load(cell->bias[2])};
+    vector_t from_state[GATES] = {{0}, {0}, load(cell->bias[3])};
     gate_sums(from_input, x, input, inputs);
     gate_sums(from_state, hidden, cell->hidden, LANES);
-    f32x16 reset = sigmoid(from_input[0] + from_state[0]), update = sigmoid(from_input[1] + from_state[1]);
-    f32x16 fresh = hyperbolic(from_input[2] + reset * from_state[2]);
+    vector_t reset = sigmoid(from_input[0] + from_state[0]), update = sigmoid(from_input[1] + from_state[1]);
+    vector_t fresh = hyperbolic_tangent(from_input[2] + reset * from_state[2]);
     store(hidden, fresh + update * (load(hidden) - fresh));
 }
 
@@ -152,7 +134,7 @@ static void features_of(const weights_t *weights, const float (*bins)[2], float 
     for (int part = 0; part < FEATURES; part++) {
         memcpy(parts[part] + 1, fine[part], sizeof(float) * LOW);
         for (int begin = 0; begin < COARSE; begin += LANES) {
-            f32x16 sum = {0};
+            vector_t sum = {0};
             for (int bin = 0; bin < HIGH; bin++) sum += fine[part][LOW + bin] * load(weights->merge[bin] + begin);
             store(parts[part] + 1 + LOW + begin, sum);
         }
@@ -168,7 +150,7 @@ static void mask_bins(const weights_t *weights, float bands[BANDS][LANES], float
     for (int part = 0; part < 2; part++) {
         for (int band = 0; band < LOW; band++) mask[part][band] = bands[band][part];
         for (int begin = 0; begin < HIGH; begin += LANES) {
-            f32x16 sum = {0};
+            vector_t sum = {0};
             for (int band = 0; band < COARSE; band++)
                 sum += bands[LOW + band][part] * load(weights->split[band] + begin);
             store(mask[part] + LOW + begin, sum);
@@ -187,7 +169,7 @@ static void mask_bins(const weights_t *weights, float bands[BANDS][LANES], float
 INLINE void halve(const float *x, int bands, int inputs, const float *weight, const activation_t *activation,
                   float (*out)[LANES]) {
     for (int to = 0; 2 * to < bands; to++) {
-        f32x16 sum = {0};
+        vector_t sum = {0};
         for (int tap = 0; tap < TAPS; tap++) {
             int from = 2 * to + tap - 2;
             if (from < 0 || from >= bands) continue;
@@ -216,13 +198,13 @@ static void step_block(const block_t *block, frame_t *history, int dilation, flo
     frame_t frame;
     for (int band = 0; band < WIDTH; band++) memcpy(padded[1 + band], x[band], sizeof padded[0]);
     for (int band = 0; band < WIDTH; band++) {
-        f32x16 sum = product((f32x16){0}, padded[band], block->narrow, NEAR * LANES / 2);
+        vector_t sum = product((vector_t){0}, padded[band], block->narrow, NEAR * LANES / 2);
         store(frame[band], activated(sum, &block->narrow_out));
     }
     const frame_t *frames[NEAR] = {history, history + dilation, (const frame_t *)frame};
-    f32x16 power = {0};
+    vector_t power = {0};
     for (int band = 0; band < WIDTH; band++) {
-        f32x16 sum = {0};
+        vector_t sum = {0};
         for (int past = 0; past < NEAR; past++)
             for (int near = 0; near < NEAR; near++) {
                 int from = band + near - 1;
@@ -240,7 +222,7 @@ static void step_block(const block_t *block, frame_t *history, int dilation, flo
     float mean[LANES];
     store(mean, power / WIDTH);
     step_cell(&block->gate, block->gate_input, mean, LANES / 2, gate);
-    f32x16 attention = sigmoid(product(load(block->attention_bias), gate, block->attention, LANES));
+    vector_t attention = sigmoid(product(load(block->attention_bias), gate, block->attention, LANES));
     for (int band = 0; band < WIDTH; band++) {
         float scaled[LANES], rest[LANES / 2];
         store(scaled, load(out[band]) * attention);
@@ -254,20 +236,20 @@ static void step_block(const block_t *block, frame_t *history, int dilation, flo
 
 /* x += norm(linear(recurrent)), the norm over all bands and channels. */
 static void add_mixed(const mix_t *mix, frame_t recurrent, frame_t x) {
-    f32x16 sum = {0}, squares = {0};
+    vector_t sum = {0}, squares = {0};
     for (int band = 0; band < WIDTH; band++) {
-        f32x16 mixed = product(load(mix->bias), recurrent[band], mix->weight, LANES);
+        vector_t mixed = product(load(mix->bias), recurrent[band], mix->weight, LANES);
         store(recurrent[band], mixed);
         sum += mixed;
     }
     float mean = total(sum) / (WIDTH * LANES);
     for (int band = 0; band < WIDTH; band++) {
-        f32x16 centred = load(recurrent[band]) - mean;
+        vector_t centred = load(recurrent[band]) - mean;
         squares += centred * centred;
     }
     float scale = 1.0f / sqrtf(total(squares) / (WIDTH * LANES) + 1e-8f);
     for (int band = 0; band < WIDTH; band++) {
-        f32x16 normal = (load(recurrent[band]) - mean) * scale * load(mix->scale[band]) + load(mix->shift[band]);
+        vector_t normal = (load(recurrent[band]) - mean) * scale * load(mix->scale[band]) + load(mix->shift[band]);
         store(x[band], load(x[band]) + normal);
     }
 }
@@ -329,7 +311,7 @@ static void step_frame(const weights_t *weights, state_t *state, float (*bins)[2
     add(spread_out, wide, HALF);
     spread(spread_out, HALF, weights->last, masks);
     for (int band = 0; band < BANDS; band++)
-        store(masks[band], hyperbolic(load(masks[band]) + load(weights->last_bias)));
+        store(masks[band], hyperbolic_tangent(load(masks[band]) + load(weights->last_bias)));
     mask_bins(weights, masks, bins);
 }
 

@@ -3,29 +3,9 @@
 #include "kernels.h"
 #include "vectors.h"
 
+#include "exponential.h"
+
 enum { GATES = 4, PANEL_VECTORS = 8, PANEL = PANEL_VECTORS * LANES };
-
-INLINE vector_t where(integers_t mask, vector_t one, vector_t other) {
-    return (vector_t)(((integers_t)one & mask) | ((integers_t)other & ~mask));
-}
-
-/* A power of two by its bits, times the series of the rest; the exponent is bounded, so that both exist. */
-INLINE vector_t exponential(vector_t x) {
-    const vector_t bound = (vector_t){} + 87.0f;
-    x = where(x < bound, where(x > -bound, x, -bound), bound);
-    vector_t power = rounded(x * 1.44269504f);
-    vector_t rest = x - power * 0.693359375f + power * 2.12194440e-4f;
-    vector_t series = rest * 1.38888889e-3f + 8.33333333e-3f;
-    series = series * rest + 4.16666667e-2f;
-    series = series * rest + 1.66666667e-1f;
-    series = series * rest + 0.5f;
-    series = series * rest * rest + rest + 1.0f;
-    return series * (vector_t)((__builtin_convertvector(power, integers_t) + 127) << 23);
-}
-
-INLINE vector_t sigmoid(vector_t x) { return 1.0f / (1.0f + exponential(-x)); }
-
-INLINE vector_t hyperbolic_tangent(vector_t x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 
 typedef struct {
     const float *gates[2];   /* [time, 4 · hidden]: of the inputs, with all biases */
