@@ -208,7 +208,7 @@ class Learner:
             static = {name: tensor.clone() for name, tensor in batch.items()}
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # batches are prepared by another thread
                 scalars = self._train_step(static)
             self._graphs[shape] = (graph, static, scalars)
         graph, static, scalars = self._graphs[shape]
