@@ -26,7 +26,7 @@ from vivavoce.train.reply_voice import KOKORO
 from vivavoce.train.utterances import REPLY_VOICES
 
 DIALOGUES = DialoguePlan(spoken=9_000, general=4_000, slot_questions=3_000, tools=4_000, edition=2, versions=4)
-SECONDS = {"voices": 310, "encoder": 340, "vocoder1": 300, "flow": 240, "lm": 440, "vocoder": 280}
+SECONDS = {"voices": 270, "encoder": 330, "vocoder1": 300, "flow": 260, "lm": 560, "vocoder": 300}
 CLASSIC_SCALE = 0.4  # of the synthesizers' corpora beside Kokoro's
 TINY_SCALE, TINY_PLAN_SCALE, TINY_SECONDS = 0.004, 0.0015, 20.0
 LOG_LINES = 20
