@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 
+from vivavoce.audio.io import Sound
 from vivavoce.bench.answer import AskedQuestion, padded_with_silence
 from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
 from vivavoce.models.moss_speech.codec import ENCODER_RATE
@@ -20,10 +21,19 @@ def kokoro_questions(count: int | None, seed: int, device: str) -> list[AskedQue
     lines: Sequence[Sequence[Exchange]] = (
         evaluation_dialogues() if count is None else dialogues("held_out", count, 1000 + seed, (1, 1))
     )
+    spoken = spoken_by_kokoro([line[-1].user for line in lines], seed, device)
+    return [
+        AskedQuestion(line[-1], f"kokoro-{voice}", padded_with_silence(sound.resampled(ENCODER_RATE)), tuple(line[:-1]))
+        for line, (voice, sound) in zip(lines, spoken, strict=True)
+    ]
+
+
+def spoken_by_kokoro(texts: Sequence[str], seed: int, device: str) -> list[tuple[str, Sound]]:
+    """Each text in one of the held-out English voices, with the voice's name."""
     source = random.Random(f"kokoro {seed}")
-    voices = [source.choice(HELD_OUT_VOICES["en"]) for _ in lines]
+    voices = [source.choice(HELD_OUT_VOICES["en"]) for _ in texts]
     style = SpeakingStyle(clean=False)
-    requests = [(line[-1].user, voice, style) for line, voice in zip(lines, voices, strict=True)]
+    requests = [(text, voice, style) for text, voice in zip(texts, voices, strict=True)]
     tts = KokoroTTS.load(KOKORO, device)
     try:
         sounds = [
@@ -31,7 +41,4 @@ def kokoro_questions(count: int | None, seed: int, device: str) -> list[AskedQue
         ]
     finally:
         tts.close()
-    return [
-        AskedQuestion(line[-1], f"kokoro-{voice}", padded_with_silence(sound.resampled(ENCODER_RATE)), tuple(line[:-1]))
-        for line, voice, sound in zip(lines, voices, sounds, strict=True)
-    ]
+    return list(zip(voices, sounds, strict=True))

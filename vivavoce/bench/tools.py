@@ -9,7 +9,7 @@ import asyncio
 import base64
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -85,20 +85,29 @@ class ManualTurnClient:
     fillers: set[str] = field(default_factory=set)  # ids of responses
     playback: SilenceMeter | None = None
 
-    async def configure(self, tools: Sequence[Event]) -> None:
+    async def configure(self, tools: Sequence[Event], instructions: str = "") -> None:
+        """Without `instructions` those of the server are left."""
         audio = {"input": {"turn_detection": None, "format": {"type": "audio/pcm", "rate": RATE}}}
         session = {"type": "realtime", "audio": audio, "tools": list(tools)}
+        if instructions:
+            session["instructions"] = instructions
         await self.wire.send({"type": "session.update", "session": session})
         await self._until("session.updated")
 
     async def speak(self, pcm: bytes) -> None:
         """Send a turn at the pace of speech."""
-        loop, size = asyncio.get_running_loop(), round(2 * RATE * PIECE_SECONDS)
+        loop = asyncio.get_running_loop()
         start = loop.time()
+        await self.append(pcm, lambda number: start + number * PIECE_SECONDS - loop.time())
+
+    async def append(self, pcm: bytes, wait: Callable[[int], float] | None = None) -> None:
+        """Send a turn; `wait` says how long after each piece, by its number."""
+        size = round(2 * RATE * PIECE_SECONDS)
         for number, begin in enumerate(range(0, len(pcm), size), start=1):
             piece = base64.b64encode(pcm[begin : begin + size]).decode()
             await self.wire.send({"type": "input_audio_buffer.append", "audio": piece})
-            await asyncio.sleep(start + number * PIECE_SECONDS - loop.time())
+            if wait is not None:
+                await asyncio.sleep(wait(number))
         await self.wire.send({"type": "input_audio_buffer.commit"})
 
     async def reply(self, **options: Any) -> TimedReply:
