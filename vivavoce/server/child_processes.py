@@ -1,12 +1,58 @@
 """Modules of this package in processes of their own, which read their options from their input."""
 
 import asyncio
+import logging
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import vivavoce
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How long to wait before a process is started again; twice as long after each run that was not stable."""
+
+    first: float
+    longest: float
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How a process ended, and whether it had run well until then."""
+
+    code: int
+    was_stable: bool
+
+    def __str__(self) -> str:
+        """As in "ended by SIGKILL"."""
+        return f"by {signal.Signals(-self.code).name}" if self.code < 0 else f"with code {self.code}"
+
+
+async def keep_running(
+    name: str,
+    run: Callable[[], Awaitable[ProcessEnd]],
+    is_stopping: Callable[[], bool],
+    backoff: Backoff,
+    ended: Callable[[ProcessEnd], Awaitable[None]] | None = None,
+) -> None:
+    """Run a process until `is_stopping`, again when it ends. `ended` is called first then, and may raise."""
+    seconds = backoff.first
+    while True:
+        end = await run()
+        if is_stopping():
+            return
+        if ended is not None:
+            await ended(end)
+        seconds = backoff.first if end.was_stable else seconds
+        logger.error("%s ended %s; it is started again in %g s", name, end, seconds)
+        await asyncio.sleep(seconds)
+        seconds = min(2 * seconds, backoff.longest)
 
 
 async def start_module(

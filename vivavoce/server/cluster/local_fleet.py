@@ -10,6 +10,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 import aiohttp
@@ -17,7 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from vivavoce.errors import VivaError
-from vivavoce.server.child_processes import start_module
+from vivavoce.server.child_processes import Backoff, ProcessEnd, keep_running, start_module
 from vivavoce.server.cluster.ingress import ingress_app
 from vivavoce.server.cluster.options import FleetOptions, PoolOptions
 from vivavoce.server.cluster.registry import RegistryActor, RegistryClient, ReplicaReport
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 REPLICA = "vivavoce.server.hosting.replica_process"
 LOOPBACK = "127.0.0.1"
-FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 30.0
+BACKOFF = Backoff(0.5, 30.0)
 END_SECONDS = 5.0  # beyond the time that a replica's own replies may take
 LOOK_SECONDS = 0.05
 
@@ -84,23 +85,22 @@ class LocalFleet:
         self, report: ReplicaReport, payload: bytes, environment: dict[str, str], is_ready: asyncio.Future[None]
     ) -> None:
         """Run a replica; run it again when it ends."""
-        backoff = FIRST_BACKOFF_SECONDS
-        while True:
-            was_ready = await self._run(report, payload, environment, is_ready)
-            if self._is_stopping:
-                return
+
+        async def ended(end: ProcessEnd) -> None:
             if not is_ready.done():
-                is_ready.set_exception(VivaError(f"replica {report.replica} ended before it was ready"))
-                return
+                raise VivaError(f"replica {report.replica} ended before it was ready, {end}")
             await self.registry.mark_lost(report.replica)
-            backoff = FIRST_BACKOFF_SECONDS if was_ready else min(2 * backoff, MAX_BACKOFF_SECONDS)
-            logger.error("replica %s ended; it is started again in %g s", report.replica, backoff)
-            await asyncio.sleep(backoff)
+
+        run = partial(self._run, report, payload, environment, is_ready)
+        try:
+            await keep_running(f"replica {report.replica}", run, lambda: self._is_stopping, BACKOFF, ended)
+        except VivaError as error:
+            is_ready.set_exception(error)
 
     async def _run(
         self, report: ReplicaReport, payload: bytes, environment: dict[str, str], is_ready: asyncio.Future[None]
-    ) -> bool:
-        """Run a replica until it ends, and report its load; whether it was ready."""
+    ) -> ProcessEnd:
+        """Run a replica until it ends, and report its load. It was stable if it was ready."""
         process = await self._spawn(payload, environment)
         self._processes[report.replica] = process
         ended = asyncio.create_task(process.wait())
@@ -112,14 +112,14 @@ class LocalFleet:
                 reporting = asyncio.create_task(reporter.run())
                 if not is_ready.done():
                     is_ready.set_result(None)
-            await ended
+            code = await ended
         finally:
             if reporting is not None:
                 reporting.cancel()
             if process.returncode is None:
                 process.kill()
             del self._processes[report.replica]
-        return reporting is not None
+        return ProcessEnd(code, reporting is not None)
 
     @staticmethod
     async def _spawn(payload: bytes, environment: dict[str, str]) -> asyncio.subprocess.Process:

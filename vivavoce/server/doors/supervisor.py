@@ -6,6 +6,7 @@ import shutil
 import socket
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
 
 from vivavoce.server.admission import LoopLoad
-from vivavoce.server.child_processes import start_module
+from vivavoce.server.child_processes import Backoff, ProcessEnd, keep_running, start_module
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.doors.door import door_options
 from vivavoce.server.doors.engine import DoorLink
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
 DRAIN_SECONDS = 8.0  # more than the doors give to their requests
-FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
+BACKOFF = Backoff(0.1, 5.0)
 WATCH_SECONDS = 1.0
 MAX_SILENT_REPORTS = 15  # reports missing in a row, after which a door is taken for stuck
 STABLE_SECONDS = 10.0  # after which a door that ends is restarted at once again
@@ -123,17 +124,7 @@ class Doors:
 
     async def _supervise(self, number: int, path: str) -> None:
         """Run a door; run it again when it ends."""
-        backoff = FIRST_BACKOFF_SECONDS
-        loop = asyncio.get_running_loop()
-        while True:
-            started = loop.time()
-            code = await self._run(number, path)
-            if self._is_stopping:
-                return
-            backoff = FIRST_BACKOFF_SECONDS if loop.time() - started > STABLE_SECONDS else backoff
-            logger.error("door %d ended with code %d; it is started again in %g s", number, code, backoff)
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+        await keep_running(f"door {number}", partial(self._run, number, path), lambda: self._is_stopping, BACKOFF)
 
     async def _watch(self) -> None:
         """Kill doors that are stuck: the kernel would go on to give them connections."""
@@ -145,7 +136,9 @@ class Doors:
                     logger.error("door %d does not respond and is killed", link.door)
                     self.processes[link.door].kill()
 
-    async def _run(self, number: int, path: str) -> int:
+    async def _run(self, number: int, path: str) -> ProcessEnd:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         inherited = [] if IS_BALANCED else [each.fileno() for each in self._sockets]
         process = await start_module(
             "vivavoce.server.doors.door",
@@ -156,7 +149,7 @@ class Doors:
         self.processes[number] = process
         try:
             await process.communicate(door_options(self._options, self.port))
-            return process.returncode or 0
+            return ProcessEnd(process.returncode or 0, loop.time() - started > STABLE_SECONDS)
         finally:
             if process.returncode is None:
                 process.kill()
