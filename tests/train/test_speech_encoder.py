@@ -11,6 +11,8 @@ from vivavoce.audio.mel import WhisperMel
 from vivavoce.errors import InputError
 from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechEncoderConfig, SpeechStream
+from vivavoce.models.whisper.config import WhisperConfig
+from vivavoce.models.whisper.model import WhisperEncoder
 from vivavoce.nn.modules import fill_randomly
 from vivavoce.train.augment import AcousticAugmentation, at_positions, stretched_positions, warp_bands
 from vivavoce.train.corpus import Corpus
@@ -26,6 +28,7 @@ from vivavoce.train.speech_encoder import (
 )
 from vivavoce.train.speech_encoder import train as encoder_training
 from vivavoce.train.speech_encoder.batches import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
+from vivavoce.train.speech_encoder.causal_whisper import causal_encoder, quietest_first, reorder
 from vivavoce.train.voices import TEACHER
 
 LEVELS = (4, 3, 2, 3)
@@ -213,12 +216,8 @@ def test_the_command_trains_an_encoder_that_loads(tmp_path, corpus):
     )
     continued = [json.loads(line)["loss"] for line in (tmp_path / "on/course/log.jsonl").read_text().splitlines()]
     assert continued[0] < 0.8 * losses[0], "the run starts from the earlier encoder"
-    with pytest.raises(InputError, match="other sizes"):
-        encoder_training.init_from_earlier(
-            tmp_path / "encoder",
-            new_encoder(encoder_training.EncoderPlan().config, Lattice(encoder_training.EncoderPlan().levels)),
-            None,
-        )
+    with pytest.raises(InputError, match="has 81 codes, this plan 2304"):
+        encoder_training.main([*command, "--out", str(tmp_path / "on"), "--init", str(tmp_path / "encoder")])
 
 
 def test_a_codec_without_a_probe_gets_a_new_one_first(tmp_path, corpus):
@@ -233,3 +232,49 @@ def test_a_codec_without_a_probe_gets_a_new_one_first(tmp_path, corpus):
     first, later = (SpeechEncoder.load(tmp_path / name).state_dict() for name in ("first", "on"))
     assert torch.equal(first["codebook.weight"], later["codebook.weight"])
     assert not torch.equal(first["conv1.weight"], later["conv1.weight"])
+
+
+WHISPER = WhisperConfig(
+    d_model=32, encoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=64
+)
+
+
+@torch.no_grad()
+def test_new_layers_after_a_whispers_own_change_nothing_and_its_channels_can_be_reordered():
+    torch.manual_seed(0)
+    whisper, lattice, mel = WhisperEncoder(WHISPER), Lattice((3, 3)), torch.randn(2, 80, 64)
+    plain, longer = (causal_encoder(whisper, lattice, layers).features(mel) for layers in (0, 2))
+    assert torch.equal(plain, longer)
+    encoder = causal_encoder(whisper, lattice, 2)
+    order = quietest_first(encoder, mel)
+    reorder(encoder, order)
+    reordered = encoder.features(mel)
+    assert torch.allclose(reordered, plain[..., order], atol=1e-5)
+    sizes = reordered.square().mean((0, 1))
+    assert torch.allclose(sizes, sizes.sort().values, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_causal_convolutions_give_what_whispers_give_a_frame_later():
+    torch.manual_seed(0)
+    whisper = WhisperEncoder(WHISPER)
+    encoder = causal_encoder(whisper, Lattice((3, 3)), 0)
+    mel = torch.randn(1, 80, 64)
+    first = torch.nn.functional.gelu(whisper.conv1(mel))
+    causal = torch.nn.functional.gelu(encoder.conv1(mel))
+    assert torch.allclose(first[..., :-1], causal[..., 1:], atol=1e-5)
+
+
+def test_an_encoder_that_begins_with_whisper_learns_codes(tmp_path, corpus):
+    corpus.save(tmp_path / "corpus")
+    torch.manual_seed(0)
+    lattice = Lattice(encoder_training.EncoderPlan.tiny().levels)
+    encoder_training.save_encoder(causal_encoder(WhisperEncoder(WHISPER), lattice, 1), lattice, tmp_path / "begin")
+    command = ["--corpus", str(tmp_path / "corpus"), "--held-out", str(tmp_path / "corpus"), "--seconds", "100"]
+    begin = ["--begin", str(tmp_path / "begin"), "--out", str(tmp_path / "on")]
+    encoder_training.main([*command, *begin, "--tiny", "--device", "cpu", "--set", "peak_rate=0.003"])
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "on/course/log.jsonl").read_text().splitlines()]
+    assert losses[-1] < 0.9 * losses[0]
+    assert not (tmp_path / "on/course/probe").exists(), "codes that mean nothing yet need no probe of their own"
+    loaded = SpeechEncoder.load(tmp_path / "on")
+    assert (loaded.config.d_model, len(loaded.layers)) == (32, 3)

@@ -16,6 +16,10 @@ STEPS = {  # name: module and function, help
     "flow": ("vivavoce.train.flow_vocoder.flow:main", "Train the flow decoder of the reply voice."),
     "vocoder": ("vivavoce.train.flow_vocoder.vocoder:main", "Train the vocoder of the reply voice."),
     "assemble": ("vivavoce.train.package:assemble_main", "Assemble speech encoder, flow and vocoder into one codec."),
+    "causal-whisper": (
+        "vivavoce.train.speech_encoder.causal_whisper:main",
+        "Make a published Whisper's encoder the beginning of a speech encoder.",
+    ),
     "prune-asr": (
         "vivavoce.train.asr.prune:main",
         "Cut a published Whisper to shorter windows and fewer pieces.",

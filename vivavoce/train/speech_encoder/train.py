@@ -32,6 +32,7 @@ from vivavoce.train.speech_encoder.measure import TrainedEncoder, measure
 
 SPREAD = 0.6  # minimum standard deviation of a bounded dimension
 SATURATION = 2.5  # where tanh is nearly flat
+PROBE_HEAD = 64  # size of an attention head of the probe
 PROBE_SHARE = 0.1  # of the time, for the probe of an encoder that has none
 
 
@@ -91,6 +92,25 @@ class EncoderPlan:
             *single,
             EncoderBatchShape(self.joined_seconds, max(1, round(self.batch_seconds / self.joined_seconds)), 3),
         ]
+
+    def sized_as(self, config: SpeechEncoderConfig) -> "EncoderPlan":
+        """The plan with the sizes of an encoder."""
+        if config.quantize_vocab_size != Lattice(self.levels).size:
+            raise InputError(
+                f"the speech encoder has {config.quantize_vocab_size} codes, this plan {Lattice(self.levels).size}"
+            )
+        return dataclasses.replace(
+            self,
+            d_model=config.d_model,
+            layers=config.quantize_position,
+            heads=config.encoder_attention_heads,
+            bins=config.num_mel_bins,
+        )
+
+    @property
+    def begun(self) -> "EncoderPlan":
+        """The plan for an encoder that was trained for something else: smaller rate, rounded earlier."""
+        return dataclasses.replace(self, rounding_from=0.1, rounding_to=0.3, peak_rate=0.3 * self.peak_rate)
 
     @property
     def continued(self) -> "EncoderPlan":
@@ -176,19 +196,22 @@ def train(
     seed: int,
     earlier: Path | None = None,
     reply_voice: str | None = None,
+    has_codes: bool = True,
 ) -> TrainedEncoder:
-    """Train an encoder within a time budget, from scratch or an earlier one; log and state are in the folder."""
+    """Train an encoder within a time budget, from scratch or an earlier one; log and state are in the folder.
+
+    `has_codes`: whether the codes of the earlier one mean something; then a probe that is missing is trained first.
+    """
     torch.manual_seed(seed)
     lattice = Lattice(plan.levels, device)
     encoder = new_encoder(plan.config, Lattice(plan.levels)).to(device)
-    probe = Probe(lattice.dimensions, plan.probe_size, plan.heads, plan.probe_slow, plan.probe_fast, plan.bins).to(
-        device
-    )
+    heads = max(1, plan.probe_size // PROBE_HEAD)
+    probe = Probe(lattice.dimensions, plan.probe_size, heads, plan.probe_slow, plan.probe_fast, plan.bins).to(device)
     has_probe = earlier is None or init_from_earlier(earlier, encoder, probe)
     loss = EncoderLoss(plan, encoder, probe, lattice)
     speech = EncoderSpeech.of(corpus, reply_voice or reply_voice_of(corpus.voices), device)
     batches = EncoderBatches(speech, plan.shapes, plan.config, AcousticAugmentation(device, plan.strength), plan.habits)
-    if not has_probe:
+    if not has_probe and has_codes:
         encoder.requires_grad_(False)
         _learn({"probe": probe}, loss, batches, plan, folder / "probe", PROBE_SHARE * seconds, seed)
         seconds *= 1 - PROBE_SHARE
@@ -221,8 +244,6 @@ def _learn(
 def init_from_earlier(folder: Path, encoder: SpeechEncoder, probe: Probe) -> bool:
     """Initialise from a folder written by `save`, or from that of a codec, which has no probe; whether it has one."""
     earlier = SpeechEncoder.load(folder)
-    if earlier.config != encoder.config:
-        raise InputError(f"the speech encoder of {folder} has other sizes than this plan; train from scratch")
     lattice = {"codebook.weight": encoder.codebook.weight.detach().clone()}  # exact, also after packed weights
     encoder.load_state_dict({**earlier.state_dict(), **lattice})
     file = folder / "probe.safetensors"
@@ -237,14 +258,19 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
     return (values * weight).sum() / weight.sum().clamp(min=1.0)
 
 
+def save_encoder(encoder: SpeechEncoder, lattice: Lattice, folder: Path) -> None:
+    """Write an encoder in the published layout of a speech codec."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = dataclasses.asdict(encoder.config)
+    config |= {"pooling_position": encoder.config.quantize_position, "lattice": lattice.levels}
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf8")
+    tensors = {f"encoder.{name}": tensor.cpu() for name, tensor in published_tensors(encoder).items()}
+    save_file(tensors, folder / "model.safetensors")
+
+
 def save(trained: TrainedEncoder, folder: Path) -> None:
     """Write the encoder in the published layout of a speech codec, and the probe beside it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = dataclasses.asdict(trained.encoder.config)
-    config |= {"pooling_position": trained.encoder.config.quantize_position, "lattice": trained.lattice.levels}
-    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf8")
-    tensors = {f"encoder.{name}": tensor.cpu() for name, tensor in published_tensors(trained.encoder).items()}
-    save_file(tensors, folder / "model.safetensors")
+    save_encoder(trained.encoder, trained.lattice, folder)
     save_file({name: tensor.cpu() for name, tensor in trained.probe.state_dict().items()}, folder / "probe.safetensors")
 
 
@@ -255,7 +281,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--held-out", type=Path, required=True, nargs="+", help="corpora of held-out voices")
     parser.add_argument("--reply-voice", help="whose mel the codes keep; default: the reply voice with most utterances")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--init", type=Path, help="folder of an encoder or codec to continue, with everything rounded")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("--init", type=Path, help="folder of an encoder or codec to continue, with everything rounded")
+    start.add_argument("--begin", type=Path, help="folder of `viva train causal-whisper`, whose codes are not trained")
     parser.add_argument("--seconds", type=float, default=400.0, help="total time, evaluation included")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
@@ -265,8 +293,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(arguments)
     started = time.monotonic()
     plan = EncoderPlan.tiny() if options.tiny else EncoderPlan()
-    if options.init is not None:
-        plan = plan.continued
+    earlier = options.init or options.begin
+    if earlier is not None:
+        plan = plan.sized_as(SpeechEncoderConfig.from_json(earlier / "config.json"))
+        plan = plan.continued if options.init else plan.begun
     changes: dict[str, Any] = {
         name: json.loads(value) for name, value in (entry.split("=", 1) for entry in options.set)
     }
@@ -287,8 +317,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         device,
         options.seconds - loading_seconds - evaluation_seconds,
         options.seed,
-        options.init,
+        earlier,
         reply_voice,
+        has_codes=options.begin is None,
     )
     save(trained, options.out)
     metrics = measure(trained, held_out, corpus, reply_voice, max_sentences=40 if options.tiny else 600)
