@@ -60,7 +60,7 @@ COMPOSED = 0.45  # share of composed phrasings in training
 OPTIONAL = 0.4  # probability of an optional part
 CORRECTED = 0.12  # probability of a correction where one is possible
 SWITCHED = 0.15  # probability of another language from a turn to the next
-PHRASED = 0.3  # share of a chat model's phrasings in training, from edition 2 on
+PHRASED = 0.5  # share of a chat model's phrasings in training, from edition 2 on
 WITHOUT_FILLERS = ("greeting", "thanks", "goodbye", "repeat", "how_are_you", *ANSWERS)  # without fillers
 ENGLISH_ALONE = (ENGLISH,)
 
