@@ -129,7 +129,6 @@ def test_policies_that_make_no_sense_are_refused(make):
 
 def test_a_first_chunk_is_delayed_until_it_lasts_until_the_second():
     gap_estimate = ChunkGapEstimate(margin=0.0)
-    assert gap_estimate.wait(0.0, 8) == 0, "nothing is known yet"
     gap_estimate.note(0.06, 1)
     assert gap_estimate.wait(0.06, 1) == 0 and gap_estimate.wait(0.3, 4) == 0
     assert gap_estimate.wait(0.02, 1) == pytest.approx(0.04), "what it lacks, and no more"
@@ -162,8 +161,38 @@ def test_later_chunks_may_be_longer_than_the_lead_affords_where_short_ones_cost_
     assert [policy.wanted(chunks, 0.1) for chunks in (0, 1, 2)] == [5, 10, 10]
 
 
-def test_the_cushion_grows_with_the_replies_and_with_decoding_slower_than_playback():
-    gap_estimate = ChunkGapEstimate(seconds=0.1)
-    assert gap_estimate.cushion(0.8, 4) == pytest.approx(1.2) and gap_estimate.cushion(0.8, 8) == pytest.approx(1.6)
-    assert gap_estimate.cushion(0.8, 16) == pytest.approx(2.4 + 0.5 * REPLY_SECONDS)
-    assert ChunkGapEstimate().cushion(0.8, 8) == pytest.approx(1.6), "nothing is known yet"
+def test_the_cushion_lasts_until_the_next_chunk_and_is_limited():
+    gap_estimate = ChunkGapEstimate()
+    assert gap_estimate.cushion(0.8, 8) == pytest.approx(1.6), "nothing is known yet"
+    gap_estimate.note(0.2, 4)
+    few, many = gap_estimate.cushion(0.8, 4), gap_estimate.cushion(0.8, 8)
+    assert gap_estimate.expected(4) < few < 0.8, "chunks come quickly: less than one of them is enough"
+    assert gap_estimate.expected(8) < many < 1.6 and many > few
+    slow = ChunkGapEstimate()
+    slow.note(0.8, 1)
+    assert slow.cushion(0.8, 1) == pytest.approx(0.9), "alone at most a chunk and an eighth of it"
+
+
+def test_the_cushion_holds_what_a_reply_would_lack_where_decoding_is_slower_than_playback():
+    gap_estimate = ChunkGapEstimate()
+    gap_estimate.note(0.8, 8)
+    assert gap_estimate.cushion(0.8, 16) == pytest.approx(2.05 + 0.5 * REPLY_SECONDS), "twice as slow as playback"
+    assert gap_estimate.cushion(0.8, 32) == pytest.approx(4.0 + 0.75 * REPLY_SECONDS)
+    assert gap_estimate.cushion(0.8, 8) == pytest.approx(1.05), "as fast as playback"
+
+
+def test_gaps_alone_and_among_many_are_averaged_apart_from_the_replies():
+    gap_estimate = ChunkGapEstimate(share=0.5)
+    gap_estimate.note(0.3, 1)  # alone, nothing is shared
+    gap_estimate.note(0.5, 9)
+    assert gap_estimate.expected(5) == pytest.approx(0.4), "the mean gap among the mean number of replies"
+    assert gap_estimate.expected(9) == pytest.approx(0.72), "not as long as nine gaps alone"
+    assert gap_estimate.expected(0) == gap_estimate.expected(1) > 0
+    batched = ChunkGapEstimate(is_batched=True)
+    batched.note(0.3, 1)
+    assert batched.expected(64) == batched.expected(1) == pytest.approx(0.3)
+
+
+def test_an_unknown_gap_delays_nothing():
+    assert ChunkGapEstimate(margin=0.1).wait(0.0, 8) == 0
+    assert ChunkGapEstimate(margin=0.1, is_batched=True).wait(0.0, 8) == 0

@@ -328,7 +328,7 @@ async def test_eight_concurrent_replies_equal_single_ones(parts):
 @pytest.mark.full
 async def test_a_first_chunk_that_would_not_last_waits_for_the_second(parts):
     async def said(pipeline, expected: float) -> list[np.ndarray]:
-        pipeline.second_chunk_gap = ChunkGapEstimate(expected, share=0.0, margin=0.0)
+        pipeline.second_chunk_gap = ChunkGapEstimate(seconds=expected, share=0.0, margin=0.0)
         state, settings = pipeline.open(None), ConversationSettings(max_output_tokens=30)
         state.set_history((), settings)
         state.listen(buzz(1.0, 16_000).samples[0])

@@ -12,6 +12,8 @@ from vivavoce.errors import InputError
 
 REPLY_SECONDS = 4.0
 MANY_REPLIES = 8  # among this many, a chunk may take twice as long as usual
+LONGER_GAP = 1.25  # times the expected gap between chunks: the next one may be longer
+GAP_MARGIN = 0.05  # seconds added to it, for short gaps
 
 
 @dataclass(frozen=True)
@@ -119,40 +121,52 @@ def next_chunk(policy: ChunkPolicy, waiting: int, is_last: bool, chunks: int, le
 
 @dataclass
 class ChunkGapEstimate:
-    """Running estimate of the gap between a reply's first and second chunk, per reply being generated."""
+    """Running means of the gap between a reply's first and second chunk, and of the replies generated meanwhile.
+
+    The two are averaged separately. A mean of gaps per reply would count a gap observed alone, which includes costs
+    that concurrent replies share, once for each of many replies.
+    """
 
     seconds: float = 0.0
+    """Mean gap; 0: none observed yet."""
+    replies: float = 1.0
+    """Mean number of replies among which the gaps were observed."""
     share: float = 0.2
-    """Weight of the newest gap in the estimate."""
+    """Weight of the newest gap in the means."""
     margin: float = 0.03
-    """Seconds added to the estimate, per reply."""
+    """Seconds by which `wait` exceeds the expected gap, per reply."""
     is_batched: bool = False
     """Whether chunks of many replies are decoded in one pass, so that many take hardly longer than one."""
 
     def note(self, seconds: float, replies: float) -> None:
         """Add a gap that was observed among this many replies."""
-        each = seconds / self._shares(replies)
-        expected = each if self.seconds == 0 else (1 - self.share) * self.seconds + self.share * each
+        share = self.share if self.seconds else 1.0
+        mean = self.seconds + share * (seconds - self.seconds)
         # The wait for a shared pass varies: the next may be as long as the last.
-        self.seconds = max(each, expected) if self.is_batched else expected
+        self.seconds = max(seconds, mean) if self.is_batched else mean
+        self.replies += share * (max(1.0, replies) - self.replies)
+
+    def expected(self, replies: float) -> float:
+        """Seconds from the first to the second chunk of a reply among this many; 0: unknown."""
+        return self.seconds if self.is_batched else self.seconds * max(1.0, replies) / self.replies
 
     def wait(self, sound: float, replies: float) -> float:
-        """Seconds to delay a first chunk of this much sound so that it lasts until the second."""
-        return max(0.0, (self.seconds + self.margin) * self._shares(replies) - sound)
+        """Seconds to delay a first chunk of this much sound so that it lasts until the second; 0 while unknown."""
+        margin = self.margin if self.is_batched else self.margin * max(1.0, replies)
+        return max(0.0, self.expected(replies) + margin - sound) if self.seconds else 0.0
 
     def cushion(self, chunk: float, replies: float) -> float:
         """Seconds of sound that each of this many replies should buffer before playback starts, to play without gaps.
 
-        One chunk plays while the next is decoded, and the variance grows with the number of replies. Where decoding is
-        slower than playback, it adds what a reply of `REPLY_SECONDS` would lack.
+        Enough to play until the next chunk, which may take longer than expected, but at most one chunk and a share of
+        it that grows with the number of replies. Where decoding a chunk takes longer than playing it, what a reply of
+        `REPLY_SECONDS` would lack is added.
         """
-        decoding = self.seconds * self._shares(replies)
-        return (
-            chunk * (1 + replies / MANY_REPLIES) + max(0.0, 1 - chunk / decoding if decoding else 0.0) * REPLY_SECONDS
-        )
-
-    def _shares(self, replies: float) -> float:
-        return 1.0 if self.is_batched else max(1.0, replies)
+        max_cushion, expected = chunk * (1 + replies / MANY_REPLIES), self.expected(replies)
+        if not expected:
+            return max_cushion
+        lacking = max(0.0, 1 - chunk / expected) * REPLY_SECONDS
+        return min(max_cushion, LONGER_GAP * expected + GAP_MARGIN) + lacking
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self, cast
 import torch
 
 from vivavoce import hub
-from vivavoce.audio.chunking import ChunkGapEstimate, ChunkUnit, LeadPolicy
+from vivavoce.audio.chunking import LONGER_GAP, ChunkGapEstimate, ChunkUnit, LeadPolicy
 from vivavoce.audio.io import read
 from vivavoce.audio.level import buzz
 from vivavoce.device import Device, pick, resolve_dtype
@@ -49,7 +49,6 @@ MAX_FIRST_SOUNDS = 256
 MANY_STARTING = 3  # replies without output from which on they delay each other's next chunks: on a GPU the first chunk
 # is then two units long, which takes a pass as long as one does
 CUSHION_SECONDS = 0.5  # sound buffered by each of them before its output starts: more than a first chunk
-CUSHION_SHARE = 1.25  # times the recent gap from first to second chunks, as the next gap may be longer
 BUSY_REPLIES = 3.0  # replies from which on a CPU uses long chunks, which cost half as much per second of sound
 FEW_CONVERSATIONS = 16  # too few to fill batches of the speech encoder
 
@@ -223,7 +222,7 @@ class MossSpeechBackend:
     def cushion(self) -> float:
         """Seconds of sound that a reply buffers before its first output, so that it does not run dry under load."""
         if self.second_chunk_gap.is_batched:
-            lasts = max(CUSHION_SECONDS, CUSHION_SHARE * self.second_chunk_gap.seconds)
+            lasts = max(CUSHION_SECONDS, LONGER_GAP * self.second_chunk_gap.seconds)
             return lasts if len(self.beginning) >= MANY_STARTING else 0.0
         policy = self.chunks
         chunk = policy.min_later_units * policy.unit.frames * policy.unit.frame_seconds
