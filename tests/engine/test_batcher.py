@@ -151,3 +151,48 @@ async def test_with_early_jobs_wait_until_a_batch_is_full_or_one_is_due_and_give
     assert await patient.do(3, urgency=0.0) == 3
     assert await jobs[2] == 2 and batches[1:] == [[2, 3]]
     await patient.close()
+
+
+async def test_with_two_workers_jobs_that_wait_during_a_batch_are_run_beside_it():
+    executor = DeadlineExecutor("viva-test", threads=2)
+    executor.start()
+    both_running, batches = threading.Barrier(2), []
+
+    def work(jobs):
+        batches.append(list(jobs))
+        both_running.wait(10)
+        return [2 * job for job in jobs]
+
+    batcher = DynamicBatcher("viva-test", work, executor, max_batch=1, workers=2)
+    batcher.start()
+    assert await asyncio.gather(*(batcher.do(number, urgency=-number) for number in range(6))) == [0, 2, 4, 6, 8, 10]
+    assert len(batches) == batcher.batches == batcher.jobs == 6
+    await batcher.close()
+    assert not executor.tasks
+    executor.close()
+
+
+async def test_with_two_workers_waiting_jobs_still_share_a_batch():
+    executor = DeadlineExecutor("viva-test", threads=2)
+    executor.start()
+    gate, running, batches = threading.Event(), threading.Semaphore(0), []
+
+    def work(jobs):
+        batches.append(list(jobs))
+        running.release()
+        gate.wait(10)
+        return jobs
+
+    batcher = DynamicBatcher("viva-test", work, executor, workers=2)
+    batcher.start()
+    jobs = []
+    for number in (1, 2):
+        jobs.append(asyncio.ensure_future(batcher.do(number)))
+        assert await asyncio.to_thread(running.acquire, timeout=10)
+    jobs += [asyncio.ensure_future(batcher.do(number)) for number in (3, 4, 5)]
+    await asyncio.sleep(0)
+    gate.set()
+    assert await asyncio.gather(*jobs) == [1, 2, 3, 4, 5]
+    assert batches == [[1], [2], [3, 4, 5]]
+    await batcher.close()
+    executor.close()

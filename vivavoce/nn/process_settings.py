@@ -115,6 +115,11 @@ def frozen_heap() -> Iterator[None]:
             gc.unfreeze()
 
 
+def serving_threads() -> int:
+    """Torch threads of a model on the CPU: half the cores, as two models are run at a time."""
+    return max(1, usable_cores() // 2)
+
+
 @contextmanager
 def serving_pace(on_cpu: bool, threads: int | None = None, switch_seconds: float | None = None) -> Iterator[None]:
     """Set torch's threads for models on the CPU (by default half the cores), and Python's switch interval if given."""
@@ -122,5 +127,5 @@ def serving_pace(on_cpu: bool, threads: int | None = None, switch_seconds: float
         if switch_seconds:
             stack.enter_context(switch_interval.held(switch_seconds))
         if on_cpu:
-            stack.enter_context(torch_threads.held(threads or max(1, usable_cores() // 2)))
+            stack.enter_context(torch_threads.held(threads or serving_threads()))
         yield

@@ -3,15 +3,16 @@
 import asyncio
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from vivavoce.errors import VivaError
 from vivavoce.log import FailureLog
-from vivavoce.runtime.executor import Actions, DeadlineExecutor
+from vivavoce.runtime.executor import Actions, DeadlineExecutor, Task
 
 logger = logging.getLogger(__name__)
 Job = TypeVar("Job")
@@ -55,7 +56,8 @@ class DynamicBatcher(Generic[Job, Result]):
     are then run one by one, and only those that fail again fail; the others fail with the batch. With `kind`, only jobs
     of the same kind share a batch. With `early`, a job waits for others until this many seconds before its deadline, or
     until a batch is full; while `gives_way` is true, until half as many. It is a task of `executor`,
-    which it neither starts nor closes.
+    which it neither starts nor closes. With `workers`, up to so many batches are run at a time, where the executor has
+    threads for them; `work` must allow that.
     """
 
     def __init__(
@@ -68,25 +70,33 @@ class DynamicBatcher(Generic[Job, Result]):
         early: float | None = None,
         gives_way: Callable[[], bool] | None = None,
         leaves_jobs: bool | Callable[[Job], bool] = False,
+        workers: int = 1,
     ) -> None:
         self.name, self.max_batch = name, max_batch
         self._leaves_job = leaves_jobs if callable(leaves_jobs) else lambda job: bool(leaves_jobs)
         self.batches = self.jobs = 0
         self.busy = 0.0
-        """Total seconds of all batches."""
+        """Total seconds of all batches, also of those that were run at the same time."""
         self.work, self._kind = work, kind or (lambda job: None)
         self._early, self._gives_way = early, gives_way or (lambda: False)
         self._waiting: list[_Waiting[Job, Result]] = []
         self._actions = Actions()
         self._lock = threading.Lock()
         self._executor = executor
-        self._is_open = self._is_working = False
+        self._is_open = False
+        self._running = 0  # batches
+        self._more_workers = [_Worker(self) for _ in range(workers - 1)]
         self._batch_failures = FailureLog(logger)
 
     def start(self) -> None:
         """Start running jobs."""
         self._is_open = True
-        self._executor.add(self)
+        for task in self._tasks:
+            self._executor.add(task)
+
+    @property
+    def _tasks(self) -> list[Task]:
+        return [self, *self._more_workers]
 
     @property
     def waiting(self) -> int:
@@ -126,6 +136,7 @@ class DynamicBatcher(Generic[Job, Result]):
                 raise VivaError(f"{self.name} is not running")
             self._waiting.append(waiting)
         self._executor.wake(self)
+        self._wake_workers()
 
     async def close(self) -> None:
         """`shutdown` on another thread."""
@@ -141,15 +152,22 @@ class DynamicBatcher(Generic[Job, Result]):
         for waiting in rejected:
             waiting.result = VivaError(f"{self.name} was closed")
         _settle([waiting for waiting in rejected if waiting.start()])
-        self._executor.remove(self)
+        for task in self._tasks:
+            self._executor.remove(task)
         self._actions.run_all()
 
     # A task of the executor.
 
     def due(self) -> float | None:
         """Deadline of the most urgent job."""
-        if self._actions:
-            return float("-inf")
+        return float("-inf") if self._actions else self._job_due()
+
+    def do_next(self) -> None:
+        """Run the waiting actions and one batch."""
+        self._actions.run_all()
+        self._run_batch()
+
+    def _job_due(self) -> float | None:
         with self._lock:
             first = min((waiting.deadline for waiting in self._waiting), default=None)
             if first is None or self._early is None:
@@ -159,15 +177,26 @@ class DynamicBatcher(Generic[Job, Result]):
                 return min(first, self._executor.now())
             return first - self._early / (2 if gives_way else 1) + self._executor.early
 
-    def do_next(self) -> None:
-        """Run the waiting actions and one batch."""
-        self._actions.run_all()
-        batch = [waiting for waiting in self._next() if waiting.start()]
-        if batch:
-            started, self._is_working = self._executor.now(), True
-            self._do(batch)
-            self.busy, self._is_working = self.busy + self._executor.now() - started, False
-            _settle(batch)
+    def _run_batch(self) -> None:
+        taken = self._next()
+        if not taken:
+            return
+        self._wake_workers()
+        started = self._executor.now()
+        try:
+            batch = [waiting for waiting in taken if waiting.start()]
+            if batch:
+                self._do(batch)
+        finally:
+            with self._lock:
+                self._running, self.busy = self._running - 1, self.busy + self._executor.now() - started
+        _settle(batch)
+
+    def _wake_workers(self) -> None:
+        """Have the other workers look at the jobs that wait while a batch is being run."""
+        if self._more_workers and self._running and self._waiting:
+            for worker in self._more_workers:
+                self._executor.wake(worker)
 
     def _next(self) -> list[_Waiting[Job, Result]]:
         with self._lock:
@@ -178,6 +207,7 @@ class DynamicBatcher(Generic[Job, Result]):
             taken = set(map(id, batch))
             self._waiting = [waiting for waiting in self._waiting if id(waiting) not in taken]
             self.batches, self.jobs = self.batches + 1, self.jobs + len(batch)
+            self._running += 1
             return batch
 
     def _candidates(self) -> list[_Waiting[Job, Result]]:
@@ -216,6 +246,28 @@ class DynamicBatcher(Generic[Job, Result]):
             logger.error("%s: a job failed", self.name, exc_info=error)
         else:
             self._batch_failures.log(error, "%s: a batch of %d jobs failed", self.name, jobs)
+
+
+class _Worker:
+    """A further task of a batcher, which runs a batch while another one is being run.
+
+    Refers to the batcher weakly, as executors do to their tasks.
+    """
+
+    def __init__(self, batcher: DynamicBatcher[Any, Any]) -> None:
+        self.name = batcher.name
+        self._batcher = weakref.ref(batcher)
+
+    def due(self) -> float | None:
+        """Deadline of the most urgent job; None while no batch is being run: the batcher itself takes the next one."""
+        batcher = self._batcher()
+        return batcher._job_due() if batcher is not None and batcher._running else None
+
+    def do_next(self) -> None:
+        """Run one batch."""
+        batcher = self._batcher()
+        if batcher is not None:
+            batcher._run_batch()
 
 
 def _settle(batch: Sequence[_Waiting[Job, Result]]) -> None:
