@@ -86,3 +86,22 @@ def test_a_tiny_run_in_kokoros_voices(tmp_path):
     codec = tmp_path / "work" / "mini-speech" / "codec"
     assert [file.stem for file in (codec / "voices").iterdir()] == ["af_heart"]
     main([*command, "--device", "cpu", "--resume"])
+
+
+def _option(step, name):
+    return step.arguments[step.arguments.index(name) + 1] if name in step.arguments else None
+
+
+def test_beginnings_of_encoder_and_reply_voice_take_the_place_of_an_earlier_models(tmp_path):
+    def parts(**changes):
+        named = {step.name: step for step in steps(RecipeOptions(tmp_path, kokoro="K", init=tmp_path / "m", **changes))}
+        return named["encoder"], named["flow"], named["vocoder1"]
+
+    encoder, flow, vocoder = parts()
+    assert _option(encoder, "--init") == str(tmp_path / "m/codec") and _option(encoder, "--begin") is None
+    assert _option(flow, "--init") == _option(vocoder, "--init") == str(tmp_path / "m/codec/flow")
+    assert "--new-voice" in vocoder.arguments, "the earlier model has the synthesizer's voice"
+    encoder, flow, vocoder = parts(begin=tmp_path / "whisper", reply_voice=tmp_path / "voice")
+    assert _option(encoder, "--begin") == str(tmp_path / "whisper") and _option(encoder, "--init") is None
+    assert _option(flow, "--init") == _option(vocoder, "--init") == str(tmp_path / "voice")
+    assert "--new-voice" not in vocoder.arguments

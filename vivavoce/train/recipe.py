@@ -58,6 +58,10 @@ class RecipeOptions:
     seed: int = 0
     init: Path | None = None
     """An earlier speech-to-speech model, whose speech encoder, flow and vocoder are the beginning of the new ones."""
+    begin: Path | None = None
+    """What the speech encoder begins with in its place, written by `viva train causal-whisper`."""
+    reply_voice: Path | None = None
+    """Flow and vocoder in the reply voice, which are continued in place of those of `init`."""
     tiny: bool = False
 
 
@@ -106,9 +110,7 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
         seconds = ["--seconds", TINY_SECONDS] if options.tiny else _seconds(options, name)
         return [*arguments, "--out", out / name, *seconds, *common]
 
-    codec = None if options.init is None else options.init / "codec"
-    first, first_flow = ([], []) if codec is None else (["--init", codec], ["--init", codec / "flow"])
-    first_vocoder = [*first_flow, *(["--new-voice"] if codec is not None and by_kokoro else [])]
+    first, first_flow, first_vocoder = _beginnings(options)
     learn = trained("encoder", "speech-encoder", "--corpus", *mixed, "--held-out", *held_out, *reply_voice, *first)
     data = ["lm-data", *speech, *_kokoro(options), *encoder, "--out", out / "data", *_device(options)]
     parts = [*encoder, "--flow", out / "flow", "--vocoder", out / "vocoder"]
@@ -128,6 +130,18 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
             *("lm", "codec"),
         ),
     ]
+
+
+def _beginnings(options: RecipeOptions) -> tuple[list[object], list[object], list[object]]:
+    """What speech encoder, flow and vocoder begin with, as options of their commands."""
+    codec = None if options.init is None else options.init / "codec"
+    encoder: list[object] = [] if codec is None else ["--init", codec]
+    if options.begin is not None:
+        encoder = ["--begin", options.begin]
+    if options.reply_voice is not None:
+        return encoder, ["--init", options.reply_voice], ["--init", options.reply_voice]
+    flow: list[object] = [] if codec is None else ["--init", codec / "flow"]
+    return encoder, flow, [*flow, *(["--new-voice"] if codec is not None and options.kokoro is not None else [])]
 
 
 def _step(name: str, arguments: Sequence[object], *needs: str) -> RecipeStep:
@@ -230,6 +244,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
     parser.add_argument("--without-synthesizers", action="store_true", help="with --kokoro: its voices alone")
     parser.add_argument("--init", type=Path, help="begin with encoder, flow and vocoder of this speech-to-speech model")
+    parser.add_argument("--begin", type=Path, help="begin with an encoder of `viva train causal-whisper` instead")
+    parser.add_argument("--reply-voice", type=Path, help="continue flow and vocoder of this folder, of the same voice")
     parser.add_argument("--seconds-scale", type=float, default=1.0, help="factor on the time of every step")
     parser.add_argument("--device", help="default: CUDA where there is one")
     parser.add_argument("--seed", type=int, default=0)
@@ -251,6 +267,8 @@ def main(arguments: list[str] | None = None) -> None:
             device=options.device,
             seed=options.seed,
             init=options.init,
+            begin=options.begin,
+            reply_voice=options.reply_voice,
             tiny=options.tiny,
         )
     )
