@@ -177,6 +177,9 @@ CALL = '<tool_call>\n{"name": "book", "arguments": {"room": 3}}\n</tool_call>'
         ("<tool_call>I think so</tool_call>", False, False),
         ("{ well", False, False),
         ("```json\n{}", False, False),
+        (CALL.replace("tool_call", "tools"), False, False),
+        (f"One moment.\n{CALL.replace('tool_call', 'tools')}", False, False),
+        ("<b>Sure.</b>", False, False),
         ("", False, False),
     ],
 )

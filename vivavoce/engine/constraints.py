@@ -30,6 +30,7 @@ LIMITS = {
     "verbose_errors": False,  # errors are shown and logged; a schema may be a secret of its owner
 }
 OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
+LIKE_TAGS = r"<\/?tool"  # no words have it: models that mistake the tag write "<tools>"
 
 Bits = NDArray[np.int32]
 """One bit per id, the lowest first.  # [word]"""
@@ -88,9 +89,9 @@ class GrammarCompiler:
 
         With `otherwise`, these are the only words, and no call follows them.
 
-        A reply that begins with `{` is a call without tags, as small models write it; none begins with a code fence,
-        in which they put calls too. Keywords of schemas that the library does not know are ignored; the arguments are
-        valid JSON of the others.
+        A reply that begins with `{` is a call without tags, as small models write it; none begins with a code fence or
+        another tag, in which they put calls too. Keywords of schemas that the library does not know are ignored; the
+        arguments are valid JSON of the others.
         """
         for tool in tools:
             check_schema(tool.parameters, f"the schema of tool {tool.name!r}")
@@ -185,7 +186,7 @@ def _call_grammar(
         return "\n".join([*lines, "start: calls"])
     if otherwise is not None:
         return "\n".join([*lines, f"start: {json.dumps(otherwise)} | calls"])
-    lines.append(rf"TEXT: /[^{{`\s](.|\n)*/ & ~/(.|\n)*{OPEN_CALL}(.|\n)*/")
+    lines.append(rf"TEXT: /[^{{`\s<](.|\n)*/ & ~/(.|\n)*{LIKE_TAGS}(.|\n)*/")
     if has_tags:
         return "\n".join([*lines, "start: TEXT calls? | calls | bare"])
     opened = rf"opened[lazy]: /[^{{`\s<](.|\n)*/ {tags[0]}"
