@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 class Backoff:
     """How long to wait before a process is started again; twice as long after each run that was not stable."""
 
-    first: float
-    longest: float
+    first_seconds: float
+    max_seconds: float
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ async def keep_running(
     ended: Callable[[ProcessEnd], Awaitable[None]] | None = None,
 ) -> None:
     """Run a process until `is_stopping`, again when it ends. `ended` is called first then, and may raise."""
-    seconds = backoff.first
+    seconds = backoff.first_seconds
     while True:
         end = await run()
         if is_stopping():
             return
         if ended is not None:
             await ended(end)
-        seconds = backoff.first if end.was_stable else seconds
+        seconds = backoff.first_seconds if end.was_stable else seconds
         logger.error("%s ended %s; it is started again in %g s", name, end, seconds)
         await asyncio.sleep(seconds)
-        seconds = min(2 * seconds, backoff.longest)
+        seconds = min(2 * seconds, backoff.max_seconds)
 
 
 async def start_module(
