@@ -214,6 +214,8 @@ def test_a_wrong_mandarin_value_or_reply_is_wrong(transcript, reply):
 def test_scripts_convert():
     assert simplified("請問義大利麵多少錢？") == "请问义大利面多少钱？"
     assert traditional("请问后面的餐厅几点开始，我们两位") == "請問後面的餐廳幾點開始，我們兩位"
+    assert traditional("皇后离这里几公里？") == "皇后離這裡幾公里？", "words keep their own characters"
+    assert traditional("有沒有限制？離車站一公里") == "有沒有限制？離車站一公里", "Traditional text stays as it is"
     assert is_traditional("餐廳在哪裡？") and not is_traditional("餐厅在哪里？")
 
 

@@ -4,6 +4,7 @@ The table has the common characters alone. One Simplified character can stand fo
 `traditional` writes the most common of them, except in the words of WORDS.
 """
 
+import re
 import tomllib
 
 from vivavoce.train.front_desk.templates import FOLDER
@@ -14,6 +15,7 @@ WORDS = {  # Simplified words whose characters are not written as usual
     **{"干净": "乾淨", "干嘛": "幹嘛", "能干": "能幹", "一只": "一隻", "两只": "兩隻", "旅游": "旅遊", "周末": "週末"},
     **{"头发": "頭髮", "理发": "理髮", "皇后": "皇后", "王后": "王后", "公里": "公里", "出租车": "計程車"},
 }
+IN_WORDS = re.compile(f"({'|'.join(WORDS)})")
 TO_SIMPLIFIED = str.maketrans({pair[0]: pair[1] for pair in PAIRS})
 TO_TRADITIONAL = str.maketrans({pair[1]: pair[0] for pair in reversed(PAIRS)})
 
@@ -24,10 +26,11 @@ def simplified(text: str) -> str:
 
 
 def traditional(text: str) -> str:
-    """A text in Traditional script, with the words of Taiwan in WORDS."""
-    for word, written in WORDS.items():
-        text = text.replace(word, written)
-    return text.translate(TO_TRADITIONAL)
+    """A text in Traditional script, with the words of Taiwan in WORDS; one that is in it already is not changed."""
+    if is_traditional(text):  # also characters that are Simplified forms of others, such as 里 and 制
+        return text
+    parts = IN_WORDS.split(text)
+    return "".join(WORDS.get(part) or part.translate(TO_TRADITIONAL) for part in parts)
 
 
 def is_traditional(text: str) -> bool:
