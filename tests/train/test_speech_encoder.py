@@ -235,7 +235,7 @@ def test_a_codec_without_a_probe_gets_a_new_one_first(tmp_path, corpus):
 
 
 WHISPER = WhisperConfig(
-    d_model=32, encoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=64
+    d_model=32, encoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=128
 )
 
 
@@ -263,6 +263,14 @@ def test_causal_convolutions_give_what_whispers_give_a_frame_later():
     first = torch.nn.functional.gelu(whisper.conv1(mel))
     causal = torch.nn.functional.gelu(encoder.conv1(mel))
     assert torch.allclose(first[..., :-1], causal[..., 1:], atol=1e-5)
+
+
+def test_a_plan_takes_the_sizes_of_an_encoder_or_says_which_it_cannot():
+    plan = encoder_training.EncoderPlan()
+    sized = plan.sized_as(SpeechEncoderConfig(384, 6, 1536, 80, quantize_position=6, quantize_vocab_size=2304))
+    assert (sized.d_model, sized.heads, sized.layers, sized.bins) == (384, 6, 6, 80)
+    with pytest.raises(InputError, match="no plan has the sizes"):
+        plan.sized_as(SpeechEncoderConfig(384, 6, 1024, 80, quantize_position=6, quantize_vocab_size=2304))
 
 
 def test_an_encoder_that_begins_with_whisper_learns_codes(tmp_path, corpus):

@@ -99,13 +99,16 @@ class EncoderPlan:
             raise InputError(
                 f"the speech encoder has {config.quantize_vocab_size} codes, this plan {Lattice(self.levels).size}"
             )
-        return dataclasses.replace(
+        sized = dataclasses.replace(
             self,
             d_model=config.d_model,
             layers=config.quantize_position,
             heads=config.encoder_attention_heads,
             bins=config.num_mel_bins,
         )
+        if sized.config != config:
+            raise InputError(f"no plan has the sizes of the speech encoder: {config}; the nearest are {sized.config}")
+        return sized
 
     @property
     def begun(self) -> "EncoderPlan":
