@@ -14,6 +14,7 @@ from vivavoce.bench.tool_requests import (
     ScoredRequest,
     SpokenRequest,
     _ask,
+    _scored,
     drawn_requests,
     figures,
     is_right,
@@ -60,6 +61,13 @@ async def test_a_request_is_asked_with_the_desks_tools_and_its_call_is_scored():
     found = figures(scored)
     assert found["right_calls"] == 1 and found["right_without_call"] == 0
     assert [entry["said"] for entry in found["wrong"]] == ["hello"]
+
+
+def test_a_request_without_a_reply_is_wrong_and_ends_nothing():
+    scored = _scored("ws://127.0.0.1:1/v1/realtime", None, request("hello", NO_CALL), "")
+    assert not scored.is_right and scored.failure
+    found = figures([scored])
+    assert found["failed"] == 1 and found["right_without_call"] == 0 and found["wrong"][0]["failure"]
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,12 @@ async def test_waits_double_up_to_a_limit_and_begin_anew_after_a_stable_run(capl
     ]
 
 
+def test_every_end_has_words():
+    assert [str(ProcessEnd(code, False)) for code in (0, 3, -9, -40)] == [
+        *("with code 0", "with code 3", "by SIGKILL", "by signal 40")
+    ]
+
+
 async def test_what_is_done_at_an_end_may_give_up():
     async def ended(end):
         raise VivaError(f"it ended {end}")

@@ -21,7 +21,7 @@ from vivavoce.audio.io import Sound, float_to_pcm16
 from vivavoce.bench.answer_questions import spoken_by_kokoro
 from vivavoce.bench.tools import RATE, ManualTurnClient
 from vivavoce.bench.turn_client import Event, connect, realtime_url
-from vivavoce.errors import InputError
+from vivavoce.errors import InputError, VivaError
 from vivavoce.evaluation.machine import stage
 from vivavoce.s2s.text_branch import NO_CALL
 from vivavoce.train.front_desk import Exchange, language, tool_dialogues
@@ -60,6 +60,8 @@ class ScoredRequest:
     request: SpokenRequest
     calls: tuple[str, ...]
     is_right: bool
+    failure: str = ""
+    """Why there was no reply, if there was none; it is not right then."""
 
 
 def run(
@@ -80,8 +82,7 @@ def run(
     address = realtime_url(url, model)
     scored = []
     for request in track(spoken, "requests"):
-        calls = asyncio.run(_ask(address, api_key, request, instructions))
-        scored.append(ScoredRequest(request, calls, is_right(request.exchange.call, calls)))
+        scored.append(_scored(address, api_key, request, instructions))
     result = {"url": url, "voices": "kokoro" if kokoro else "programs", "seed": seed, **figures(scored)}
     _print(result)
     if out is not None:
@@ -117,6 +118,15 @@ def spoken_requests(exchanges: Sequence[Exchange], kokoro: bool, seed: int) -> l
         SpokenRequest(exchange, voice, float_to_pcm16(sound.resampled(RATE).mono().samples[0]).tobytes())
         for exchange, (voice, sound) in zip(exchanges, spoken, strict=True)
     ]
+
+
+def _scored(address: str, key: str | None, request: SpokenRequest, instructions: str) -> ScoredRequest:
+    """Ask; a request that fails or takes too long does not end the run."""
+    try:
+        calls = asyncio.run(_ask(address, key, request, instructions))
+    except (VivaError, TimeoutError) as error:
+        return ScoredRequest(request, (), False, str(error) or f"no reply within {REPLY_SECONDS:g} s")
+    return ScoredRequest(request, calls, is_right(request.exchange.call, calls))
 
 
 async def _ask(address: str, key: str | None, request: SpokenRequest, instructions: str) -> tuple[str, ...]:
@@ -199,10 +209,12 @@ def figures(scored: Sequence[ScoredRequest]) -> dict[str, Any]:
     wrong = [
         {"said": each.request.exchange.user, "voice": each.request.voice, "expected": each.request.exchange.call}
         | {"calls": each.calls}
+        | ({"failure": each.failure} if each.failure else {})
         for each in scored
         if not each.is_right
     ]
     return {
+        "failed": sum(bool(each.failure) for each in scored),
         "requests": len(right),
         "right_calls": _share(right),
         "others": len(by_tool[NO_CALL]),
@@ -229,3 +241,5 @@ def _print(result: dict[str, Any]) -> None:
             console.print(f"{100 * result[name]:.1f} % of {result[count]} requests {meaning}")
     parts = (f"{tool} {found['right']} of {found['requests']}" for tool, found in result["by_tool"].items())
     console.print(", ".join(parts))
+    if result["failed"]:
+        console.print(f"{result['failed']} requests got no reply, and are wrong")

@@ -13,6 +13,8 @@ import vivavoce
 
 logger = logging.getLogger(__name__)
 
+SIGNAL_NAMES = {each.value: each.name for each in signal.Signals}  # real-time signals have none
+
 
 @dataclass(frozen=True)
 class Backoff:
@@ -31,7 +33,9 @@ class ProcessEnd:
 
     def __str__(self) -> str:
         """As in "ended by SIGKILL"."""
-        return f"by {signal.Signals(-self.code).name}" if self.code < 0 else f"with code {self.code}"
+        if self.code >= 0:
+            return f"with code {self.code}"
+        return f"by {SIGNAL_NAMES.get(-self.code, f'signal {-self.code}')}"
 
 
 async def keep_running(
