@@ -26,7 +26,7 @@ from vivavoce.train.reply_voice import KOKORO
 from vivavoce.train.utterances import REPLY_VOICES
 
 DIALOGUES = DialoguePlan(spoken=9_000, general=4_000, slot_questions=3_000, tools=4_000, edition=2, versions=4)
-SECONDS = {"voices": 270, "encoder": 330, "vocoder1": 300, "flow": 260, "lm": 560, "vocoder": 300}
+SECONDS = {"voices": 280, "encoder": 550, "vocoder1": 300, "flow": 220, "lm": 490, "vocoder": 280}
 CLASSIC_SCALE = 0.4  # of the synthesizers' corpora beside Kokoro's
 TINY_SCALE, TINY_PLAN_SCALE, TINY_SECONDS = 0.004, 0.0015, 20.0
 LOG_LINES = 20
@@ -114,15 +114,19 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
     learn = trained("encoder", "speech-encoder", "--corpus", *mixed, "--held-out", *held_out, *reply_voice, *first)
     data = ["lm-data", *speech, *_kokoro(options), *encoder, "--out", out / "data", *_device(options)]
     parts = [*encoder, "--flow", out / "flow", "--vocoder", out / "vocoder"]
-    replies = "voices" if by_kokoro else "classic"
-    again = ["vocoder", "--corpus", teacher, "--init", out / "vocoder1", *encoder, "--flow", out / "flow"]
+    earlier, vocoders = options.reply_voice, []
+    if earlier is None:  # a vocoder learns the recordings' mels first, then those of the flow
+        earlier, replies = out / "vocoder1", "voices" if by_kokoro else "classic"
+        vocoder = trained("vocoder1", "vocoder", "--corpus", teacher, *first_vocoder)
+        vocoders.append(_step("vocoder1", vocoder, replies))
+    again = ["vocoder", "--corpus", teacher, "--init", earlier, *encoder, "--flow", out / "flow"]
     return [
         _step("encoder", learn, *voices),
-        _step("vocoder1", trained("vocoder1", "vocoder", "--corpus", teacher, *first_vocoder), replies),
+        *vocoders,
         _step("data", [*data, *_dialogues(options)], "encoder", *(("callers",) if options.classic else ())),
         _step("flow", trained("flow", "flow", "--corpus", teacher, *encoder, *first_flow), "encoder"),
         _step("lm", trained("lm", "lm", "--data", out / "data"), "data"),
-        _step("vocoder", trained("vocoder", *again), "vocoder1", "flow"),
+        _step("vocoder", trained("vocoder", *again), "flow", *(step.name for step in vocoders)),
         _step("codec", ["assemble", *parts, "--corpus", teacher, "--out", out / "codec"], "vocoder"),
         _step(
             "package",
@@ -133,13 +137,13 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
 
 
 def _beginnings(options: RecipeOptions) -> tuple[list[object], list[object], list[object]]:
-    """What speech encoder, flow and vocoder begin with, as options of their commands."""
+    """What speech encoder, flow and first vocoder begin with, as options of their commands."""
     codec = None if options.init is None else options.init / "codec"
     encoder: list[object] = [] if codec is None else ["--init", codec]
     if options.begin is not None:
         encoder = ["--begin", options.begin]
     if options.reply_voice is not None:
-        return encoder, ["--init", options.reply_voice], ["--init", options.reply_voice]
+        return encoder, ["--init", options.reply_voice], []
     flow: list[object] = [] if codec is None else ["--init", codec / "flow"]
     return encoder, flow, [*flow, *(["--new-voice"] if codec is not None and options.kokoro is not None else [])]
 
