@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vivavoce.errors import InputError
+from vivavoce.errors import InputError, VivaError
 from vivavoce.train.asr.evaluate import human_recordings
 from vivavoce.train.corpus import (
     SECOND_VOICE,
@@ -74,6 +74,14 @@ def test_one_failure_in_a_hundred_is_left_out_and_more_is_an_error():
     assert len(build(plan + unspeakable)) == 100
     with pytest.raises(InputError, match=r"2 of 12 .*' \.' with voice espeak"):
         build(plan[:10] + 2 * unspeakable)
+
+
+def test_the_death_of_a_worker_is_an_error(tmp_path, monkeypatch):
+    (program := tmp_path / "espeak-ng").write_text("#!/bin/sh\nkill -9 $PPID\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(VivaError, match="worker that synthesizes speech died"):
+        build([("A table for two.", SPEAKER)], workers=2)
 
 
 def test_an_error_names_a_missing_corpus(tmp_path):

@@ -106,3 +106,17 @@ def test_beginnings_of_encoder_and_reply_voice_take_the_place_of_an_earlier_mode
     assert _option(flow, "--init") == _option(vocoder, "--init") == str(tmp_path / "voice")
     assert vocoder.name == "vocoder" and "--new-voice" not in vocoder.arguments, "it knows the recordings already"
     assert "vocoder1" not in vocoder.needs
+
+
+def test_a_trained_speech_encoder_is_taken_as_it_is(tmp_path):
+    found = steps(RecipeOptions(tmp_path, kokoro="K", plan=tmp_path / "plan", speech_encoder=tmp_path / "trained"))
+    named = {step.name: step for step in found}
+    assert "encoder" not in named
+    for name in ("data", "flow", "vocoder", "codec"):
+        assert _option(named[name], "--speech-encoder") == str(tmp_path / "trained"), name
+    before: set[str] = set()
+    for step in found:
+        assert before.issuperset(step.needs), f"{step.name} comes after what it needs"
+        before.add(step.name)
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path), "--speech-encoder", "trained", "--begin", "whisper"])

@@ -17,6 +17,8 @@ import multiprocessing
 import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -191,8 +193,14 @@ def _run_jobs(jobs: Sequence[Job], workers: int) -> Iterator[tuple[list[int], Sp
     if workers <= 1:
         yield from map(_speak_job, jobs)
         return
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        yield from pool.imap_unordered(_speak_job, jobs)
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    try:
+        for future in as_completed([pool.submit(_speak_job, job) for job in jobs]):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise VivaError("a worker that synthesizes speech died; its error is above, or it was killed") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _speak_job(job: Job) -> tuple[list[int], Spoken]:

@@ -26,7 +26,7 @@ from vivavoce.train.reply_voice import KOKORO
 from vivavoce.train.utterances import REPLY_VOICES
 
 DIALOGUES = DialoguePlan(spoken=9_000, general=4_000, slot_questions=3_000, tools=4_000, edition=2, versions=4)
-SECONDS = {"voices": 280, "encoder": 550, "vocoder1": 300, "flow": 220, "lm": 490, "vocoder": 280}
+SECONDS = {"voices": 280, "encoder": 700, "vocoder1": 300, "flow": 220, "lm": 700, "vocoder": 300}
 CLASSIC_SCALE = 0.4  # of the synthesizers' corpora beside Kokoro's
 TINY_SCALE, TINY_PLAN_SCALE, TINY_SECONDS = 0.004, 0.0015, 20.0
 LOG_LINES = 20
@@ -60,6 +60,8 @@ class RecipeOptions:
     """An earlier speech-to-speech model, whose speech encoder, flow and vocoder are the beginning of the new ones."""
     begin: Path | None = None
     """What the speech encoder begins with in its place, written by `viva train causal-whisper`."""
+    speech_encoder: Path | None = None
+    """A trained speech encoder, which is taken as it is."""
     reply_voice: Path | None = None
     """Flow and vocoder in the reply voice, which are continued in place of those of `init`."""
     tiny: bool = False
@@ -102,7 +104,7 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
     mixed = [*from_kokoro, *([out / "classic" / "mixed"] if options.classic else [])]
     reply_voice = ["--reply-voice", f"{KOKORO}{REPLY_VOICES['en']}"] if by_kokoro else []
     common = [*_device(options), *(["--tiny"] if options.tiny else []), "--seed", options.seed]
-    encoder = ["--speech-encoder", out / "encoder"]
+    encoder = ["--speech-encoder", options.speech_encoder or out / "encoder"]
     held_out = [folder / "held_out" for folder in folders]
     speech = ["--corpus", out / "speech"] if options.classic else []
 
@@ -114,6 +116,8 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
     learn = trained("encoder", "speech-encoder", "--corpus", *mixed, "--held-out", *held_out, *reply_voice, *first)
     data = ["lm-data", *speech, *_kokoro(options), *encoder, "--out", out / "data", *_device(options)]
     parts = [*encoder, "--flow", out / "flow", "--vocoder", out / "vocoder"]
+    encoders = [] if options.speech_encoder is not None else [_step("encoder", learn, *voices)]
+    encoded = tuple(step.name for step in encoders) or voices
     earlier, vocoders = options.reply_voice, []
     if earlier is None:  # a vocoder learns the recordings' mels first, then those of the flow
         earlier, replies = out / "vocoder1", "voices" if by_kokoro else "classic"
@@ -121,10 +125,10 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
         vocoders.append(_step("vocoder1", vocoder, replies))
     again = ["vocoder", "--corpus", teacher, "--init", earlier, *encoder, "--flow", out / "flow"]
     return [
-        _step("encoder", learn, *voices),
+        *encoders,
         *vocoders,
-        _step("data", [*data, *_dialogues(options)], "encoder", *(("callers",) if options.classic else ())),
-        _step("flow", trained("flow", "flow", "--corpus", teacher, *encoder, *first_flow), "encoder"),
+        _step("data", [*data, *_dialogues(options)], *encoded, *(("callers",) if options.classic else ())),
+        _step("flow", trained("flow", "flow", "--corpus", teacher, *encoder, *first_flow), *encoded),
         _step("lm", trained("lm", "lm", "--data", out / "data"), "data"),
         _step("vocoder", trained("vocoder", *again), "flow", *(step.name for step in vocoders)),
         _step("codec", ["assemble", *parts, "--corpus", teacher, "--out", out / "codec"], "vocoder"),
@@ -249,6 +253,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--without-synthesizers", action="store_true", help="with --kokoro: its voices alone")
     parser.add_argument("--init", type=Path, help="begin with encoder, flow and vocoder of this speech-to-speech model")
     parser.add_argument("--begin", type=Path, help="begin with an encoder of `viva train causal-whisper` instead")
+    parser.add_argument("--speech-encoder", type=Path, help="take this trained one as it is; the others learn from it")
     parser.add_argument("--reply-voice", type=Path, help="continue flow and vocoder of this folder, of the same voice")
     parser.add_argument("--seconds-scale", type=float, default=1.0, help="factor on the time of every step")
     parser.add_argument("--device", help="default: CUDA where there is one")
@@ -260,6 +265,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--without-synthesizers needs --kokoro")
     if options.plan is not None and options.kokoro is None:
         parser.error("--plan needs --kokoro")
+    if options.speech_encoder is not None and (options.begin is not None or options.init is not None):
+        parser.error("--speech-encoder is not trained again: it goes with neither --begin nor --init")
     wanted = steps(
         RecipeOptions(
             out=options.out,
@@ -272,6 +279,7 @@ def main(arguments: list[str] | None = None) -> None:
             seed=options.seed,
             init=options.init,
             begin=options.begin,
+            speech_encoder=options.speech_encoder,
             reply_voice=options.reply_voice,
             tiny=options.tiny,
         )
