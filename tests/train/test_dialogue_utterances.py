@@ -1,6 +1,7 @@
 """What Kokoro speaks for mini-speech, and how its utterances join those of the synthesizers."""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.nn.modules import fill_randomly
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.dialogue_utterances import PlannedCounts, planned_utterances
-from vivavoce.train.lm.corpus import CLEAN, encoded_data
+from vivavoce.train.front_desk import language_of
+from vivavoce.train.lm.corpus import CLEAN, encoded_data, speech_plan
 from vivavoce.train.lm.dialogue_plan import DialoguePlan, held_out_dialogues, train_dialogues
 from vivavoce.train.lm.dialogue_speech import (
     CALLERS,
@@ -22,7 +24,7 @@ from vivavoce.train.lm.dialogue_speech import (
     kinds_of,
     kokoro_speech,
 )
-from vivavoce.train.reply_voice import reply_voice_of, short_name
+from vivavoce.train.reply_voice import reply_voice_of, reply_voices_of, short_name
 from vivavoce.train.utterances import PARTS
 from vivavoce.train.voices import HELD_OUT, TEACHER
 
@@ -54,6 +56,26 @@ def test_all_questions_and_replies_are_spoken_and_the_encoder_has_other_sentence
     assert set(texts["callers"]) <= set(sentences) and len(texts["callers"]) == COUNTS.callers
     assert not set(texts["mixed"]) & {*sentences, *texts["questions"]}
     assert len(set(texts["teacher"])) == len(texts["teacher"])
+
+
+def test_a_plan_of_two_languages_has_both_and_each_voice_its_own():
+    pytest.importorskip("jieba")
+    plan = replace(PLAN, spoken=30, held_out=12, languages=("en", "zh"))
+    lines, sentences = train_dialogues(plan)
+    utterances = planned_utterances(plan, COUNTS)
+    for each in utterances:
+        assert language_of(each.text).code == each.language
+        assert each.voice[0] == "z" if each.language == "zh" else each.voice[0] in "ab"
+    assert {(each.language, each.part) for each in utterances} == {
+        (code, part) for code in ("en", "zh") for part in PARTS
+    }
+    mandarin = {text for text in sentences if language_of(text).code == "zh"}
+    assert mandarin == {each.text for each in utterances if each.part == "callers" and each.language == "zh"}
+    changing = [line for line in lines if len({language_of(exchange.user).code for exchange in line}) == 2]
+    assert changing, "callers change the language within a call"
+    assert all(language_of(e.user).code == language_of(e.reply).code for line in lines for e in line)
+    assert any(exchange.output for line in lines for exchange in line if language_of(exchange.user).code == "zh")
+    assert all(language_of(text).code == "en" for text, _ in speech_plan(plan)), "the synthesizers speak English only"
 
 
 def _noise(entries):
@@ -106,3 +128,9 @@ def test_dialogues_are_encoded_with_kokoros_replies(tmp_path, utterances):
 )
 def test_the_reply_voice_has_the_largest_number_of_utterances(voices, voice, name):
     assert reply_voice_of(voices) == voice and short_name(voice) == name
+
+
+def test_kokoros_reply_voices_go_together():
+    both = ["kokoro-af_heart", "kokoro-zf_xiaoxiao"]
+    assert reply_voices_of([*both, both[0], TEACHER.name]) == tuple(both)
+    assert reply_voices_of([TEACHER.name, TEACHER.name, *both]) == (TEACHER.name,)

@@ -193,6 +193,10 @@ def test_distances():
     assert edit_distance("kitten", "sitting") == 3
     assert edit_distance([1, 2, 3], []) == 3
     assert word_error_rate(["one two three four"], ["one too three"]) == pytest.approx(0.5)
+    pytest.importorskip("pypinyin")
+    assert word_error_rate(["請問您的大名？"], ["请问你的大名"]) == pytest.approx(1 / 6), (
+        "您 and 你 differ, scripts do not"
+    )
 
 
 @pytest.mark.gpu

@@ -76,13 +76,18 @@ def test_a_tiny_run_makes_a_model_that_calls_tools(tmp_path):
 
 
 @pytest.mark.full
-def test_a_tiny_run_in_kokoros_voices(tmp_path):
-    pytest.importorskip("hibari", reason="the plan needs a phonemiser")
+def test_a_tiny_run_in_kokoros_voices_and_both_languages(tmp_path):
+    for phonemiser in ("hibari", "misaki", "pypinyin"):
+        pytest.importorskip(phonemiser, reason="the plan needs phonemes of both languages")
     kokoro = write_folder(tiny_kokoro(), tmp_path / "kokoro-model")
-    for voice in (*TRAINING_VOICES["en"], *HELD_OUT_VOICES["en"]):
-        (kokoro / "voices" / f"{voice}.bin").write_bytes((kokoro / "voices" / "af_bella.bin").read_bytes())
+    for code, voices in TRAINING_VOICES.items():
+        for voice in (*voices, *HELD_OUT_VOICES[code]):
+            (kokoro / "voices" / f"{voice}.bin").write_bytes((kokoro / "voices" / "af_bella.bin").read_bytes())
     command = ["--out", str(tmp_path / "work"), "--kokoro", str(kokoro), "--without-synthesizers", "--tiny"]
+    command += ["--languages", "en", "zh"]
     main([*command, "--device", "cpu"])
+    metrics = json.loads((tmp_path / "work" / "lm" / "metrics.json").read_text())
+    assert {"en", "zh"} == set(metrics["speech_speech"]["by_language"])
     codec = tmp_path / "work" / "mini-speech" / "codec"
     assert [file.stem for file in (codec / "voices").iterdir()] == ["af_heart"]
     main([*command, "--device", "cpu", "--resume"])

@@ -18,17 +18,15 @@ from vivavoce.train.augment import AcousticAugmentation, at_positions, stretched
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.losses import ctc_loss
 from vivavoce.train.speech_encoder import (
-    LETTERS,
     Lattice,
     encode_corpus,
     features,
-    letter_symbols,
     new_encoder,
-    read_symbols,
 )
 from vivavoce.train.speech_encoder import train as encoder_training
 from vivavoce.train.speech_encoder.batches import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
 from vivavoce.train.speech_encoder.causal_whisper import causal_encoder, quietest_first, reorder
+from vivavoce.train.speech_encoder.letters import LETTERS, letter_symbols, read_symbols, spelled, words
 from vivavoce.train.voices import TEACHER
 
 LEVELS = (4, 3, 2, 3)
@@ -182,6 +180,14 @@ def test_time_stretching_keeps_the_length_of_rows():
     unchanged = stretched_positions(ends, 64, 0.0, torch.Generator().manual_seed(0))
     mel = torch.randn(4, 8, 64)
     assert torch.equal(at_positions(mel, unchanged), mel) and not torch.equal(at_positions(mel, position), mel)
+
+
+def test_mandarin_is_spelled_as_pinyin_with_tones():
+    pytest.importorskip("pypinyin")
+    assert spelled("你好，訂兩位。") == "ni2hao3 ding4liang3wei4", "with the tone that 你 has before another third one"
+    assert spelled("你好") == spelled("你好。") and spelled("謝謝") == spelled("谢谢"), "both scripts"
+    assert words(spelled("我要VIP房")) == ["wo3", "yao4", "vip", "fang2"]
+    assert read_symbols(letter_symbols("七點半")) == "qi1dian3ban4"
 
 
 def test_letter_symbols_and_error_rates():

@@ -9,8 +9,9 @@ import random
 from dataclasses import dataclass
 
 from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
-from vivavoce.train.front_desk import general_sentences, user_sentences
+from vivavoce.train.front_desk import SpokenLanguage, general_sentences, language_of, user_sentences
 from vivavoce.train.front_desk.general import word_strings
+from vivavoce.train.front_desk.mandarin_general import mandarin_word_strings
 from vivavoce.train.lm.dialogue_plan import DialoguePlan, held_out_dialogues, replies_of, train_dialogues
 from vivavoce.train.utterances import REPLY_VOICES, Utterance, callers_sentences, mixture, random_speed
 
@@ -22,8 +23,9 @@ class PlannedCounts:
     """Numbers of utterances; the dialogues decide on the others."""
 
     callers: int = 10_000
-    """Sentences of the dialogues' callers that Kokoro speaks; synthesizers may speak all."""
+    """English sentences of the dialogues' callers that Kokoro speaks; synthesizers may speak all."""
     mixed: int = 8_000
+    """Of each language, as all below."""
     held_out: int = 400
     general: int = 500
     """Sentences of the reply voice that are no replies, for the flow and the vocoder."""
@@ -34,28 +36,55 @@ class PlannedCounts:
         return PlannedCounts(*(max(1, round(share * count)) for count in dataclasses.astuple(self)))
 
 
+@dataclass(frozen=True)
+class DialogueTexts:
+    """The distinct sentences of the dialogues, in one language."""
+
+    callers: list[str]
+    questions: list[str]
+    replies: list[str]
+
+
 def planned_utterances(plan: DialoguePlan, counts: PlannedCounts) -> list[Utterance]:
-    """The utterances of all parts; deterministic for its arguments."""
+    """The utterances of all parts and languages; deterministic for its arguments."""
     source = random.Random(f"desk {plan.seed}")
     lines, sentences = train_dialogues(plan)
     tests = held_out_dialogues(plan)
-    questions = dict.fromkeys(exchange.user for line in tests for exchange in line)
-    callers = source.sample(sentences, min(counts.callers, len(sentences)))
-    known = {*sentences, *questions}
-    mixed = [
-        text
-        for text in callers_sentences(plan.spoken_language, counts.mixed, OTHER_SEED + plan.seed)
-        if text not in known
-    ]
-    replies = [*replies_of(lines), *replies_of(tests), *general_sentences(plan.read, plan.seed + 2)]
-    others = general_sentences(counts.general, OTHER_SEED + plan.seed) + word_strings(counts.strings, OTHER_SEED)
-    teacher = dict.fromkeys([*replies, *others])
-    held_out = HELD_OUT_VOICES["en"]
-    evaluated = user_sentences("held_out", counts.held_out, OTHER_SEED, plan.spoken_language)
+    questions = list(dict.fromkeys(exchange.user for line in tests for exchange in line))
+    replies = list(dict.fromkeys([*replies_of(lines), *replies_of(tests)]))
+    utterances = []
+    for language in plan.spoken_languages:
+        texts = DialogueTexts(
+            *(
+                [text for text in every if language_of(text).code == language.code]
+                for every in (sentences, questions, replies)
+            )
+        )
+        utterances += _of_language(language, texts, plan, counts, source)
+    return utterances
+
+
+def _of_language(
+    language: SpokenLanguage, texts: DialogueTexts, plan: DialoguePlan, counts: PlannedCounts, source: random.Random
+) -> list[Utterance]:
+    code, seed = language.code, OTHER_SEED + plan.seed
+    # Synthesizers speak English only, so Kokoro has to speak all of the other callers' sentences.
+    callers = texts.callers
+    if code == "en":
+        callers = source.sample(callers, min(counts.callers, len(callers)))
+    known = {*texts.callers, *texts.questions}
+    mixed = [text for text in callers_sentences(language, counts.mixed, seed) if text not in known]
+    if code == "en":
+        others = [*general_sentences(plan.read, plan.seed + 2), *general_sentences(counts.general, seed)]
+        others += word_strings(counts.strings, OTHER_SEED)
+    else:
+        others = mandarin_word_strings(counts.general + counts.strings, seed)
+    held_out = HELD_OUT_VOICES[code]
+    evaluated = user_sentences("held_out", counts.held_out, OTHER_SEED, language)
     return [
-        *(Utterance("questions", "en", text, source.choice(held_out)) for text in questions),
-        *(Utterance("held_out", "en", text, source.choice(held_out)) for text in evaluated),
-        *(Utterance("teacher", "en", text, REPLY_VOICES["en"]) for text in teacher),
-        *(Utterance("callers", "en", text, mixture("en", source), random_speed(source)) for text in callers),
-        *(Utterance("mixed", "en", text, mixture("en", source), random_speed(source)) for text in mixed),
+        *(Utterance("questions", code, text, source.choice(held_out)) for text in texts.questions),
+        *(Utterance("held_out", code, text, source.choice(held_out)) for text in evaluated),
+        *(Utterance("teacher", code, text, REPLY_VOICES[code]) for text in dict.fromkeys([*texts.replies, *others])),
+        *(Utterance("callers", code, text, mixture(code, source), random_speed(source)) for text in callers),
+        *(Utterance("mixed", code, text, mixture(code, source), random_speed(source)) for text in mixed),
     ]

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from vivavoce.cores import usable_cores
 from vivavoce.errors import InputError, VivaError
+from vivavoce.train.front_desk import LANGUAGES
 from vivavoce.train.lm.dialogue_plan import DialoguePlan
 from vivavoce.train.reply_voice import KOKORO
 from vivavoce.train.utterances import REPLY_VOICES
@@ -28,6 +29,7 @@ from vivavoce.train.utterances import REPLY_VOICES
 DIALOGUES = DialoguePlan(spoken=9_000, general=4_000, slot_questions=3_000, tools=4_000, edition=2, versions=4)
 SECONDS = {"voices": 280, "encoder": 700, "vocoder1": 300, "flow": 220, "lm": 700, "vocoder": 300}
 CLASSIC_SCALE = 0.4  # of the synthesizers' corpora beside Kokoro's
+TEXT_ENTRIES = 1_024  # of the language model's tokenizer, for each language
 TINY_SCALE, TINY_PLAN_SCALE, TINY_SECONDS = 0.004, 0.0015, 20.0
 LOG_LINES = 20
 COMMAND = (sys.executable, "-m", "vivavoce.cli", "train")
@@ -56,6 +58,8 @@ class RecipeOptions:
     scale: float = 1.0
     device: str | None = None
     seed: int = 0
+    languages: tuple[str, ...] = ("en",)
+    """Of callers and replies; those other than English need `kokoro`."""
     init: Path | None = None
     """An earlier speech-to-speech model, whose speech encoder, flow and vocoder are the beginning of the new ones."""
     begin: Path | None = None
@@ -102,7 +106,7 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
     from_kokoro = [out / "kokoro" / part for part in ("mixed", "teacher")] if by_kokoro else []
     folders = [out / name for name, has in (("kokoro", by_kokoro), ("classic", options.classic)) if has]
     mixed = [*from_kokoro, *([out / "classic" / "mixed"] if options.classic else [])]
-    reply_voice = ["--reply-voice", f"{KOKORO}{REPLY_VOICES['en']}"] if by_kokoro else []
+    reply_voices = [f"{KOKORO}{REPLY_VOICES[code]}" for code in options.languages] if by_kokoro else []
     common = [*_device(options), *(["--tiny"] if options.tiny else []), "--seed", options.seed]
     encoder = ["--speech-encoder", options.speech_encoder or out / "encoder"]
     held_out = [folder / "held_out" for folder in folders]
@@ -113,7 +117,11 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
         return [*arguments, "--out", out / name, *seconds, *common]
 
     first, first_flow, first_vocoder = _beginnings(options)
-    learn = trained("encoder", "speech-encoder", "--corpus", *mixed, "--held-out", *held_out, *reply_voice, *first)
+    first += ["--reply-voice", *reply_voices] if reply_voices else []
+    vocabulary = (
+        [] if len(options.languages) == 1 else ["--set", f"text_entries={TEXT_ENTRIES * len(options.languages)}"]
+    )
+    learn = trained("encoder", "speech-encoder", "--corpus", *mixed, "--held-out", *held_out, *first)
     data = ["lm-data", *speech, *_kokoro(options), *encoder, "--out", out / "data", *_device(options)]
     parts = [*encoder, "--flow", out / "flow", "--vocoder", out / "vocoder"]
     encoders = [] if options.speech_encoder is not None else [_step("encoder", learn, *voices)]
@@ -129,7 +137,7 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
         *vocoders,
         _step("data", [*data, *_dialogues(options)], *encoded, *(("callers",) if options.classic else ())),
         _step("flow", trained("flow", "flow", "--corpus", teacher, *encoder, *first_flow), *encoded),
-        _step("lm", trained("lm", "lm", "--data", out / "data"), "data"),
+        _step("lm", trained("lm", "lm", "--data", out / "data", *vocabulary), "data"),
         _step("vocoder", trained("vocoder", *again), "flow", *(step.name for step in vocoders)),
         _step("codec", ["assemble", *parts, "--corpus", teacher, "--out", out / "codec"], "vocoder"),
         _step(
@@ -169,11 +177,12 @@ def _kokoro(options: RecipeOptions) -> list[object]:
 
 
 def _dialogues(options: RecipeOptions) -> list[object]:
+    spoken = ["--languages", *options.languages, "--seed", options.seed]
     if options.tiny:
-        return ["--tiny", "--tools", 6, "--edition", DIALOGUES.edition, "--seed", options.seed]
+        return ["--tiny", "--tools", 6, "--edition", DIALOGUES.edition, *spoken]
     names = ("spoken", "general", "slot_questions", "tools", "edition", "versions")
     numbers = [word for name in names for word in (f"--{name.replace('_', '-')}", getattr(DIALOGUES, name))]
-    return [*numbers, "--seed", options.seed]
+    return [*numbers, *spoken]
 
 
 class RecipeRun:
@@ -258,11 +267,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds-scale", type=float, default=1.0, help="factor on the time of every step")
     parser.add_argument("--device", help="default: CUDA where there is one")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--languages", nargs="+", choices=sorted(LANGUAGES), default=["en"], help="with --kokoro")
     parser.add_argument("--list", action="store_true", help="print the steps and run nothing")
     parser.add_argument("--tiny", action="store_true", help="tiny models on a few sentences, to test the pipeline")
     options = parser.parse_args(arguments)
     if options.without_synthesizers and options.kokoro is None:
         parser.error("--without-synthesizers needs --kokoro")
+    if options.languages != ["en"] and options.kokoro is None:
+        parser.error("the synthesizers speak English only: --languages needs --kokoro")
     if options.plan is not None and options.kokoro is None:
         parser.error("--plan needs --kokoro")
     if options.speech_encoder is not None and (options.begin is not None or options.init is not None):
@@ -277,6 +289,7 @@ def main(arguments: list[str] | None = None) -> None:
             scale=options.seconds_scale,
             device=options.device,
             seed=options.seed,
+            languages=tuple(options.languages),
             init=options.init,
             begin=options.begin,
             speech_encoder=options.speech_encoder,

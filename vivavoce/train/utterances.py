@@ -18,6 +18,7 @@ from vivavoce.train.augment import NOISES
 from vivavoce.train.front_desk import SpokenLanguage, general_sentences, language, reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies, slotted_replies
 from vivavoce.train.front_desk.general import word_strings
+from vivavoce.train.front_desk.mandarin_general import mandarin_word_strings
 
 TRAINING_VOICES = {
     "en": (
@@ -34,7 +35,7 @@ CODECS = ("g711", "opus")
 MIX_SIZES = {1: 0.3, 2: 0.45, 3: 0.25}  # voices in a mixture and their probability
 SPEEDS = (0.8, 1.3)
 ROOM, NOISE, TELEPHONE, CODEC = 0.5, 0.7, 0.15, 0.25  # shares of utterances
-GENERAL = {"general": 0.3, "strings": 0.2}  # shares of English callers' sentences; the rest is said to the desk
+GENERAL = {"general": 0.3, "strings": 0.2}  # shares of callers' sentences; the rest is said to the desk
 
 
 @dataclass(frozen=True)
@@ -118,11 +119,12 @@ def _of_language(spoken: SpokenLanguage, counts: UtteranceCounts, seed: int) -> 
 
 
 def callers_sentences(spoken: SpokenLanguage, count: int, seed: int) -> list[str]:
-    """Distinct sentences: to the desk and, in English, about anything else."""
+    """Distinct sentences: to the desk and about anything else, in Mandarin strings of words."""
     if spoken.code != "en":
-        return user_sentences("train", count, seed, spoken)
-    general, strings = (round(share * count) for share in GENERAL.values())
-    others = general_sentences(general, seed) + word_strings(strings, seed + 10)
+        strings = mandarin_word_strings(round(sum(GENERAL.values()) * count), seed)
+        return user_sentences("train", count - len(strings), seed, spoken) + strings
+    general_count, string_count = (round(share * count) for share in GENERAL.values())
+    others = general_sentences(general_count, seed) + word_strings(string_count, seed + 10)
     return user_sentences("train", count - len(others), seed, spoken) + others
 
 

@@ -49,7 +49,7 @@ from vivavoce.train.flow_vocoder import (
     write_part,
 )
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun
-from vivavoce.train.reply_voice import reply_voice_of
+from vivavoce.train.reply_voice import reply_voices_of
 from vivavoce.train.speech_encoder import encode_corpus
 
 
@@ -267,8 +267,8 @@ def train_flow(
 ) -> FlowDecoder:
     """Train a flow decoder within a time budget; weights, log and metrics are written to `out`."""
     started = time.monotonic()
-    reply_voice = reply_voice_of(corpus.voices)
-    is_teacher = np.array([voice == reply_voice for voice in corpus.voices])
+    reply_voices = reply_voices_of(corpus.voices)
+    is_teacher = np.array([voice in reply_voices for voice in corpus.voices])
     learned, held_out = (each[is_teacher[each]] for each in split_held_out(corpus))
     codes_by_index = encode_corpus(encoder, corpus, device)
     config = plan.config(encoder.config.quantize_vocab_size)

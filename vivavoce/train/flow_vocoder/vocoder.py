@@ -40,7 +40,7 @@ from vivavoce.train.losses import (
     feature_distance,
     generator_loss,
 )
-from vivavoce.train.reply_voice import reply_voice_of
+from vivavoce.train.reply_voice import reply_voices_of
 from vivavoce.train.speech_encoder import encode_corpus
 
 QUIET = 0.1  # initial scale of branches beside the excitation's path
@@ -316,8 +316,8 @@ def train_vocoder(
     hift.requires_grad_(False).eval()
     write_part(hift, {"vocoder": dataclasses.asdict(hift.config)}, out / VOCODER_FILE)
     copy_curves(out)
-    reply_voice = reply_voice_of(corpus.voices)
-    evaluated = [index for index in held_out.tolist() if corpus.voices[index] == reply_voice] or held_out.tolist()
+    reply_voices = reply_voices_of(corpus.voices)
+    evaluated = [index for index in held_out.tolist() if corpus.voices[index] in reply_voices] or held_out.tolist()
     figures = measure(hift, TeacherSpeech.of(corpus, np.array(evaluated[:24]), device))
     (out / "metrics.json").write_text(json.dumps(figures, indent=2), encoding="utf8")
     print(json.dumps(figures), flush=True)
@@ -333,10 +333,10 @@ def _load_vocoder(folder: Path, device: str) -> HiFT:
 
 def _segments(corpus: Corpus, learned: np.ndarray, plan: VocoderPlan, device: str, start: StartingPoints) -> Segments:
     speech = TeacherSpeech.of(corpus, learned, device)
-    reply_voice = reply_voice_of(corpus.voices)
-    is_teacher = torch.tensor([corpus.voices[index] == reply_voice for index in learned.tolist()])
+    reply_voices = reply_voices_of(corpus.voices)
+    is_teacher = torch.tensor([corpus.voices[index] in reply_voices for index in learned.tolist()])
     if not is_teacher.any():
-        raise InputError(f"the corpus has no utterance of the voice {reply_voice}, on which the vocoder is trained")
+        raise InputError(f"the corpus has no utterance of the voice {reply_voices[0]}, on which the vocoder is trained")
     if start.speech_encoder is None or start.flow is None:
         return Segments(speech, is_teacher, plan)
     config = read_sizes(start.flow / "sizes.json").flow

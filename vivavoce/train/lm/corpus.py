@@ -16,7 +16,7 @@ import hashlib
 import math
 import random
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.train import add_option
 from vivavoce.train.augment import NOISES, Augmenter, at_positions, at_snr, noise, stretched_positions, warp_bands
 from vivavoce.train.corpus import Corpus, build
-from vivavoce.train.front_desk import general_sentences
+from vivavoce.train.front_desk import general_sentences, language_of
 from vivavoce.train.lm.dialogue_data import Ragged, SpokenDialogues, Utterances
 from vivavoce.train.lm.dialogue_plan import (
     EVALUATION_SEED,
@@ -191,13 +191,18 @@ def speech_plan(
     replies = dict.fromkeys([*replies_of(lines), *replies_of(tests), *general_sentences(plan.read, plan.seed + 2)])
     plan_entries = [
         (sentence, voice)
-        for sentence, count in voices_of(lines, sentences, plan.voices).items()
+        for sentence, count in voices_of(lines, _english(sentences), plan.voices).items()
         for voice in _training_voices(random.Random(f"{plan.seed} {sentence}"), count, voices)
     ]
     plan_entries += [
-        (sentence, voice) for sentence in questions for voice in _sample(HELD_OUT_VOICES, 1, random_source)
+        (sentence, voice) for sentence in _english(questions) for voice in _sample(HELD_OUT_VOICES, 1, random_source)
     ]
-    return plan_entries + [(sentence, TEACHER) for sentence in replies if has_replies]
+    return plan_entries + [(sentence, TEACHER) for sentence in _english(replies) if has_replies]
+
+
+def _english(sentences: Iterable[str]) -> list[str]:
+    """What the synthesizers can speak."""
+    return [sentence for sentence in sentences if language_of(sentence).code == "en"]
 
 
 def encoded_data(

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from vivavoce.train import add_option
 from vivavoce.train.front_desk import (
     DECLINE,
+    LANGUAGES,
     Exchange,
     SpokenLanguage,
     dialogues,
     general_sentences,
-    language,
+    languages,
     single_questions,
     tool_dialogues,
 )
@@ -47,16 +48,18 @@ class DialoguePlan:
     held_out_tools: int = 0
     edition: int = 1
     """Of the desk's phrasings."""
+    languages: tuple[str, ...] = ("en",)
+    """Of the callers; with several, dialogues have one each, and some change it."""
     seed: int = 0
 
     @property
-    def spoken_language(self) -> SpokenLanguage:
-        """English at the front desk, in this edition."""
-        return language("en", self.edition)
+    def spoken_languages(self) -> tuple[SpokenLanguage, ...]:
+        """The languages of the desk, in this edition."""
+        return languages(self.languages, self.edition)
 
 
 TINY = DialoguePlan(spoken=12, written=6, general=4, read=4, versions=2, held_out=6, held_out_general=2)
-PLAN_OPTIONS = ("spoken", "general", "slot_questions", "tools", "edition", "versions", "voices", "seed")
+PLAN_OPTIONS = ("spoken", "general", "slot_questions", "tools", "edition", "versions", "voices", "languages", "seed")
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +71,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--edition", type=int, help="of the desk's phrasings: 1 (default) or 2")
     parser.add_argument("--versions", type=int, help="augmented versions of each user utterance")
     parser.add_argument("--voices", type=int, help="minimum number of voices per user sentence")
+    parser.add_argument("--languages", nargs="+", choices=sorted(LANGUAGES), help="of the callers; default: English")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a few dialogues")
 
@@ -75,35 +79,51 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
 def plan_of(options: argparse.Namespace) -> DialoguePlan:
     """The plan of these options."""
     changes = {name: value for name in PLAN_OPTIONS if (value := getattr(options, name)) is not None}
+    changes |= {"languages": tuple(options.languages)} if options.languages else {}
     plan = dataclasses.replace(TINY if options.tiny else DialoguePlan(), **changes)
     return dataclasses.replace(plan, held_out_tools=min(plan.tools, MAX_HELD_OUT_TOOLS))
 
 
 def train_dialogues(plan: DialoguePlan) -> tuple[list[list[Exchange]], list[str]]:
     """Training dialogues, and their spoken user sentences in order of first use."""
-    english = plan.spoken_language
-    spoken = dialogues("train", plan.spoken, plan.seed, (1, 4), (english,))
-    spoken += [_declined(text) for text in general_sentences(plan.general, plan.seed)]
-    converted = single_questions(
-        CONVERTED_TIME_INTENTS, plan.slot_questions // 2, plan.seed, CONVERTED_TIME, language=english
-    )
-    others = single_questions(SLOT_INTENTS, plan.slot_questions - len(converted), plan.seed, language=english)
-    spoken += [[each] for each in (*converted, *others)]
-    spoken += tool_dialogues("train", plan.tools, plan.seed, language=english)
+    spoken = dialogues("train", plan.spoken, plan.seed, (1, 4), plan.spoken_languages)
+    if "en" in plan.languages:
+        spoken += [_declined(text) for text in general_sentences(plan.general, plan.seed)]
+    for language, (slot_questions, tools) in zip(plan.spoken_languages, _of_each(plan), strict=True):
+        converted: list[Exchange] = []
+        if language.code == "en":
+            half = slot_questions // 2
+            converted = single_questions(CONVERTED_TIME_INTENTS, half, plan.seed, CONVERTED_TIME, language=language)
+        others = single_questions(SLOT_INTENTS, slot_questions - len(converted), plan.seed, language=language)
+        spoken += [[each] for each in (*converted, *others)]
+        spoken += tool_dialogues("train", tools, plan.seed, language=language)
     sentences = list(dict.fromkeys(exchange.user for line in spoken for exchange in line))
-    return spoken + dialogues("train", plan.written, plan.seed + 1, (1, 6), (english,)), sentences
+    return spoken + dialogues("train", plan.written, plan.seed + 1, (1, 6), plan.spoken_languages), sentences
 
 
 def held_out_dialogues(plan: DialoguePlan) -> list[list[Exchange]]:
     """Dialogues of held-out phrasings: single questions, conversations, out-of-domain sentences, and with tools."""
-    half, english = plan.held_out // 2, plan.spoken_language
-    lines = dialogues("held_out", half, EVALUATION_SEED + 100, (1, 1), (english,))
-    lines += dialogues("held_out", plan.held_out - half, EVALUATION_SEED + 101, (2, 4), (english,))
-    lines += tool_dialogues("held_out", plan.held_out_tools, EVALUATION_SEED + 102, (1, 2), english)
+    half, spoken_languages = plan.held_out // 2, plan.spoken_languages
+    lines = dialogues("held_out", half, EVALUATION_SEED + 100, (1, 1), spoken_languages)
+    lines += dialogues("held_out", plan.held_out - half, EVALUATION_SEED + 101, (2, 4), spoken_languages)
+    for language, count in zip(spoken_languages, _shares(plan.held_out_tools, len(spoken_languages)), strict=True):
+        lines += tool_dialogues("held_out", count, EVALUATION_SEED + 102, (1, 2), language)
+    if "en" not in plan.languages:
+        return lines
     learned = set(general_sentences(plan.general, plan.seed))
     others = general_sentences(4 * plan.held_out_general + plan.general, EVALUATION_SEED + 100)
     fresh = [text for text in others if text not in learned]
     return lines + [_declined(text) for text in fresh[-plan.held_out_general :]]
+
+
+def _of_each(plan: DialoguePlan) -> list[tuple[int, int]]:
+    """Numbers of slot questions and of dialogues with tools, of each language."""
+    count = len(plan.languages)
+    return list(zip(_shares(plan.slot_questions, count), _shares(plan.tools, count), strict=True))
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    return [total // parts + (part < total % parts) for part in range(parts)]
 
 
 def voices_of(

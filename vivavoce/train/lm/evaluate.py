@@ -15,7 +15,7 @@ from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, Turn
 from vivavoce.s2s.text_branch import NO_CALL
-from vivavoce.train.front_desk import DECLINE, Exchange, judge, normalise
+from vivavoce.train.front_desk import Exchange, SpokenLanguage, judge, language_of, normalise
 from vivavoce.train.front_desk.evaluation_set import evaluation_dialogues
 from vivavoce.train.lm import TrainingKVCache, hidden_states
 from vivavoce.train.lm.batches import READ, TRANSCRIBE
@@ -120,7 +120,7 @@ class EvaluatedAnswer:
 
     @cached_property
     def is_declined(self) -> bool:
-        return judge(self.transcribed, Exchange("decline", "", DECLINE))
+        return judge(self.transcribed, Exchange("decline", "", language_of(self.expected.reply).replies["decline"]))
 
 
 @dataclass
@@ -307,18 +307,26 @@ def summary(answers: Sequence[EvaluatedAnswer]) -> dict[str, Any]:
     errors = [answer.code_errors for answer in answers if answer.code_errors is not None]
     if errors:
         figures |= {"code_errors": float(np.mean(errors)), "codes_exact": _share([error == 0 for error in errors])}
-    return figures | {"by_intent": _table(by_intent)}
+    by_language: dict[str, list[EvaluatedAnswer]] = defaultdict(list)
+    for answer in answers:
+        by_language[language_of(answer.expected.reply).code].append(answer)
+    return figures | {"by_language": _table(by_language), "by_intent": _table(by_intent)}
 
 
 def word_error_rate(expected: Sequence[str], transcribed: Sequence[str]) -> float:
-    """Word error rate of normalised texts."""
-    return error_rate(*([normalise(text).split() for text in texts] for texts in (expected, transcribed)))
+    """Error rate of normalised words, in Mandarin of syllables and values."""
+    spoken = [language_of(text) for text in expected]
+    return error_rate(*(list(map(_words, texts, spoken)) for texts in (expected, transcribed)))
 
 
-def _table(by_intent: Mapping[str, Sequence[EvaluatedAnswer]]) -> dict[str, dict[str, float]]:
+def _words(text: str, language: SpokenLanguage) -> Sequence[str]:
+    return normalise(text).split() if language.code == "en" else language.spoken_words(text)
+
+
+def _table(answers_by_name: Mapping[str, Sequence[EvaluatedAnswer]]) -> dict[str, dict[str, float]]:
     return {
-        intent: {"right": _share([answer.is_right for answer in of_intent]), "questions": len(of_intent)}
-        for intent, of_intent in sorted(by_intent.items())
+        name: {"right": _share([answer.is_right for answer in answers]), "questions": len(answers)}
+        for name, answers in sorted(answers_by_name.items())
     }
 
 

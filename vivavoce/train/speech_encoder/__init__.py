@@ -19,7 +19,7 @@ from vivavoce.models.speech_encoder.model import CONV_STRIDE, SpeechEncoder, Spe
 from vivavoce.models.whisper.model import WhisperLayer
 from vivavoce.nn.attention import sinusoids
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.front_desk.answers import normalise
+from vivavoce.train.speech_encoder.letters import STEPS, SYMBOLS
 
 OUTER_THRESHOLD = math.atanh(2 / 3)  # threshold between the two outer of four levels, before tanh
 POINTS = {
@@ -115,26 +115,6 @@ def layer_forward(
     inner = functional.dropout(inner, dropout, training=dropout > 0)
     out: Tensor = x + functional.dropout(layer.fc2(inner), dropout, training=dropout > 0)
     return out
-
-
-LETTERS = " 'abcdefghijklmnopqrstuvwxyz"  # symbol 0 is CTC's blank
-SYMBOLS = len(LETTERS) + 1
-STEPS = 4  # CTC frames per code: 12.5 a second are too few for letters
-
-
-def letter_symbols(text: str) -> list[int]:
-    """A normalised sentence as symbols."""
-    return [1 + LETTERS.index(letter) for letter in normalise(text) if letter in LETTERS]
-
-
-def read_symbols(symbols: list[int]) -> str:
-    """Greedy CTC decoding of the best symbol of each frame."""
-    collapsed = [
-        symbol
-        for position, symbol in enumerate(symbols)
-        if symbol and (position == 0 or symbol != symbols[position - 1])
-    ]
-    return " ".join("".join(LETTERS[symbol - 1] for symbol in collapsed).split())
 
 
 class Probe(nn.Module):

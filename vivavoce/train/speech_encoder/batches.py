@@ -1,6 +1,6 @@
 """Batches for the speech encoder: every sentence clean and augmented, as log-mels with letters."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,11 @@ from vivavoce.errors import InputError
 from vivavoce.models.speech_encoder.model import SpeechEncoderConfig
 from vivavoce.train.augment import AcousticAugmentation, at_positions, mask_mel, stretched_positions, warp_bands
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.speech_encoder import STEPS, BatchMel, letter_symbols
+from vivavoce.train.speech_encoder import BatchMel
+from vivavoce.train.speech_encoder.letters import STEPS, letter_symbols
 
 RATE = WhisperMel.RATE
-MAX_LETTERS_PER_SECOND = 22  # faster speech is not trained on
+MAX_LETTERS_PER_SECOND = 25  # faster speech is not trained on
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,14 @@ class EncoderSpeech:
     is_reply_voice: np.ndarray
 
     @classmethod
-    def of(cls, corpus: Corpus, reply_voice: str, device: torch.device | str) -> "EncoderSpeech":
+    def of(cls, corpus: Corpus, reply_voices: Container[str], device: torch.device | str) -> "EncoderSpeech":
         starts = np.asarray(corpus.starts, dtype=np.int64)
         return cls(
             torch.as_tensor(corpus.samples).to(device),
             starts[:-1],
             np.diff(starts),
             [np.array(letter_symbols(text), dtype=np.int64) for text in corpus.texts],
-            np.array([voice == reply_voice for voice in corpus.voices]),
+            np.array([voice in reply_voices for voice in corpus.voices]),
         )
 
 

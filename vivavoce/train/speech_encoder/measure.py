@@ -1,7 +1,7 @@
 """Measuring a speech encoder: what its probe reads from the codes of held-out voices, and how codes are used."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.front_desk.answers import normalise
-from vivavoce.train.speech_encoder import STEPS, BatchMel, Lattice, Probe, Sounds, read_symbols
+from vivavoce.train.speech_encoder import BatchMel, Lattice, Probe, Sounds
+from vivavoce.train.speech_encoder.letters import STEPS, read_symbols, spelled, words
 
 NOISE_SNR_DB = 15.0
 BATCH = 64
@@ -47,7 +47,7 @@ def read_back(
     config = trained.encoder.config
     sounds, mel = Sounds(corpus, config, device), BatchMel(config.num_mel_bins, device)
     generator = torch.Generator(device).manual_seed(0)
-    result = ProbeOutput([], [], [], [normalise(corpus.texts[index]) for index in chosen])
+    result = ProbeOutput([], [], [], [spelled(corpus.texts[index]) for index in chosen])
     for begin in range(0, len(chosen), BATCH):
         samples, lengths = sounds.rows(np.asarray(chosen[begin : begin + BATCH]))
         if noise is not None:
@@ -62,12 +62,17 @@ def read_back(
 
 
 def measure(
-    trained: TrainedEncoder, held_out: Corpus, corpus: Corpus, reply_voice: str, max_sentences: int = 600, seed: int = 0
+    trained: TrainedEncoder,
+    held_out: Corpus,
+    corpus: Corpus,
+    reply_voices: Container[str],
+    max_sentences: int = 600,
+    seed: int = 0,
 ) -> dict[str, Any]:
-    """Metrics on held-out voices and phrasings, on training data, and on the reply voice."""
+    """Metrics on held-out voices and phrasings, on training data, and on the reply voices."""
     random = np.random.default_rng(seed)
     metrics: dict[str, Any] = {}
-    replies = [index for index, voice in enumerate(corpus.voices) if voice == reply_voice]
+    replies = [index for index, voice in enumerate(corpus.voices) if voice in reply_voices]
     groups = {
         "held_out": (held_out, range(len(held_out.texts))),
         "training": (corpus, range(len(corpus.texts))),
@@ -83,7 +88,7 @@ def measure(
             "cer": _rate(clean.texts, clean.read),
             "cer_unrounded": _rate(clean.texts, clean.read_unrounded),
             "cer_15db": _rate(noisy.texts, noisy.read),
-            "wer": _rate([text.split() for text in clean.texts], [text.split() for text in clean.read]),
+            "wer": _rate([words(text) for text in clean.texts], [words(text) for text in clean.read]),
             "same_code_15db": _share_equal(clean.codes, noisy.codes),
             **_usage(clean.codes, trained.lattice.size),
             "examples": [list(pair) for pair in zip(clean.texts[:5], clean.read[:5], strict=True)],

@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from vivavoce.train.augment import AcousticAugmentation
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 from vivavoce.train.losses import ctc_loss
-from vivavoce.train.reply_voice import reply_voice_of
-from vivavoce.train.speech_encoder import STEPS, Lattice, Probe, features, new_encoder
+from vivavoce.train.reply_voice import reply_voices_of
+from vivavoce.train.speech_encoder import Lattice, Probe, features, new_encoder
 from vivavoce.train.speech_encoder.batches import EncoderBatches, EncoderBatchOptions, EncoderBatchShape, EncoderSpeech
+from vivavoce.train.speech_encoder.letters import STEPS
 from vivavoce.train.speech_encoder.measure import TrainedEncoder, measure
 
 SPREAD = 0.6  # minimum standard deviation of a bounded dimension
@@ -198,7 +199,7 @@ def train(
     seconds: float,
     seed: int,
     earlier: Path | None = None,
-    reply_voice: str | None = None,
+    reply_voices: Sequence[str] = (),
     has_codes: bool = True,
 ) -> TrainedEncoder:
     """Train an encoder within a time budget, from scratch or an earlier one; log and state are in the folder.
@@ -212,7 +213,7 @@ def train(
     probe = Probe(lattice.dimensions, plan.probe_size, heads, plan.probe_slow, plan.probe_fast, plan.bins).to(device)
     has_probe = earlier is None or init_from_earlier(earlier, encoder, probe)
     loss = EncoderLoss(plan, encoder, probe, lattice)
-    speech = EncoderSpeech.of(corpus, reply_voice or reply_voice_of(corpus.voices), device)
+    speech = EncoderSpeech.of(corpus, reply_voices or reply_voices_of(corpus.voices), device)
     batches = EncoderBatches(speech, plan.shapes, plan.config, AcousticAugmentation(device, plan.strength), plan.habits)
     if not has_probe and has_codes:
         encoder.requires_grad_(False)
@@ -282,7 +283,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--corpus", type=Path, required=True, nargs="+", help="one corpus or several")
     parser.add_argument("--held-out", type=Path, required=True, nargs="+", help="corpora of held-out voices")
-    parser.add_argument("--reply-voice", help="whose mel the codes keep; default: the reply voice with most utterances")
+    parser.add_argument("--reply-voice", nargs="+", help="whose mel the codes keep; default: the corpus's reply voices")
     parser.add_argument("--out", type=Path, required=True)
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--init", type=Path, help="folder of an encoder or codec to continue, with everything rounded")
@@ -309,7 +310,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     corpus, held_out = (
         Corpus.joined([Corpus.load(path) for path in paths]) for paths in (options.corpus, options.held_out)
     )
-    reply_voice = options.reply_voice or reply_voice_of(corpus.voices)
+    reply_voices = options.reply_voice or reply_voices_of(corpus.voices)
     loading_seconds = time.monotonic() - started
     evaluation_seconds = min(25.0, 0.1 * options.seconds)
     device = torch.device(options.device)
@@ -321,11 +322,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         options.seconds - loading_seconds - evaluation_seconds,
         options.seed,
         earlier,
-        reply_voice,
+        reply_voices,
         has_codes=options.begin is None,
     )
     save(trained, options.out)
-    metrics = measure(trained, held_out, corpus, reply_voice, max_sentences=40 if options.tiny else 600)
+    metrics = measure(trained, held_out, corpus, reply_voices, max_sentences=40 if options.tiny else 600)
     metrics |= {"plan": dataclasses.asdict(plan), "seed": options.seed, "seconds": round(time.monotonic() - started, 1)}
     (options.out / "metrics.json").write_text(json.dumps(metrics, indent=2), encoding="utf8")
     print(json.dumps({name: value for name, value in metrics.items() if name != "plan"}, indent=2))
