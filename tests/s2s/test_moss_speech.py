@@ -526,7 +526,8 @@ def _try(conversation, what):
 
 async def test_a_conversation_is_refused_where_playback_has_no_slack_left(parts):
     async with parts.pipeline(admission=Admission(wanted_slack=0.1, rows=64)) as pipeline:
-        await pipeline.open(lambda item, text, is_final: None).close()
+        beside = pipeline.open(lambda item, text, is_final: None)
         pipeline.core.slack.note(pipeline.core.scheduler.now(), left=0.02)
         with pytest.raises(CapacityError, match="20 ms of audio left"):
             pipeline.open(lambda item, text, is_final: None)
+        await beside.close()

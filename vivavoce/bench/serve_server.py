@@ -156,15 +156,10 @@ def serve_plan(plan: ServerPlan) -> None:
         sample_own_stacks(Path(plan.stacks))
     target = pick(plan.device)
     load = ServeLoad(plan.sessions, plan.question_seconds, plan.reply_seconds, plan.turns)
-    options = MossSpeechOptions(seed=1, left_chunks=plan.left_chunks)
+    options = MossSpeechOptions(seed=1, left_chunks=plan.left_chunks, admission=Admission())  # as of `viva serve`
     if target.kind == "cuda":
         batches = [batch for batch in BATCHES if batch < 2 * plan.sessions]
-        options = replace(
-            options,
-            voices_together=batches[-1],
-            warm_batches=tuple(batches),
-            admission=Admission(),  # as for a loaded checkpoint
-        )
+        options = replace(options, voices_together=batches[-1], warm_batches=tuple(batches))
     pipeline = build(plan.shape, target, plan.dtype, load, options)
     dtype = str(pipeline.core.runner.cache.keys.dtype).removeprefix("torch.")
     Path(plan.about).write_bytes(

@@ -196,6 +196,9 @@ class Slack:
         return None if lateness is None else -lateness
 
 
+MAX_SPEECH_LOAD = 0.9  # the rest is for the event loop, and for replies that cost more than the mean
+
+
 @dataclass(frozen=True)
 class Admission:
     """Whether one more session may be admitted."""
@@ -204,12 +207,26 @@ class Admission:
     """Slack in seconds that every playback must have had in the last seconds."""
     rows: int = 1024
     """Rows of cache that must be free for a session's history."""
+    max_speech_load: float = MAX_SPEECH_LOAD
+    """Share of the cores that replies may take if all sessions are answered at the same time; infinite: no limit."""
 
-    def check(self, slack: float | None, free_rows: int, free_bytes: float, voice_bytes: float = 0.0) -> None:
-        """Raise CapacityError, naming what is short: slack, cache rows, or memory for the voice."""
+    def check(
+        self,
+        slack: float | None,
+        free_rows: int,
+        free_bytes: float,
+        voice_bytes: float = 0.0,
+        speech_load: float | None = None,
+    ) -> None:
+        """Raise CapacityError, naming what is short: slack, cores, cache rows, or memory for the voice."""
         if slack is not None and slack < self.wanted_slack:
             raise CapacityError(
                 f"playbacks had {slack * 1e3:.0f} ms of audio left, a new session needs {self.wanted_slack * 1e3:.0f}"
+            )
+        if speech_load is not None and speech_load > self.max_speech_load:
+            raise CapacityError(
+                f"replies to all sessions at the same time would take {speech_load:.0%} of the cores with one more, "
+                f"and the limit is {self.max_speech_load:.0%}"
             )
         if free_rows < self.rows:
             raise CapacityError(f"the cache has room for {free_rows} rows, and a new session needs {self.rows}")

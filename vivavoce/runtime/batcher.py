@@ -72,7 +72,7 @@ class DynamicBatcher(Generic[Job, Result]):
         leaves_jobs: bool | Callable[[Job], bool] = False,
         workers: int = 1,
     ) -> None:
-        self.name, self.max_batch = name, max_batch
+        self.name, self.max_batch, self.workers = name, max_batch, workers
         self._leaves_job = leaves_jobs if callable(leaves_jobs) else lambda job: bool(leaves_jobs)
         self.batches = self.jobs = 0
         self.busy = 0.0

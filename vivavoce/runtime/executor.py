@@ -55,7 +55,7 @@ class DeadlineExecutor:
         self, name: str, threads: int = 1, early: float = EARLY_SECONDS, linger: float = LINGER_SECONDS
     ) -> None:
         self.name, self.early, self.linger = name, early, linger
-        self._max_threads = threads
+        self.max_threads = threads
         self._references: list[weakref.ref[Task]] = []
         self._busy: set[int] = set()
         self._changed = threading.Condition()
@@ -150,7 +150,7 @@ class DeadlineExecutor:
 
     def _wake(self, task: Task | None = None) -> None:
         self._wakeups.put(None)
-        if not self._idle and len(self._threads) < self._max_threads and id(task) not in self._busy:
+        if not self._idle and len(self._threads) < self.max_threads and id(task) not in self._busy:
             self._start_thread()
 
     def _discard(self, task: Task) -> None:
@@ -160,7 +160,7 @@ class DeadlineExecutor:
         if not self._changed.acquire(blocking=False):
             return  # the holder of the lock looks at the wake-ups after releasing it
         try:
-            if self._is_open and len(self._threads) < self._max_threads and self.tasks:
+            if self._is_open and len(self._threads) < self.max_threads and self.tasks:
                 thread = threading.Thread(target=self._run, name=self.name, daemon=True)
                 self._threads.add(thread)
                 thread.start()
@@ -234,7 +234,7 @@ class DeadlineExecutor:
             return
         if self._idle:
             self._wakeups.put(None)
-        elif len(self._threads) < self._max_threads and due - self.now() <= self.early:
+        elif len(self._threads) < self.max_threads and due - self.now() <= self.early:
             self._start_thread()
 
     def _wait(self, seconds: float) -> bool:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPLY_ROOM = 256  # rows left for a reply when old turns are dropped
+ACTIVE_SECONDS = 15.0  # after the last turn or reply: until then the next one is expected
 LISTENING_URGENCY = 0.5  # seconds until those codes are needed; the codes at the end of a turn are due now
 
 
@@ -80,6 +81,7 @@ class MossSpeechConversation:
         self._replies: set[MossSpeechReply] = set()
         self._decisions: weakref.WeakSet[CallDecision] = weakref.WeakSet()
         self._is_paused = False  # no client is connected
+        self._active_at = asyncio.get_running_loop().time()  # when it was opened, and last listened or replied
         self._pending_replies = 0  # replies whose start is still queued
         self._commands: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
         self._task = asyncio.get_running_loop().create_task(self._run_commands())
@@ -89,12 +91,20 @@ class MossSpeechConversation:
         """Whether a connected user is speaking and no reply has been started."""
         return self._turn is not None and not self._replies and not self._is_paused
 
+    @property
+    def is_active(self) -> bool:
+        """Whether it listens or replies, did so in the last seconds, or has just been opened."""
+        if self._replies and not self._is_paused:
+            return True
+        return asyncio.get_running_loop().time() - self._active_at < ACTIVE_SECONDS
+
     def set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """Replace the history and the settings."""
         self._enqueue(lambda: self._set_history(past, settings))
 
     def listen(self, samples: Samples) -> None:
         """Add sound to the user's open turn."""
+        self._active_at = asyncio.get_running_loop().time()
         self._enqueue(lambda: self._listen(samples))
 
     def discard_turn(self) -> None:
@@ -134,6 +144,7 @@ class MossSpeechConversation:
 
     async def close(self) -> None:
         """Drop its replies and close its sequence."""
+        self._backend.conversations.discard(self)
         for reply in list(self._replies):
             reply.drop()
         if self._summary is not None:
@@ -265,6 +276,7 @@ class MossSpeechConversation:
         """Store the codes of a reply that is over by its item's id; the item says how many of them were heard."""
         await reply.closed()
         self._replies.discard(reply)
+        self._active_at = asyncio.get_running_loop().time()
         if reply.is_released and reply.plan.continues_history:
             self._codes[reply.plan.item] = reply.codes
             self._paces[reply.plan.item] = (reply.speed, reply.trimmed_seconds)

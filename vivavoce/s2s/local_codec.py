@@ -79,9 +79,19 @@ class VocoderBatcher:
         return sum(way.batches for way in self.ways)
 
     @property
+    def busy(self) -> float:
+        """Total seconds of all batches, also of those that were run at the same time."""
+        return sum(way.busy for way in self.ways)
+
+    @property
     def max_batch(self) -> int:
         """The largest batch."""
         return self._usual.max_batch
+
+    @property
+    def workers(self) -> int:
+        """Batches that are run at a time."""
+        return sum(way.workers for way in self.ways)
 
     async def do(self, job: VocoderJob, urgency: float = 0.0) -> VocoderResult:
         """The sound of some codes, needed in `urgency` seconds."""

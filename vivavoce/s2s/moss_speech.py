@@ -43,6 +43,7 @@ from vivavoce.s2s.conversation import MossSpeechConversation
 from vivavoce.s2s.local_codec import SOON_SECONDS, LocalCodec
 from vivavoce.s2s.remote_codec import SPEECH_ENCODER, VOCODER, RemoteCodec, RemoteSpeechEncoder, RemoteVocoder
 from vivavoce.s2s.reply import FirstSound, MossSpeechReply
+from vivavoce.s2s.speech_cost import BusySeconds, SpeechCost
 from vivavoce.s2s.written_turns import WrittenTurnConversation
 
 MAX_FIRST_SOUNDS = 256
@@ -147,7 +148,8 @@ class MossSpeechBackend:
         self._crowded_policy = replace(self.policy, first_units=2) if is_graphed else self.policy
         self.second_chunk_gap = ChunkGapEstimate(margin=0.13, is_batched=True) if is_graphed else ChunkGapEstimate()
         self._stack = ExitStack()  # process settings to restore when it closes
-        self._conversations: weakref.WeakSet[MossSpeechConversation] = weakref.WeakSet()
+        self.conversations: weakref.WeakSet[MossSpeechConversation] = weakref.WeakSet()
+        """Those that `open` has returned and that are not closed."""
         self.first_sounds: deque[FirstSound] = deque(maxlen=MAX_FIRST_SOUNDS)
         """Stage times of the latest replies."""
         self.speaking: set[MossSpeechReply] = set()
@@ -157,6 +159,10 @@ class MossSpeechBackend:
         self.words = MossSpeechTranscriber(self)
         self.local_codec = LocalCodec(codec, self.options.left_chunks, self.options.voices_together, executor)
         self.speech_encoder, self.vocoder = self.local_codec.speech_encoder, self.local_codec.vocoder
+        self.speech_cost: SpeechCost | None = None
+        """What replies cost on a CPU; None: admission control does not need it."""
+        if is_slow and self.options.admission is not None:
+            self.speech_cost = SpeechCost(executor.max_threads, self.vocoder.workers)
 
     async def __aenter__(self) -> Self:
         on_cpu = self.codec.speech_encoder.device.type == "cpu"
@@ -192,21 +198,38 @@ class MossSpeechBackend:
     def open(self, heard: OnTranscript) -> ConversationState:
         """The state of a new conversation; `CapacityError` where time, cache or memory do not allow one more."""
         if self.options.admission is not None:
-            slack = self.core.slack.recent_min_slack(self.core.scheduler.now())
-            voice = self.local_codec.reply_bytes(self.voice_of(None))
-            free = self.core.free_bytes + self.local_codec.pooled_bytes
-            self.options.admission.check(slack, self.core.free_rows, free, voice)
+            self._check_capacity(self.options.admission)
         recogniser = self.options.recogniser
         conversation = (
             MossSpeechConversation(self) if recogniser is None else WrittenTurnConversation(self, recogniser, heard)
         )
-        self._conversations.add(conversation)
+        self.conversations.add(conversation)
         return conversation
+
+    def _check_capacity(self, admission: Admission) -> None:
+        """Raise CapacityError where one more conversation is not admitted; for lack of time never the only one."""
+        slack = load = None
+        if active := sum(conversation.is_active for conversation in self.conversations):
+            slack = self.core.slack.recent_min_slack(self.core.scheduler.now())
+            load = None if self.speech_cost is None else self.speech_cost.load(active + 1)
+        voice = self.local_codec.reply_bytes(self.voice_of(None))
+        free = self.core.free_bytes + self.local_codec.pooled_bytes
+        rows = min(admission.rows, self.core.capacity)  # a small cache has room for the only conversation too
+        replace(admission, rows=rows).check(slack, self.core.free_rows, free, voice, load)
+
+    def note_sound(self, seconds: float) -> None:
+        """Note that a chunk of this much sound was made."""
+        if self.speech_cost is not None:
+            self.speech_cost.note(seconds, self._busy)
+
+    @property
+    def _busy(self) -> BusySeconds:
+        return BusySeconds(self.core.slack.busy, self.vocoder.busy)
 
     @property
     def demand(self) -> float:
         """Replies being generated, plus half of the open turns, whose replies come soon."""
-        return len(self.speaking) + 0.5 * sum(conversation.has_open_turn for conversation in self._conversations)
+        return len(self.speaking) + 0.5 * sum(conversation.has_open_turn for conversation in self.conversations)
 
     @property
     def chunks(self) -> LeadPolicy:
@@ -233,7 +256,7 @@ class MossSpeechBackend:
         """How an open turn is encoded and prefilled at the present load."""
         if not isinstance(self.codec, GraphedCodec):
             return CPU_PACE
-        return QUICK_PACE if len(self._conversations) <= FEW_CONVERSATIONS else CROWDED_PACE
+        return QUICK_PACE if len(self.conversations) <= FEW_CONVERSATIONS else CROWDED_PACE
 
     async def warm_up(self) -> None:
         """Run one reply, so that the first conversation does not pay for initialisation and graph capture."""
@@ -250,6 +273,8 @@ class MossSpeechBackend:
             pass
         reply.drop()
         await conversation.close()
+        if self.speech_cost is not None:
+            self.speech_cost.restart(self._busy)
 
     async def _warm_up_codec(self) -> None:
         voices, batches = list(self.voices.values()), self.options.warm_batches
@@ -276,6 +301,7 @@ class RemoteCodecPipeline(MossSpeechBackend):
             cast(Any, RemoteSpeechEncoder(codec.resolve, SPEECH_ENCODER)),
             cast(Any, RemoteVocoder(codec.resolve, VOCODER)),
         )
+        self.speech_cost = None  # most of it arises elsewhere
 
     async def _warm_up_codec(self) -> None:
         """Its server has."""
@@ -334,8 +360,6 @@ def load_moss_speech(
     device_info = pick(device)
     MossSpeechConfig.read(folder)  # raises for another kind of model, before the codec is missed
     checkpoint_settings = checkpoint_options(folder, options or MossSpeechOptions(captioner="model"))
-    if device_info.kind == "cuda" and checkpoint_settings.admission is None:
-        checkpoint_settings = replace(checkpoint_settings, admission=Admission())
     if isinstance(codec, RemoteCodec):
         model = _language_model(folder, device_info, dtype)
         core, tokenizer = (

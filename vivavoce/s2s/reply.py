@@ -84,7 +84,9 @@ class ChunkedDecoder:
         trimmed, self._onset = self._gate.step(self._onset, sound.numpy(), final=is_last)
         samples, self._stretched = self._stretch.step(self._stretched, trimmed[None])
         rest = self._stretch.flush(self._stretched) if is_last else samples[:, :0]
-        return np.concatenate([samples[0], rest[0]]), chunk_codes
+        chunk = np.concatenate([samples[0], rest[0]])
+        self._backend.note_sound(len(chunk) / DECODER_RATE)
+        return chunk, chunk_codes
 
 
 @dataclass

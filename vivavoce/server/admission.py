@@ -1,6 +1,7 @@
 """Admission control: a session is opened only if the event loops of the server have time for one more.
 
-The models have an admission control of their own, by the slack of their replies and by memory (`CapacityError`).
+The models have an admission control of their own, by the slack and the cost of their replies and by memory
+(`CapacityError`).
 Limits on lateness alone are noticed too late: sessions that have just been opened cost little until they are answered.
 So the load of the event loops is also extrapolated to one more session, and sessions that wait for their first answer
 are limited in number.

@@ -35,6 +35,7 @@ from vivavoce.dialogue.fillers import FILLERS, FillerVoice
 from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.settings import ConversationSettings
+from vivavoce.engine.sequence import Admission
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
 from vivavoce.s2s.read_aloud import ReadAloud
@@ -308,6 +309,7 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
         words_first=dialogue.speaking.moderation is not None,
         calls_tools=None if options.tool_model is None else options.tool_model == OWN_TEXT_BRANCH,
         summary_writer=None if tool_chat is None else ChatSummaryWriter(tool_chat),
+        admission=Admission(max_speech_load=options.server.max_speech_load),
     )
     pipeline = load_speech(model, options.device, options.codec, options.voice, replies, options.dtype, options.engine)
     host = SpeechHost(_short_name(model), pipeline, dialogue, settings, recogniser, card=_speech_card(options))
