@@ -36,7 +36,7 @@ async def spoken(model):
     """A server of the untrained miniature, whose replies are the same each time."""
     host = load_host(model, device="cpu")
     host.pipeline.options = replace(
-        host.pipeline.options, seed=3, max_loop=None, min_output_tokens=LONG, captioner=None
+        host.pipeline.options, seed=3, max_loop=None, min_output_tokens=LONG, captioner=None, admission=None
     )
     async with host.pipeline:
         await host.warm_up()

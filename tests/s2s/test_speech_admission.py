@@ -1,7 +1,6 @@
 """Admission on a CPU: what replies cost is measured, and a session that the cores cannot speak for is refused."""
 
 import asyncio
-import math
 import time
 from contextlib import AsyncExitStack
 
@@ -85,7 +84,7 @@ async def test_a_small_cache_has_room_for_the_only_conversation(parts):
 async def test_conversations_are_admitted_while_nothing_is_known_and_without_a_limit(parts):
     async with AsyncExitStack() as stack:
         unmeasured = await stack.enter_async_context(parts.pipeline(admission=Admission()))
-        unlimited = await stack.enter_async_context(parts.pipeline(admission=Admission(max_speech_load=math.inf)))
+        unlimited = await stack.enter_async_context(parts.pipeline(admission=Admission(max_speech_load=100.0)))
         after(unlimited.speech_cost, 10.0, BusySeconds(50.0, 50.0))
         for pipeline in (unmeasured, unlimited):
             for _ in range(12):
@@ -108,6 +107,7 @@ async def test_conversations_in_which_nobody_speaks_take_no_time(parts, monkeypa
             pipeline.open(lambda item, text: None)
         beside.pause()
         assert not beside.is_active, "it waits for its client"
+        await pipeline.open(lambda item, text: None).close()
         reply.drop()
         await beside.close()
         await idle.close()
@@ -139,8 +139,8 @@ async def test_a_library_user_is_never_refused_and_nothing_is_measured(parts):
 
 def test_the_limit_of_a_server_is_an_option():
     assert ServerOptions().max_speech_load == Admission().max_speech_load
-    options = ServingOptions(model="mini-speech", device="cpu", server=ServerOptions(max_speech_load=math.inf))
-    assert load_models(options).pipeline.options.admission == Admission(max_speech_load=math.inf)
+    options = ServingOptions(model="mini-speech", device="cpu", server=ServerOptions(max_speech_load=100.0))
+    assert load_models(options).pipeline.options.admission == Admission(max_speech_load=100.0)
 
 
 async def test_a_session_for_which_the_cores_are_too_slow_is_refused_at_once(parts):

@@ -352,7 +352,8 @@ async def serving(model: str, *arguments: str) -> AsyncIterator[BenchServer]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "serve.toml"
-        settings.write_text(f"[server]\nopens_per_minute = {OPENS_PER_MINUTE}\n", encoding="utf8")
+        limits = f"opens_per_minute = {OPENS_PER_MINUTE}\nmax_speech_load = 100.0"
+        settings.write_text(f"[server]\n{limits}\n", encoding="utf8")
         command = [sys.executable, "-m", "vivavoce.cli", "serve", "--model", model, "--port", str(port)]
         process = subprocess.Popen(
             [*command, "--config", str(settings), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

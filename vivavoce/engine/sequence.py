@@ -208,7 +208,7 @@ class Admission:
     rows: int = 1024
     """Rows of cache that must be free for a session's history."""
     max_speech_load: float = MAX_SPEECH_LOAD
-    """Share of the cores that replies may take if all sessions are answered at the same time; infinite: no limit."""
+    """Share of the cores that replies may take if all sessions are answered at the same time."""
 
     def check(
         self,

@@ -93,10 +93,9 @@ class MossSpeechConversation:
 
     @property
     def is_active(self) -> bool:
-        """Whether it listens or replies, did so in the last seconds, or has just been opened."""
-        if self._replies and not self._is_paused:
-            return True
-        return asyncio.get_running_loop().time() - self._active_at < ACTIVE_SECONDS
+        """Whether it has a client, and replies or has been opened, listened or replied in the last seconds."""
+        is_recent = asyncio.get_running_loop().time() - self._active_at < ACTIVE_SECONDS
+        return not self._is_paused and (is_recent or bool(self._replies))
 
     def set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """Replace the history and the settings."""

@@ -121,7 +121,7 @@ class ServerOptions:
     """Lateness of the event loop from which on new sessions are refused."""
     max_speech_load: float = 0.9
     """Share of a CPU that the replies of a speech-to-speech model may take if all sessions are answered at the same
-    time; a session beyond that is refused. Infinite: no limit."""
+    time; a session beyond that is refused."""
     max_event_bytes: int = 15 * MEBIBYTE
     max_pending_bytes: int = 16 * MEBIBYTE
     """Audio waiting for a commit, and events not yet read by the client."""
