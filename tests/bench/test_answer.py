@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from vivavoce.audio.io import Sound
 from vivavoce.bench.answer import AskedQuestion, ScoredAnswer, _figures, _teacher_figures, _word_error_rates
+from vivavoce.bench.answer_questions import kokoro_questions
+from vivavoce.cli import app
+from vivavoce.errors import InputError
 from vivavoce.train.front_desk import Exchange
 
 SILENCE = Sound(np.zeros(16_000, np.float32), 16_000)
@@ -49,3 +53,10 @@ def test_the_recognisers_error_on_the_training_voice_is_reported():
     assert heard["right_of_teacher"] == 0.5
     assert heard["word_error_rate_of_teacher"] > 0.3
     assert _teacher_figures([], FixedRecogniser()) == {"word_error_rate_of_teacher": None, "right_of_teacher": None}
+
+
+def test_questions_in_other_languages_need_kokoro_and_a_number():
+    result = CliRunner().invoke(app, ["bench", "answer", "--language", "zh"])
+    assert result.exit_code and "--kokoro" in str(result.exception)
+    with pytest.raises(InputError, match="give a number of questions"):
+        kokoro_questions(None, 0, "cpu", "zh")

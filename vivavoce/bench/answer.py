@@ -1,6 +1,6 @@
 """`viva bench answer`: spoken held-out questions to a speech-to-speech model, replies scored.
 
-Replies are transcribed by an independent recogniser (Moonshine) and compared with the expected answer. Their sound
+Replies are transcribed by an independent recogniser (Moonshine, Whisper) and compared with the expected answer. Their
 quality is estimated by DNSMOS, beside that of the voice used as training target. Questions are the bundled recordings,
 or are synthesised during the run.
 """
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from vivavoce import hub
-from vivavoce.asr.backends import Moonshine
 from vivavoce.audio.denoise import denoised
 from vivavoce.audio.io import Sound, read
+from vivavoce.bench.judging import JudgeRecogniser
 from vivavoce.bench.noisy_speech import NoiseBeds, noise_beds
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import MissingDependencyError
@@ -30,7 +30,7 @@ from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.s2s.captions import WRITE_DOWN
 from vivavoce.s2s.moss_speech import MossSpeechBackend, load_moss_speech
-from vivavoce.train.front_desk import Exchange, dialogues, judge, normalise
+from vivavoce.train.front_desk import Exchange, dialogues, judge, language_of, normalise
 from vivavoce.train.lm.evaluate import word_error_rate
 from vivavoce.train.voices import HELD_OUT, TEACHER, programs, speak
 
@@ -70,7 +70,7 @@ class ScoredAnswer:
 
 def run(
     model: str = "mini-speech",
-    moonshine: Path | None = None,
+    judge_model: str | None = None,
     count: int | None = None,
     snr: float | None = None,
     device: str = "auto",
@@ -79,13 +79,14 @@ def run(
     questions: list[AskedQuestion] | None = None,
     noise: Path | None = None,
     denoise: bool = False,
+    language: str = "en",
 ) -> dict[str, Any]:
     """Ask, score and print; write `answer.json` and `answer.png` to `out`. `questions` are asked in place of others.
 
-    `count` None asks the bundled questions; a number synthesises that many. Without `moonshine`, the folder of the
-    independent recogniser, the model's own transcript of its reply is scored and no word error rate is given.
+    `count` None asks the bundled questions; a number synthesises that many. Without `judge_model`, the name or
+    folder of an independent recogniser, the model's own transcript of its reply is scored without a word error rate.
     """
-    recogniser = None if moonshine is None else Moonshine(moonshine)
+    recogniser = None if judge_model is None else JudgeRecogniser.load(judge_model, language)
     if questions is None:
         questions = bundled_questions() if count is None else _synthesised_questions(count, seed)
     if (beds := noise_beds(snr, noise)) is not None:
@@ -95,8 +96,9 @@ def run(
     pipeline = load_moss_speech(hub.resolve(model), device=device)
     with stage(f"{len(questions)} questions"):
         answers = [_answer(pipeline, asked, recogniser) for asked in questions]
+    judge_name = "the model's own reading" if recogniser is None else recogniser.name
     conditions = {"snr_db": snr, "noise": None if noise is None else noise.name, "denoised": denoise}
-    result = _figures(answers) | conditions | {"model": model, "judge": _judge_name(moonshine)}
+    result = _figures(answers) | conditions | {"model": model, "judge": judge_name}
     with stage("quality of the replies"):
         teacher_sounds = _teacher_sounds(answers)
         result |= _mos_scores(answers, teacher_sounds)
@@ -152,7 +154,7 @@ def _denoised(asked: AskedQuestion) -> AskedQuestion:
 
 
 @torch.no_grad()
-def _answer(pipeline: MossSpeechBackend, asked: AskedQuestion, recogniser: Moonshine | None) -> ScoredAnswer:
+def _answer(pipeline: MossSpeechBackend, asked: AskedQuestion, recogniser: JudgeRecogniser | None) -> ScoredAnswer:
     codec, core, prompt = pipeline.codec, pipeline.core, pipeline.prompt
     codes = codec.encode(asked.sound)
     started = time.perf_counter()
@@ -237,7 +239,7 @@ def _word_error_rates(answers: Sequence[ScoredAnswer]) -> dict[str, float]:
     }
 
 
-def _teacher_figures(teacher_sounds: TeacherSounds, recogniser: Moonshine) -> dict[str, float | None]:
+def _teacher_figures(teacher_sounds: TeacherSounds, recogniser: JudgeRecogniser) -> dict[str, float | None]:
     """The recogniser's own error on the training voice, as a reference."""
     if not teacher_sounds:
         return {"word_error_rate_of_teacher": None, "right_of_teacher": None}
@@ -251,8 +253,9 @@ def _teacher_figures(teacher_sounds: TeacherSounds, recogniser: Moonshine) -> di
 
 
 def _teacher_sounds(answers: Sequence[ScoredAnswer]) -> TeacherSounds:
-    """Each expected reply once in the training voice; empty where its synthesizer is not installed."""
-    replies = {answer.asked.exchange.reply: answer.asked.exchange for answer in answers}
+    """Each expected English reply once in the training voice; empty where its synthesizer is not installed."""
+    exchanges = [answer.asked.exchange for answer in answers]
+    replies = {exchange.reply: exchange for exchange in exchanges if language_of(exchange.reply).code == "en"}
     try:
         installed = programs()
         return [(replies[text], Sound(speak(TEACHER, text, installed), ENCODER_RATE)) for text in replies]
@@ -271,10 +274,6 @@ def _mos_scores(answers: Sequence[ScoredAnswer], teacher_sounds: TeacherSounds) 
         name: float(np.mean([dnsmos.overall(sound) for sound in sounds[:MAX_SCORED_SOUNDS]])) if sounds else None
         for name, sounds in (("opinion", audio), ("opinion_of_teacher", [sound for _, sound in teacher_sounds]))
     }
-
-
-def _judge_name(moonshine: Path | None) -> str:
-    return "the model's own reading" if moonshine is None else "Moonshine base"
 
 
 def _print(result: dict[str, Any]) -> None:

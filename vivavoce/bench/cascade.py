@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
-from vivavoce.asr.backends import load_backend
 from vivavoce.audio.io import Sound, read, write
+from vivavoce.bench.judging import JudgeRecogniser
 from vivavoce.bench.spoken_texts import simplified, spoken_characters, spoken_words
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatEnd, ChatModel, ChatPiece, ChatPrompt, ReadingChatModel
@@ -38,7 +37,6 @@ from vivavoce.evaluation.machine import stage
 from vivavoce.evaluation.scoring import error_rate
 from vivavoce.models.kokoro.windows import WHOLE_SENTENCES
 from vivavoce.models.moss_tts_nano.prompt import has_cjk
-from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.tts.kokoro import KokoroTTS
 
@@ -64,7 +62,6 @@ class Language:
     tts: str
     asker: str
     instructions: str
-    judge_prompt: str | None = None
 
 
 LANGUAGES = {
@@ -79,7 +76,6 @@ LANGUAGES = {
         "kokoro-82m",
         "zm_yunxi",
         "你是一个友好的语音助手。请用一句简短的中文回答。",
-        "以下是普通话的句子。",  # for simplified characters
     ),
 }
 
@@ -394,13 +390,9 @@ def judged(
     entries: list[dict[str, Any]], answers: Sequence[TimedAnswer], rate: int, judge: str, language: str
 ) -> dict[str, Any]:
     """What an independent recogniser writes of the replies, which is added to their entries, and its errors."""
-    backend = load_backend(judge, device="cpu")
-    options = TranscriptionOptions(language, prompt=LANGUAGES[language].judge_prompt)
+    recogniser = JudgeRecogniser.load(judge, language)
     for entry, answer in zip(entries, answers, strict=True):
-        sound = Sound(np.concatenate([np.zeros(1, np.float32), *answer.pieces]), rate).resampled(RATE).samples[0]
-        entry["judged"] = "".join(
-            segment.text for segment in backend.segments(torch.from_numpy(sound), options)
-        ).strip()
+        entry["judged"] = recogniser.transcribe(Sound(np.concatenate([np.zeros(1, np.float32), *answer.pieces]), rate))
     comparable = spoken_words if language == "en" else spoken_characters
     pairs = [(comparable(entry["said"]), comparable(entry["judged"])) for entry in entries]
     name = "wer" if language == "en" else "cer"

@@ -128,10 +128,15 @@ def bench_codec(
 @app.command("answer")
 def bench_answer(
     model: Model = "mini-speech",
-    moonshine: Annotated[
-        Path | None,
-        typer.Option(file_okay=False, help="Unpacked npm package of Moonshine, to transcribe the replies with."),
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            "--judge",
+            "--moonshine",
+            help="Recogniser that transcribes the replies, by name or folder: moonshine-base-en, whisper-base, …",
+        ),
     ] = None,
+    language: Annotated[str, typer.Option(help="Language of Kokoro's questions: en or zh.")] = "en",
     count: Annotated[
         int | None, typer.Option(min=1, help="Synthesize this many questions. Default: use the bundled ones.")
     ] = None,
@@ -156,16 +161,18 @@ def bench_answer(
     as_json: Json = False,
 ) -> None:
     """Share of correct answers to held-out questions and voices, and the speech quality of the replies."""
-    if text and (moonshine is not None or count is not None or snr is not None or kokoro):
-        raise InputError("--text asks and answers without sound: leave out --moonshine, --count, --snr and --kokoro")
+    if text and (judge is not None or count is not None or snr is not None or kokoro):
+        raise InputError("--text asks and answers without sound: leave out --judge, --count, --snr and --kokoro")
+    if language != "en" and not kokoro:
+        raise InputError("questions in other languages than English are spoken by Kokoro: add --kokoro")
     with progress_to(as_json):
         from vivavoce.bench import answer, answer_questions, answer_text
 
         if text:
             result = answer_text.run(model, device, out)
         else:
-            questions = answer_questions.kokoro_questions(count, seed, device) if kokoro else None
-            result = answer.run(model, moonshine, count, snr, device, seed, out, questions, noise, denoise)
+            questions = answer_questions.kokoro_questions(count, seed, device, language) if kokoro else None
+            result = answer.run(model, judge, count, snr, device, seed, out, questions, noise, denoise, language)
     if as_json:
         print_json(result)
 

@@ -28,6 +28,7 @@ from vivavoce.train.front_desk.tools import ToolDialogueState
 
 __all__ = [
     "DECLINE",
+    "ENGLISH_ALONE",
     "INTENTS",
     "LANGUAGES",
     "SPLITS",
