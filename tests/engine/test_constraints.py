@@ -1,6 +1,7 @@
 """Masked replies: whatever the weights say, the text follows its schema."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -291,3 +292,18 @@ def test_cuda_graphs_read_the_masks(masked, tmp_path):
     assert together == replies(1)
     for reply in together[::2]:
         assert all(isinstance(number, int) for number in json.loads(masked.text(reply)))
+
+
+def test_a_bias_makes_an_allowed_id_likelier_and_never_an_excluded_one(masked):
+    grammar = masked.compiler.json({"enum": ["a", "b"]})
+    letters = {letter: masked.tokenizer.encode(letter)[0] for letter in "abc"}
+    for letter in "ab":
+        biases = ((letters[letter], 1000.0), (letters["c"], 2000.0))
+        sequence = masked.engine.open(masked.rows())
+        generation = replace(masked.generation(grammar, SAMPLINGS[1]), biases=biases)
+        assert json.loads(masked.text(masked.engine.complete(sequence, generation))) == letter
+        masked.engine.close(sequence)
+    with pytest.raises(InputError, match="with a grammar"):
+        Generation(biases=((1, 1.0),))
+    with pytest.raises(InputError, match="the limit is 4"):
+        Generation(grammar=grammar, biases=((1, 1.0),) * 5)

@@ -20,6 +20,7 @@ from vivavoce.nn.vq import mixed
 NO_ROW = -1  # padding where a reply has no row yet
 SECOND_DRAW = 64  # added to the channel for the noise of a second draw
 ALL_ALLOWED = -1  # a word of `SamplingTables.allowed` with all its bits
+MAX_BIASES = 4  # ids of a reply whose logits are changed
 MAX_TOP_K = 64  # a step whose sequences all have a top_k within it needs no full sort of the vocabulary
 
 
@@ -63,8 +64,14 @@ class Generation:
     """Whether repetition penalties count the prompt, or only the reply."""
     grammar: Grammar | None = None
     """What the ids of the first channel may be; None: anything."""
+    biases: tuple[tuple[int, float], ...] = ()
+    """Ids of the first channel, and what is added to their logits; of replies with a grammar only."""
 
     def __post_init__(self) -> None:
+        if self.biases and self.grammar is None:
+            raise InputError("biases are for replies with a grammar")
+        if len(self.biases) > MAX_BIASES:
+            raise InputError(f"{len(self.biases)} biases were given; the limit is {MAX_BIASES}")
         if self.max_new_rows < 1:
             raise InputError(f"max_new_rows must be at least 1, not {self.max_new_rows}")
         if not 0 <= self.seed < 2**63:
@@ -108,6 +115,8 @@ class SamplingTables:
     min_rows: Tensor  # [slot] int32: min_new_rows
     seen: list[Tensor]  # per channel [slot, vocabulary] bool: ids in the counted rows of the sequence
     allowed: Tensor  # [slot, word] int32: bits of the ids of the first channel that may be drawn
+    biased: Tensor  # [slot, MAX_BIASES] int64: ids of the first channel
+    biases: Tensor  # [slot, MAX_BIASES]: what is added to their logits
 
     @classmethod
     def allocate(cls, slots: int, vocabularies: tuple[int, ...], device: torch.device) -> "SamplingTables":
@@ -122,6 +131,8 @@ class SamplingTables:
             torch.zeros(slots, dtype=torch.int32, device=device),
             [torch.zeros(slots, size, dtype=torch.bool, device=device) for size in vocabularies],
             torch.full((slots, -(-vocabularies[0] // 32)), ALL_ALLOWED, dtype=torch.int32, device=device),
+            torch.zeros(slots, MAX_BIASES, dtype=torch.int64, device=device),
+            torch.zeros(slots, MAX_BIASES, device=device),
         )
 
     def settle(self, slot: int, generation: Generation) -> None:
@@ -132,6 +143,10 @@ class SamplingTables:
         self.top_k[slot] = torch.tensor([s.top_k for s in samplings], device=self.top_k.device)
         self.seeds[slot] = generation.seed
         self.min_rows[slot] = generation.min_new_rows
+        unused = [(0, 0.0)] * (MAX_BIASES - len(generation.biases))
+        ids, biases = zip(*generation.biases, *unused, strict=True)
+        self.biased[slot] = torch.tensor(ids, device=self.biased.device)
+        self.biases[slot] = torch.tensor(biases, device=self.biases.device)
 
     def store_rows(self, slot: int, rows: Tensor) -> None:
         """Replace a slot's history by these rows.  # [row, channel] int64"""
@@ -192,6 +207,8 @@ class SlotDraw:
     def sample(self, channel: int, logits: Tensor) -> Tensor:
         """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
         if self.masked and channel == 0:
+            added = self.tables.biases[self.slots].to(logits.dtype)
+            logits = logits.scatter_add(-1, self.tables.biased[self.slots], added)
             logits = logits.masked_fill(~self._allowed(logits.shape[-1]), float("-inf"))
         if self.plain:
             return self._accept_requested(channel, logits, logits.argmax(-1))
