@@ -1,5 +1,6 @@
 """Published Qwen files: greedy tokens of transformers on weights that the `gguf` package dequantised; tool calls."""
 
+import json
 from dataclasses import replace
 
 import gguf
@@ -125,6 +126,16 @@ async def test_a_tool_is_called_and_its_output_is_answered(published_model):
         ]
         answer = await pieces_of(chat, history, replace(settings, tool_choice="none"))
         assert "21" in "".join(piece.text for piece in answer if isinstance(piece, ChatText))
+
+
+async def test_a_tool_is_called_where_it_is_asked_for_and_its_values_are_said(published_model):
+    settings = ConversationSettings(tools=(WEATHER,), max_output_tokens=60)
+    asked = {"Will it rain in Oslo?": ["Oslo"], "What is the weather like?": [], "Good morning, how are you?": []}
+    async with LocalChat.load(str(published_model(LARGE)), "cpu", LocalChatOptions(cache_rows=2048)) as chat:
+        for words, cities in asked.items():
+            pieces = await pieces_of(chat, said(("system", "You are a helpful assistant."), ("user", words)), settings)
+            calls = [json.loads(piece.arguments)["city"] for piece in pieces if isinstance(piece, ChatCall)]
+            assert calls == cities and any(isinstance(piece, ChatText) for piece in pieces) == (not cities)
 
 
 async def test_a_prefix_that_was_read_is_shared_and_changes_no_word(published_model):

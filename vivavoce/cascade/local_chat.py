@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from vivavoce import hub
+from vivavoce.cascade.call_decision import BIASES, NO_CALL, decided_calls, decision_messages, is_undecided
 from vivavoce.cascade.chat_messages import tool_schema
-from vivavoce.cascade.interfaces import ChatEnd, ChatPiece, ChatText
+from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatPiece, ChatText
 from vivavoce.cascade.sentences import CLOSE_TAG, OPEN_TAG, ReasoningFilter
 from vivavoce.cascade.tool_calls import CLOSE_CALL, OPEN_CALL, ToolCallReader, forced_start
 from vivavoce.device import pick, resolve_dtype
@@ -92,6 +93,15 @@ class LocalChat:
         self, messages: Sequence[dict[str, Any]], settings: ConversationSettings
     ) -> AsyncIterator[ChatPiece]:
         """Stream the reply; closing the iterator stops it."""
+        decided = ChatEnd("stop")
+        if decision_rows := self._decision_rows(messages, settings):
+            calls, decided = await self._decide(decision_rows, settings)
+            for call in calls:
+                yield call
+            if calls:
+                yield decided
+                return
+            settings = replace(settings, tools=())
         max_tokens, tools = self._max_tokens(settings), self._tools(settings)
         grammar = await self._grammar(settings, bool(tools))
         start = forced_start(settings.tool_choice) if tools and grammar is None else ""
@@ -115,7 +125,8 @@ class LocalChat:
             await self._cache(sequence)
         for piece in text.flush():
             yield piece
-        yield ChatEnd(reason, len(rows), text.tokens, cached)
+        read, written = len(rows) + decided.prompt_tokens, text.tokens + decided.completion_tokens
+        yield ChatEnd(reason, read, written, cached + decided.cached_tokens)
 
     @property
     def context_tokens(self) -> int:
@@ -149,6 +160,33 @@ class LocalChat:
         schemas = [CallSchema(tool.name, tool.parameters) for tool in settings.tools]
         return await self._grammars.calls(schemas, settings.tool_choice, settings.parallel_tool_calls)
 
+    def _decision_rows(self, messages: Sequence[dict[str, Any]], settings: ConversationSettings) -> list[Row]:
+        """The prompt of the decision on calls; empty where none is made apart from the reply, or it does not fit."""
+        is_free = settings.tool_choice == "auto" and self._is_offered_tools(settings)
+        if not is_free or not self.follows_schemas or not is_undecided(messages):
+            return []
+        rows = self.tokenizer.rows(decision_messages(messages, settings.tools))
+        return rows if len(rows) + self._max_tokens(settings) <= self.core.capacity else []
+
+    async def _decide(self, rows: list[Row], settings: ConversationSettings) -> tuple[list[ChatCall], ChatEnd]:
+        """The calls of the user's turn, and how their decision ended."""
+        schemas = [CallSchema(tool.name, tool.parameters) for tool in settings.tools]
+        grammar = await self._grammars.decision(schemas, settings.parallel_tool_calls, NO_CALL)
+        biases = tuple((self.tokenizer.encode(text)[0], bias) for text, bias in BIASES.items())
+        generation = Generation(GREEDY, self._max_tokens(settings), grammar=grammar, biases=biases)
+        sequence, cached = await self._open(rows)
+        written: list[int] = []
+        try:
+            async with await self.engine.generate(sequence, generation, MAX_UNREAD_TOKENS) as reply:
+                async for row in reply:
+                    if not self.core.model.ends(row):
+                        written.append(row[0])
+        finally:
+            await self._cache(sequence)
+        reason = "stop" if reply.finish == "stop" else "length"
+        calls = list(decided_calls(self.tokenizer.decode(written), settings.tools))
+        return calls, ChatEnd(reason, len(rows), len(written), cached)
+
     async def read(self, messages: Sequence[dict[str, Any]]) -> None:
         """Prefill messages that conversations start with."""
         rows = self._rows(messages, 1)
@@ -173,15 +211,23 @@ class LocalChat:
         may_call = settings.tool_choice != "none" and settings.output_schema is None
         return self.offers_tools and may_call and bool(settings.tools)
 
-    def prompt_start(self, messages: Sequence[dict[str, Any]], words: str, settings: ConversationSettings) -> list[Row]:
-        """The rows that all prompts share whose next user message begins with these words, or nearly all of them."""
-        first, other = (
-            self._rows(
-                [*messages, {"role": "user", "content": words + end}], self._max_tokens(settings), self._tools(settings)
-            )
-            for end in OTHER_ENDS
-        )
-        return first[: rows_in_common(first, other)]
+    def prompt_starts(
+        self, messages: Sequence[dict[str, Any]], words: str, settings: ConversationSettings
+    ) -> list[list[Row]]:
+        """The rows that all prompts share whose next user message begins with these words, or nearly all of them.
+
+        First those of the decision on calls, if there is one, then those of the reply.
+        """
+        ends = [[*messages, {"role": "user", "content": words + end}] for end in OTHER_ENDS]
+        decisions = [self._decision_rows(each, settings) for each in ends]
+        if all(decisions):
+            settings = replace(settings, tools=())
+        replies = [self._rows(each, self._max_tokens(settings), self._tools(settings)) for each in ends]
+        return [
+            first[: rows_in_common(first, other)]
+            for first, other in (decisions, replies)
+            if rows_in_common(first, other)
+        ]
 
     def _rows(
         self, messages: Sequence[dict[str, Any]], max_tokens: int, tools: Sequence[dict[str, Any]] = ()
@@ -216,31 +262,38 @@ class LocalChat:
 
 
 class PromptSequence:
-    """A `ChatPrompt`: a sequence that replies are forked from. Its prefill has the lowest priority."""
+    """A `ChatPrompt`: sequences that a decision and a reply are forked from. Their prefill has the lowest priority."""
 
     def __init__(self, chat: LocalChat) -> None:
         self._chat = chat
-        self._sequence: Rows | None = None
+        self._sequences: list[Rows] = []
 
     async def read(self, messages: Sequence[dict[str, Any]], words: str, settings: ConversationSettings) -> None:
         """Read the messages and the first words of the user's next one, unless a reply is generated now."""
         chat, engine = self._chat, self._chat.engine
         if any(each.is_generating for each in list(chat.core.scheduler.sequences.values())):
             return
-        rows = chat.prompt_start(messages, words, settings)
-        if self._sequence is None:
-            self._sequence, _ = await chat._open(rows)
-            chat._prompts.append(self._sequence)
-        else:
-            await engine.replace_rows(self._sequence, rows)
-        engine.due_by(self._sequence, time.monotonic() + SPARE_SECONDS)
+        starts = chat.prompt_starts(messages, words, settings)
+        while len(self._sequences) > len(starts):
+            await self._close_last()
+        for sequence, rows in zip(self._sequences, starts, strict=False):
+            await engine.replace_rows(sequence, rows)
+        for rows in starts[len(self._sequences) :]:
+            sequence, _ = await chat._open(rows)
+            self._sequences.append(sequence)
+            chat._prompts.append(sequence)
+        for order, sequence in enumerate(self._sequences):
+            engine.due_by(sequence, time.monotonic() + (1 + order) * SPARE_SECONDS)
 
     async def close(self) -> None:
-        """Close the sequence."""
-        sequence, self._sequence = self._sequence, None
-        if sequence is not None:
-            self._chat._prompts.remove(sequence)
-            await self._chat.engine.close(sequence)
+        """Close the sequences."""
+        while self._sequences:
+            await self._close_last()
+
+    async def _close_last(self) -> None:
+        sequence = self._sequences.pop()
+        self._chat._prompts.remove(sequence)
+        await self._chat.engine.close(sequence)
 
 
 def chat_source(name: str) -> Path:

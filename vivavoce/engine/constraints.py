@@ -93,14 +93,25 @@ class GrammarCompiler:
         another tag, in which they put calls too. Keywords of schemas that the library does not know are ignored; the
         arguments are valid JSON of the others.
         """
-        for tool in tools:
-            check_schema(tool.parameters, f"the schema of tool {tool.name!r}")
-            declared = tool.parameters.get("type", "object")
-            if declared != "object" and not (isinstance(declared, list) and "object" in declared):
-                raise InputError(f"the schema of tool {tool.name!r} cannot be followed: arguments are an object")
+        _check_tools(tools)
         has_tags = bool(self._special(OPEN_CALL) and self._special(CLOSE_CALL))
         grammar = _call_grammar(tools, is_required, max_calls, has_tags, otherwise)
         return self._compile(grammar, "the schemas of the tools")
+
+    def decision(
+        self, tools: Sequence[CallSchema], otherwise: str, max_calls: int = MAX_PARALLEL_CALLS
+    ) -> "CompiledGrammar":
+        """Either the words `otherwise`, or lines of a tool's name and all of its arguments; each value may be null."""
+        _check_tools(tools)
+        lines = [
+            f"tool_{index}: {json.dumps(tool.name + ' ', ensure_ascii=False)} %json "
+            f"{_dumped(_nullable(tool.parameters), is_lenient=True)}"
+            for index, tool in enumerate(tools)
+        ]
+        lines.append(f"call: {' | '.join(f'tool_{index}' for index in range(len(tools)))}")
+        more = f'("\\n" call){{0,{max_calls - 1}}}' if max_calls > 1 else ""
+        lines.append(f"start: {json.dumps(otherwise)} | call {more}")
+        return self._compile("\n".join(lines), "the schemas of the tools")
 
     def _special(self, token: str) -> bool:
         ids = self._tokenizer.tokenize_str(token, parse_special=True)
@@ -191,6 +202,30 @@ def _call_grammar(
         return "\n".join([*lines, "start: TEXT calls? | calls | bare"])
     opened = rf"opened[lazy]: /[^{{`\s<](.|\n)*/ {tags[0]}"
     return "\n".join([*lines, opened, f"start: TEXT | opened tag_rest {repeat.format('tagged')} | calls | bare"])
+
+
+def allows_null(schema: Any) -> bool:
+    """Whether a schema itself says that null is a value."""
+    if not isinstance(schema, Mapping):
+        return False
+    kinds = schema.get("type")
+    is_kind = "null" in kinds if isinstance(kinds, list) else kinds == "null"
+    return is_kind or None in schema.get("enum", ()) or any(map(allows_null, schema.get("anyOf", ())))
+
+
+def _check_tools(tools: Sequence[CallSchema]) -> None:
+    for tool in tools:
+        check_schema(tool.parameters, f"the schema of tool {tool.name!r}")
+        declared = tool.parameters.get("type", "object")
+        if declared != "object" and not (isinstance(declared, list) and "object" in declared):
+            raise InputError(f"the schema of tool {tool.name!r} cannot be followed: arguments are an object")
+
+
+def _nullable(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of which each has a value, or null."""
+    schema = _object_schema(parameters)
+    properties = {name: {"anyOf": [each, {"type": "null"}]} for name, each in schema.get("properties", {}).items()}
+    return {**schema, "properties": properties, "required": list(properties)}
 
 
 def _object_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,16 @@ class ReplyGrammars:
         max_calls = MAX_PARALLEL_CALLS if may_be_several else 1  # small models that must call do not stop
         return await asyncio.to_thread(compiler.calls, offered, choice != "auto", max_calls, otherwise)
 
+    async def decision(
+        self, tools: Sequence[CallSchema], is_parallel: bool | None, otherwise: str
+    ) -> CompiledGrammar | None:
+        """A decision on calls, written apart from the reply; None where nothing can be masked."""
+        compiler = await self.compiler()
+        if compiler is None:
+            return None
+        max_calls = 1 if is_parallel is False else MAX_PARALLEL_CALLS
+        return await asyncio.to_thread(compiler.decision, tools, otherwise, max_calls)
+
     def _new_compiler(self) -> GrammarCompiler:
         assert self._to_json is not None
         return GrammarCompiler(self._to_json(), self._size, self._end)
