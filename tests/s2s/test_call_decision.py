@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from tests.s2s.small_parts import small_chat
+from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.call_decision import BIASES, EXAMPLES, NO_CALL, decided_calls, decision_messages
 from vivavoce.cascade.interfaces import ChatCall, ChatText
 from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
@@ -121,6 +123,24 @@ async def test_words_and_calls_after_an_output_are_not_decided_apart(chat, monke
     assert [each.name for each in calls] == ["ring"]
     with pytest.raises(AssertionError):
         await reply(chat, settings)
+
+
+async def test_a_model_that_calls_by_its_template_decides_nothing_apart(chat):
+    chat.options = replace(chat.options, decides_apart=False)
+    assert len(chat.prompt_starts(QUESTION[:1], "A room", ConversationSettings(tools=TOOLS))) == 1
+
+
+async def test_prompts_are_read_as_soon_as_tools_are_set(chat):
+    conversation = CascadeBackend(None, chat, SimpleNamespace(rate=24_000)).open(lambda *_: None)
+    plain = ConversationSettings(instructions=QUESTION[0]["content"])
+    conversation.set_history((), plain)
+    assert conversation._prompt._task is None
+    settings = replace(plain, tools=TOOLS)
+    conversation.set_history((), settings)
+    await conversation._prompt._task
+    assert [each.rows for each in chat._prompts] == chat.prompt_starts(QUESTION[:1], "", settings)
+    await conversation.close()
+    assert not chat._prompts
 
 
 async def test_both_prompts_are_read_while_the_user_speaks(chat):

@@ -86,7 +86,10 @@ class CascadeConversation:
 
     def set_history(self, past: Sequence[Item], settings: ConversationSettings) -> None:
         """Replace the history and the settings."""
+        has_new_tools = bool(settings.tools) and settings.tools != self._settings.tools
         self._past, self._settings = tuple(past), settings
+        if has_new_tools:  # their prompt is long: read it before the user speaks
+            self._read_words("")
         known = {item.id for item in past}
         self.transcripts = {id: words for id, words in self.transcripts.items() if id in known}
         self.summary.follow(past, settings, is_busy=bool(self.backend.awaited))

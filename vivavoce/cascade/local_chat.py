@@ -34,6 +34,7 @@ from vivavoce.runtime.grammars import ReplyGrammars
 
 BUNDLED = "smollm2"
 MAX_UNREAD_TOKENS = 64  # a reply whose reader waits, for playback or for a client, is paused beyond these
+SMALL_HIDDEN = 3072  # of models with up to about three billion parameters; larger ones call well by their template
 SPARE_SECONDS = 0.8  # deadline of prompts that are read in advance: later than that of all other work
 OTHER_ENDS = (" a", " b")  # after which prompts with the same words differ
 UNFINISHED = "\ufffd"  # decoded for a character whose bytes are incomplete
@@ -51,6 +52,8 @@ class LocalChatOptions:
     cache_rows: int = 8192
     cached_sequences: int = 8
     """Conversations whose sequence stays in the cache."""
+    decides_apart: bool = True
+    """Whether the decision to call tools has a prompt of its own."""
 
 
 class LocalChat:
@@ -80,6 +83,7 @@ class LocalChat:
         model, tokenizer = Llama.load(source, device_info.torch_device, dtype, choice.is_packed)
         if not choice.is_packed and choose_chat_model(device_info, False, model.sizes.hidden_size).is_int8:
             to_int8(model.model)
+        options = replace(options, decides_apart=options.decides_apart and model.sizes.hidden_size <= SMALL_HIDDEN)
         return cls(Engine(model, device_info, dtype, EngineLimits(cache_rows=options.cache_rows)), tokenizer, options)
 
     async def __aenter__(self) -> Self:
@@ -162,8 +166,8 @@ class LocalChat:
 
     def _decision_rows(self, messages: Sequence[dict[str, Any]], settings: ConversationSettings) -> list[Row]:
         """The prompt of the decision on calls; empty where none is made apart from the reply, or it does not fit."""
-        is_free = settings.tool_choice == "auto" and self._is_offered_tools(settings)
-        if not is_free or not self.follows_schemas or not is_undecided(messages):
+        may_decide = self.options.decides_apart and self.follows_schemas and is_undecided(messages)
+        if not may_decide or settings.tool_choice != "auto" or not self._is_offered_tools(settings):
             return []
         rows = self.tokenizer.rows(decision_messages(messages, settings.tools))
         return rows if len(rows) + self._max_tokens(settings) <= self.core.capacity else []
