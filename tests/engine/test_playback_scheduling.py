@@ -255,6 +255,6 @@ def test_a_session_is_admitted_with_slack_rows_and_memory():
 
 
 def test_a_session_is_refused_where_all_replies_at_the_same_time_would_take_more_than_the_cores():
-    with pytest.raises(CapacityError, match="would take 101% of the cores with one more, and the limit is 90%"):
+    with pytest.raises(CapacityError, match="would take 101% of the cores with one more, and the limit is 97%"):
         Admission().check(0.3, 4096, 1e9, speech_load=1.01)
     Admission(max_speech_load=100.0).check(0.3, 4096, 1e9, speech_load=1.01)

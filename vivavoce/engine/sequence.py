@@ -196,7 +196,7 @@ class Slack:
         return None if lateness is None else -lateness
 
 
-MAX_SPEECH_LOAD = 0.9  # the rest is for the event loop, and for replies that cost more than the mean
+MAX_SPEECH_LOAD = 0.97  # threads also wait for each other, so that more time of the cores is left than this says
 
 
 @dataclass(frozen=True)

@@ -217,10 +217,10 @@ class MossSpeechBackend:
         rows = min(admission.rows, self.core.capacity)  # a small cache has room for the only conversation too
         replace(admission, rows=rows).check(slack, self.core.free_rows, free, voice, load)
 
-    def note_sound(self, seconds: float) -> None:
-        """Note that a chunk of this much sound was made."""
+    def note_sound(self, seconds: float, is_start: bool) -> None:
+        """Note that a chunk of this much sound was made, which is the start of a reply or not."""
         if self.speech_cost is not None:
-            self.speech_cost.note(seconds, self._busy)
+            self.speech_cost.note(seconds, self._busy, is_start)
 
     @property
     def _busy(self) -> BusySeconds:

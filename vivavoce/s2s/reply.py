@@ -85,7 +85,7 @@ class ChunkedDecoder:
         samples, self._stretched = self._stretch.step(self._stretched, trimmed[None])
         rest = self._stretch.flush(self._stretched) if is_last else samples[:, :0]
         chunk = np.concatenate([samples[0], rest[0]])
-        self._backend.note_sound(len(chunk) / DECODER_RATE)
+        self._backend.note_sound(len(chunk) / DECODER_RATE, is_start=self._chunks == 1)
         return chunk, chunk_codes
 
 

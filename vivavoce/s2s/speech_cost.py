@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MIN_SOUND_SECONDS = 3.0  # that were measured, from which on the cost is known
-AVERAGED_SECONDS = 60.0  # of sound; a reply costs twice as much in its first second as later
+AVERAGED_SECONDS = 60.0  # of sound
+START_SECONDS = 1.0  # of later sound that the start of a reply costs in addition: its prompt, and chunks that are small
+REPLY_SECONDS = 10.0  # length of a reply that is assumed
 
 
 class BusySeconds(NamedTuple):
@@ -23,23 +25,24 @@ class BusySeconds(NamedTuple):
 
 @dataclass
 class SpeechCost:
-    """The running mean of the busy seconds for each second of sound."""
+    """The running mean of the busy seconds for each second of sound, after the start of a reply."""
 
     threads: int
     """Steps and passes that are run at a time."""
     vocoder_workers: int = 1
     """Vocoder passes among them."""
     sound: float = 0.0
-    """Seconds of sound measured, older ones with less weight."""
+    """Seconds of sound measured, and those that the starts of replies count as; older ones with less weight."""
     busy: BusySeconds = field(default_factory=BusySeconds)
     """What they took, with the same weights."""
     total: BusySeconds = field(default_factory=BusySeconds)
     """Counters of engine and vocoder at the last measurement."""
 
-    def note(self, sound: float, total: BusySeconds) -> None:
+    def note(self, sound: float, total: BusySeconds, is_start: bool = False) -> None:
         """Add sound that was made since the last measurement; the counters now have these values."""
-        kept = math.exp(-sound / AVERAGED_SECONDS)
-        self.sound = kept * self.sound + sound
+        counted = sound + START_SECONDS * is_start
+        kept = math.exp(-counted / AVERAGED_SECONDS)
+        self.sound = kept * self.sound + counted
         self.busy = BusySeconds(
             kept * self.busy.engine + total.engine - self.total.engine,
             kept * self.busy.vocoder + total.vocoder - self.total.vocoder,
@@ -56,4 +59,4 @@ class SpeechCost:
             return None
         engine, vocoder = self.busy
         busiest = max(engine, vocoder / self.vocoder_workers, (engine + vocoder) / self.threads)
-        return replies * busiest / self.sound
+        return replies * (1 + START_SECONDS / REPLY_SECONDS) * busiest / self.sound

@@ -119,7 +119,7 @@ class ServerOptions:
     """Sessions that one client address may open in a minute."""
     max_lag_ms: float = 50.0
     """Lateness of the event loop from which on new sessions are refused."""
-    max_speech_load: float = 0.9
+    max_speech_load: float = 0.97
     """Share of a CPU that the replies of a speech-to-speech model may take if all sessions are answered at the same
     time; a session beyond that is refused."""
     max_event_bytes: int = 15 * MEBIBYTE
