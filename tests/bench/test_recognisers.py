@@ -8,18 +8,19 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.asr.test_published import DATA
-from vivavoce.bench.recognisers import PROMPT_TEXTS, PROMPTS, asterisk_prompts, characters
+from vivavoce.bench.recognisers import asterisk_prompts, characters
 from vivavoce.cli import app
 from vivavoce.errors import InputError
+from vivavoce.evaluation.asterisk_prompts import SOUNDS, TEXTS
 
 
 def test_prompts_of_asterisk_are_those_with_words_and_a_sound(tmp_path):
     with pytest.raises(InputError, match="asterisk-core-sounds-en"):
         asterisk_prompts(tmp_path)
-    (tmp_path / PROMPTS).mkdir(parents=True)
-    (tmp_path / PROMPT_TEXTS).parent.mkdir(parents=True)
+    (tmp_path / SOUNDS).mkdir(parents=True)
+    (tmp_path / TEXTS).parent.mkdir(parents=True)
     for sound in (DATA / "english").glob("*.g722"):
-        shutil.copy(sound, tmp_path / PROMPTS / sound.name)
+        shutil.copy(sound, tmp_path / SOUNDS / sound.name)
     lines = [
         "; a remark: with four words in it",
         "conf-getpin: Please enter the conference pin number.",
@@ -29,7 +30,7 @@ def test_prompts_of_asterisk_are_those_with_words_and_a_sound(tmp_path):
         "agent-newlocation: Too short.",
         "not-there: This one has no sound.",
     ]
-    with gzip.open(tmp_path / PROMPT_TEXTS, "wt", encoding="utf8") as stream:
+    with gzip.open(tmp_path / TEXTS, "wt", encoding="utf8") as stream:
         stream.write("\n".join(lines))
     found = asterisk_prompts(tmp_path)
     assert sorted(one.text for one in found) == [

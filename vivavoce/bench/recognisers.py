@@ -4,7 +4,6 @@ Any recogniser is measured through the interface that `viva transcribe` uses; th
 that all of them see the same machine load. Noise can be added to the recordings, and suppressed again.
 """
 
-import gzip
 import json
 import random
 import re
@@ -25,14 +24,13 @@ from vivavoce.bench.asr import RATE, LabelledRecording, spoken_sentences
 from vivavoce.bench.noisy_speech import noise_beds
 from vivavoce.device import pick
 from vivavoce.errors import InputError
+from vivavoce.evaluation.asterisk_prompts import PACKAGE, TEXTS, prompt_files
 from vivavoce.evaluation.machine import stage
 from vivavoce.evaluation.scoring import error_rate
 from vivavoce.hub import resolve
 from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.train.front_desk.answers import normalise
 
-PROMPTS = Path("usr/share/asterisk/sounds/en_US_f_Allison")
-PROMPT_TEXTS = Path("usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
 MIN_PROMPT_WORDS = 4
 
 
@@ -41,19 +39,9 @@ def asterisk_prompts(root: Path, count: int = 100, seed: int = 0) -> list[Labell
 
     Random prompts of four words or more, without digits and remarks in brackets.
     """
-    texts = root / PROMPT_TEXTS
-    if not texts.is_file():
-        raise InputError(
-            f"{texts} is missing: install or unpack asterisk-core-sounds-en and asterisk-core-sounds-en-g722"
-        )
-    with gzip.open(texts, "rt", encoding="utf8") as lines:
-        pairs = [line.strip().partition(":") for line in lines if ":" in line and not line.startswith(";")]
-    usable = [
-        (root / PROMPTS / f"{name}.g722", text.strip())
-        for name, _, text in pairs
-        if len(text.split()) >= MIN_PROMPT_WORDS and not re.search(r"[\d\[\]()<>]", text)
-    ]
-    found = sorted((sound, text) for sound, text in usable if sound.is_file())
+    if not (root / TEXTS).is_file():
+        raise InputError(f"{root / TEXTS} is missing: install or unpack {PACKAGE} and {PACKAGE}-g722")
+    found = prompt_files(root, MIN_PROMPT_WORDS)
     chosen = random.Random(seed).sample(found, min(count, len(found)))
     return [
         LabelledRecording(torch.from_numpy(read(sound, rate=RATE).samples[0].copy()), text) for sound, text in chosen
@@ -133,7 +121,7 @@ def run(
     """
     target = pick(device)
     with stage("loading"):
-        is_asterisk = speech is not None and (speech / PROMPT_TEXTS).is_file()
+        is_asterisk = speech is not None and (speech / TEXTS).is_file()
         if is_asterisk and speech is not None:
             spoken = asterisk_prompts(speech, max_recordings or 100)
         else:

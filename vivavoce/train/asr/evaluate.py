@@ -1,7 +1,6 @@
 """Evaluate a trained ASR model: batched greedy transcription, error rates, and the choice of alignment heads."""
 
 import argparse
-import gzip
 import re
 import wave
 from collections.abc import Iterator, Sequence
@@ -14,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vivavoce.audio.io import read
 from vivavoce.audio.mel import WhisperMel
-from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.errors import InputError
+from vivavoce.evaluation.asterisk_prompts import PACKAGE, prompt_files
 from vivavoce.evaluation.scoring import edit_distance
 from vivavoce.models.whisper.alignment import cross_attention_weights
 from vivavoce.models.whisper.decoding import LogitRule, Suppress, decode
@@ -38,37 +39,13 @@ ROWS = 64
 MAX_TOKENS = 100  # no evaluated sentence is longer; stops texts that do not end
 ALIGNMENT_HEADS = 4
 POSITIONS_PER_SECOND = 50
-ASTERISK_TEXTS = Path("/usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
-ASTERISK_SOUNDS = Path("/usr/share/asterisk/sounds/en")
 POCKETSPHINX = Path("/usr/share/pocketsphinx/test/data")
 
 
 def human_recordings() -> list[tuple[NDArray[np.float32], str, str]]:
     """Human speech with known texts at 16 kHz: samples, text, Debian package; empty if none is installed."""
-    return [*_asterisk_prompts(), *_pocketsphinx_clips()]
-
-
-def _asterisk_prompts() -> Iterator[tuple[NDArray[np.float32], str, str]]:
-    """One studio speaker (Debian: asterisk-core-sounds-en and -g722), without prompts that are tones or spell."""
-    for line in _lines_of_gzip(ASTERISK_TEXTS):
-        name, _, text = line.partition(": ")
-        file = ASTERISK_SOUNDS / f"{name}.g722"
-        if len(text.split()) > 1 and not re.search(r"[\[\]()<>;\d]", text) and file.exists():
-            yield _decoded_g722(file), text.strip(), "asterisk-core-sounds-en"
-
-
-def _lines_of_gzip(path: Path) -> list[str]:
-    return gzip.decompress(path.read_bytes()).decode(errors="replace").splitlines() if path.exists() else []
-
-
-def _decoded_g722(file: Path) -> NDArray[np.float32]:
-    try:
-        import av
-    except ImportError as error:
-        raise MissingDependencyError("reading G.722 needs PyAV: pip install 'vivavoce[media]'") from error
-    with av.open(str(file), format="g722") as container:
-        frames = [frame.to_ndarray().ravel() for frame in container.decode(audio=0)]
-    return np.concatenate(frames).astype(np.float32) / FULL_SCALE
+    prompts = [(read(file, rate=RATE).samples[0], text, PACKAGE) for file, text in prompt_files()]
+    return [*prompts, *_pocketsphinx_clips()]
 
 
 def _pocketsphinx_clips() -> Iterator[tuple[NDArray[np.float32], str, str]]:
