@@ -5,7 +5,9 @@ Plain `pytest` leaves out the tests marked `full`; `pytest -m full` runs those, 
 Tests marked `published` take weights from the cache that `viva models fetch` fills, and are skipped without them.
 """
 
+import ctypes
 import gc
+import mmap
 import os
 import shutil
 import sys
@@ -25,6 +27,7 @@ from tests.must_run import leave_out
 from vivavoce import hub
 from vivavoce.errors import CheckpointError
 
+MAX_KEPT_BYTES = 3 * 2**30
 LONGEST = (  # files that take longest, longest first, so that no worker is left with one of them at the end
     "server/test_ray_fleet.py",
     "bench/test_turn_server.py",
@@ -178,6 +181,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         for marker in item.iter_markers(name):
             if lack := missing(marker):
                 leave_out(name, lack)
+
+
+def pytest_runtest_teardown() -> None:
+    """Release the models of the last test where the process is large: workers run beside each other."""
+    pages = Path("/proc/self/statm")
+    if pages.exists() and int(pages.read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE > MAX_KEPT_BYTES:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """Published Qwen files: greedy tokens of transformers on weights that the `gguf` package dequantised; tool calls."""
 
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import gguf
@@ -56,6 +58,22 @@ def peer_of(file):
     return peer.eval()
 
 
+def alone(function, *args):
+    """What a function returns in a process of its own, which gives back the memory of its model."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
+def of_peer(file, prompts, ends):
+    peer = peer_of(file)
+    return [greedy(peer, [row[0] for row in rows], ends) for rows in prompts]
+
+
+def of_ours(file, prompts, is_packed):
+    model, _ = Llama.load(file, is_packed=is_packed)
+    return [complete(model, rows) for rows in prompts], model.end_ids
+
+
 @torch.no_grad()
 def greedy(peer, ids, ends):
     """Tokens, and by how much each was likelier than the next."""
@@ -73,16 +91,12 @@ def greedy(peer, ids, ends):
 def test_greedy_tokens_are_those_of_transformers(published_model, name):
     """Packed weights differ at most where the peer itself nearly hesitates, for inputs are rounded to int8."""
     file = chat_file(published_model(name))
-    model, tokenizer = Llama.load(file, is_packed=False)
+    _, tokenizer = Llama.load(file, is_packed=True)
     prompts = [tokenizer.rows(said(("user", question))) for question in QUESTIONS]
-    exact = [complete(model, rows) for rows in prompts]
-    model, _ = Llama.load(file, is_packed=True)
-    packed = [complete(model, rows) for rows in prompts]
-    ends = model.end_ids
-    del model
-    peer = peer_of(file)
-    for rows, ours, by_blocks in zip(prompts, exact, packed, strict=True):
-        expected, margins = greedy(peer, [row[0] for row in rows], ends)
+    exact, ends = alone(of_ours, file, prompts, False)
+    packed, _ = alone(of_ours, file, prompts, True)
+    of_transformers = alone(of_peer, file, prompts, ends)
+    for (expected, margins), ours, by_blocks in zip(of_transformers, exact, packed, strict=True):
         assert ours == expected
         if cpu.is_available():
             pairs = enumerate(zip(by_blocks, expected, strict=False))
