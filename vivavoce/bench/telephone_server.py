@@ -25,6 +25,7 @@ from vivavoce.server.hosting import load, serve
 from vivavoce.server.hosting.config import ConversationOptions, ServingOptions
 from vivavoce.server.sip.options import SipOptions
 
+EVERY_CALL = 100.0  # speech load: the number of calls is the bench's, and none is refused
 REPLY_RATE = 24_000
 REPLY_FILE = "09-order.opus"  # a recording of speech that the scripted replies play
 CHUNK_SECONDS = 0.2
@@ -134,13 +135,18 @@ def serve_telephone(plan: TelephonePlan) -> None:
     configure("warning", "text")
     sip = SipOptions(listen=(f"udp:127.0.0.1:{plan.sip_port}",), calls_per_source=plan.max_sessions)
     options = ServerOptions(
-        port=plan.port, doors=0, max_sessions=plan.max_sessions, opens_per_minute=OPENS_PER_MINUTE, sip=sip
+        port=plan.port,
+        doors=0,
+        max_sessions=plan.max_sessions,
+        opens_per_minute=OPENS_PER_MINUTE,
+        max_speech_load=EVERY_CALL,
+        sip=sip,
     )
     conversation = ConversationOptions(front_end_processes=plan.front_end_processes)
     if plan.model == SCRIPTED:
         host: Any = RecordedHost(replace(DialogueOptions(), front_end=conversation.front_end(models_use_cores=False)))
     else:
-        host = load(ServingOptions(model=plan.model, device=plan.device, conversation=conversation))
+        host = load(ServingOptions(model=plan.model, device=plan.device, conversation=conversation, server=options))
         host.settings = replace(host.settings, turn=replace(host.settings.turn, silence_duration_ms=TURN_SILENCE_MS))
     event_loop.run(serve(host, options))
 

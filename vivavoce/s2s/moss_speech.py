@@ -212,10 +212,14 @@ class MossSpeechBackend:
         if active := sum(conversation.is_active for conversation in self.conversations):
             slack = self.core.slack.recent_min_slack(self.core.scheduler.now())
             load = None if self.speech_cost is None else self.speech_cost.load(active + 1)
-        voice = self.local_codec.reply_bytes(self.voice_of(None))
+        voice = self._reply_bytes()
         free = self.core.free_bytes + self.local_codec.pooled_bytes
         rows = min(admission.rows, self.core.capacity)  # a small cache has room for the only conversation too
         replace(admission, rows=rows).check(slack, self.core.free_rows, free, voice, load)
+
+    def _reply_bytes(self) -> float:
+        """Memory that the sound of one reply takes on this device."""
+        return self.local_codec.reply_bytes(self.voice_of(None))
 
     def note_sound(self, seconds: float, is_start: bool) -> None:
         """Note that a chunk of this much sound was made, which is the start of a reply or not."""
@@ -302,6 +306,10 @@ class RemoteCodecPipeline(MossSpeechBackend):
             cast(Any, RemoteVocoder(codec.resolve, VOCODER)),
         )
         self.speech_cost = None  # most of it arises elsewhere
+
+    def _reply_bytes(self) -> float:
+        """None: its server has them."""
+        return 0.0
 
     async def _warm_up_codec(self) -> None:
         """Its server has."""
