@@ -29,19 +29,14 @@ RULES = (
 )
 
 
-def _tool(name: str, description: str, required: Sequence[str] = (), /, **kinds: str) -> Tool:
-    properties = {argument: {"type": kind} for argument, kind in kinds.items()}
-    return Tool(name, description, {"type": "object", "properties": properties, "required": list(required)})
-
-
 EXAMPLES = (
     (
         "You are a friendly assistant at home. Write times as 18:00.",
         (
-            _tool("get_weather", "Tells the weather.", ("city",), city="string", day="string"),
-            _tool("set_alarm", "Sets an alarm.", ("time",), time="string", label="string"),
-            _tool("play_music", "Plays music.", ("artist",), artist="string", minutes="integer"),
-            _tool("stop_music", "Stops the music."),
+            Tool.plain("get_weather", "Tells the weather.", ("city",), city="string", day="string"),
+            Tool.plain("set_alarm", "Sets an alarm.", ("time",), time="string", label="string"),
+            Tool.plain("play_music", "Plays music.", ("artist",), artist="string", minutes="integer"),
+            Tool.plain("stop_music", "Stops the music."),
         ),
         (
             ("Hello, is anyone there?", NO_CALL),
@@ -57,8 +52,10 @@ EXAMPLES = (
     (
         "You are the desk of a library.",
         (
-            _tool("lend_book", "Lends a book.", ("title", "weeks"), title="string", weeks="integer", card="string"),
-            _tool("find_information", "Finds fees, rules and events.", ("topic",), topic="string"),
+            Tool.plain(
+                "lend_book", "Lends a book.", ("title", "weeks"), title="string", weeks="integer", card="string"
+            ),
+            Tool.plain("find_information", "Finds fees, rules and events.", ("topic",), topic="string"),
         ),
         (
             ("What would Emma cost me?", 'find_information {"topic": "Emma"}'),

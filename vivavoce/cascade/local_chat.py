@@ -34,7 +34,7 @@ from vivavoce.runtime.grammars import ReplyGrammars
 
 BUNDLED = "smollm2"
 MAX_UNREAD_TOKENS = 64  # a reply whose reader waits, for playback or for a client, is paused beyond these
-SMALL_HIDDEN = 3072  # of models with up to about three billion parameters; larger ones call well by their template
+SMALL_HIDDEN = 3072  # of models with up to about three billion parameters; larger ones are left to their template
 SPARE_SECONDS = 0.8  # deadline of prompts that are read in advance: later than that of all other work
 OTHER_ENDS = (" a", " b")  # after which prompts with the same words differ
 UNFINISHED = "\ufffd"  # decoded for a character whose bytes are incomplete
@@ -161,8 +161,7 @@ class LocalChat:
             return await self._grammars.json(settings.output_schema)
         if not has_tools:
             return None
-        schemas = [CallSchema(tool.name, tool.parameters) for tool in settings.tools]
-        return await self._grammars.calls(schemas, settings.tool_choice, settings.parallel_tool_calls)
+        return await self._grammars.calls(_schemas(settings), settings.tool_choice, settings.parallel_tool_calls)
 
     def _decision_rows(self, messages: Sequence[dict[str, Any]], settings: ConversationSettings) -> list[Row]:
         """The prompt of the decision on calls; empty where none is made apart from the reply, or it does not fit."""
@@ -174,8 +173,7 @@ class LocalChat:
 
     async def _decide(self, rows: list[Row], settings: ConversationSettings) -> tuple[list[ChatCall], ChatEnd]:
         """The calls of the user's turn, and how their decision ended."""
-        schemas = [CallSchema(tool.name, tool.parameters) for tool in settings.tools]
-        grammar = await self._grammars.decision(schemas, settings.parallel_tool_calls, NO_CALL)
+        grammar = await self._grammars.decision(_schemas(settings), settings.parallel_tool_calls, NO_CALL)
         biases = tuple((self.tokenizer.encode(text)[0], bias) for text, bias in BIASES.items())
         generation = Generation(GREEDY, self._max_tokens(settings), grammar=grammar, biases=biases)
         sequence, cached = await self._open(rows)
@@ -298,6 +296,10 @@ class PromptSequence:
         sequence = self._sequences.pop()
         self._chat._prompts.remove(sequence)
         await self._chat.engine.close(sequence)
+
+
+def _schemas(settings: ConversationSettings) -> list[CallSchema]:
+    return [CallSchema(tool.name, tool.parameters) for tool in settings.tools]
 
 
 def chat_source(name: str) -> Path:

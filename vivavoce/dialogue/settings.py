@@ -32,6 +32,12 @@ class Tool:
     hosted: "HostedTool | None" = None
     """Set where the server makes the calls, and not the client."""
 
+    @classmethod
+    def plain(cls, name: str, description: str, required: tuple[str, ...] = (), /, **kinds: str) -> "Tool":
+        """A tool whose arguments have plain types, such as `integer`."""
+        properties = {argument: {"type": kind} for argument, kind in kinds.items()}
+        return cls(name, description, {"type": "object", "properties": properties, "required": list(required)})
+
 
 @dataclass(frozen=True)
 class HostedTool:

@@ -207,9 +207,8 @@ class SlotDraw:
     def sample(self, channel: int, logits: Tensor) -> Tensor:
         """One id per sequence.  # [sequence, vocabulary] float → [sequence] int64"""
         if self.masked and channel == 0:
-            added = self.tables.biases[self.slots].to(logits.dtype)
-            logits = logits.scatter_add(-1, self.tables.biased[self.slots], added)
             logits = logits.masked_fill(~self._allowed(logits.shape[-1]), float("-inf"))
+            logits.scatter_add_(-1, self.tables.biased[self.slots], self.tables.biases[self.slots].to(logits.dtype))
         if self.plain:
             return self._accept_requested(channel, logits, logits.argmax(-1))
         if self._is_for_kernels(logits) and self.drafted is None and self.sampling_request is None:

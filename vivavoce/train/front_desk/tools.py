@@ -33,15 +33,10 @@ USUAL = {dish: next(n for n in range(100) if number_words(n) == words) for dish,
 CLOCK = {time: f"{1 + index // 4}:{15 * (index % 4):02d}" for index, time in enumerate(TIMES)}
 
 
-def _tool(name: str, description: str, required: tuple[str, ...] = (), /, **kinds: str) -> Tool:
-    properties = {argument: {"type": kind} for argument, kind in kinds.items()}
-    return Tool(name, description, {"type": "object", "properties": properties, "required": list(required)})
-
-
 TOOLS = {
     tool.name: tool
     for tool in (
-        _tool(
+        Tool.plain(
             "book_table",
             "Books a table.",
             ("people", "time"),
@@ -50,21 +45,21 @@ TOOLS = {
             day="string",
             name="string",
         ),
-        _tool("book_room", "Books a room.", ("nights",), nights="integer", name="string"),
-        _tool("order", "Orders a dish.", ("dish",), dish="string"),
-        _tool("look_up", "Finds hours, prices and services.", ("subject",), subject="string"),
+        Tool.plain("book_room", "Books a room.", ("nights",), nights="integer", name="string"),
+        Tool.plain("order", "Orders a dish.", ("dish",), dish="string"),
+        Tool.plain("look_up", "Finds hours, prices and services.", ("subject",), subject="string"),
     )
 }
 OTHERS = (  # tools that nothing said to the desk asks for
-    _tool("print_report", "Prints the report of a day.", ("day",), day="string"),
-    _tool("assign_shift", "Assigns a shift to a worker.", ("worker",), worker="string", hours="integer"),
-    _tool("check_printer", "Tells whether the printer has paper."),
-    _tool("count_stock", "Counts the goods in a store.", ("store",), store="string"),
-    _tool("lock_gate", "Locks the gate.", ("gate",), gate="integer"),
-    _tool("read_meter", "Reads a meter.", ("meter",), meter="integer"),
-    _tool("open_curtains", "Opens the curtains."),
-    _tool("set_temperature", "Sets the temperature of a room.", ("room",), room="integer", degrees="number"),
-    _tool("hang_up", "Ends the call."),
+    Tool.plain("print_report", "Prints the report of a day.", ("day",), day="string"),
+    Tool.plain("assign_shift", "Assigns a shift to a worker.", ("worker",), worker="string", hours="integer"),
+    Tool.plain("check_printer", "Tells whether the printer has paper."),
+    Tool.plain("count_stock", "Counts the goods in a store.", ("store",), store="string"),
+    Tool.plain("lock_gate", "Locks the gate.", ("gate",), gate="integer"),
+    Tool.plain("read_meter", "Reads a meter.", ("meter",), meter="integer"),
+    Tool.plain("open_curtains", "Opens the curtains."),
+    Tool.plain("set_temperature", "Sets the temperature of a room.", ("room",), room="integer", degrees="number"),
+    Tool.plain("hang_up", "Ends the call."),
 )
 
 

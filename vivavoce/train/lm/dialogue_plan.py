@@ -89,7 +89,8 @@ def train_dialogues(plan: DialoguePlan) -> tuple[list[list[Exchange]], list[str]
     spoken = dialogues("train", plan.spoken, plan.seed, (1, 4), plan.spoken_languages)
     if "en" in plan.languages:
         spoken += [_declined(text) for text in general_sentences(plan.general, plan.seed)]
-    for language, (slot_questions, tools) in zip(plan.spoken_languages, _of_each(plan), strict=True):
+    parts = (_shares(total, len(plan.languages)) for total in (plan.slot_questions, plan.tools))
+    for language, slot_questions, tools in zip(plan.spoken_languages, *parts, strict=True):
         converted: list[Exchange] = []
         if language.code == "en":
             half = slot_questions // 2
@@ -116,13 +117,8 @@ def held_out_dialogues(plan: DialoguePlan) -> list[list[Exchange]]:
     return lines + [_declined(text) for text in fresh[-plan.held_out_general :]]
 
 
-def _of_each(plan: DialoguePlan) -> list[tuple[int, int]]:
-    """Numbers of slot questions and of dialogues with tools, of each language."""
-    count = len(plan.languages)
-    return list(zip(_shares(plan.slot_questions, count), _shares(plan.tools, count), strict=True))
-
-
 def _shares(total: int, parts: int) -> list[int]:
+    """A number divided between languages."""
     return [total // parts + (part < total % parts) for part in range(parts)]
 
 
