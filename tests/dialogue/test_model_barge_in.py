@@ -16,11 +16,15 @@ from vivavoce.dialogue.model_barge_in import ModelClassifier, ModelLimits, log_o
 from vivavoce.dialogue.overlap_model import (
     BUNDLED,
     INPUTS,
+    INPUTS_WITHOUT_SPECTRUM,
+    MELS,
+    MIN_USUAL_WINDOWS,
     OverlapNetwork,
     OverlapWindow,
     SoundKind,
     network_inputs,
     read_overlap_network,
+    usual_spectrum,
 )
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import CheckpointError
@@ -47,8 +51,8 @@ def questions() -> list[np.ndarray]:
     return found
 
 
-def test_the_bundled_model_is_small_and_decides_where_it_is_asked_for():
-    assert isinstance(DialogueOptions().classifier, OverlapClassifier)
+def test_the_bundled_model_is_small_and_decides_unless_rules_are_asked_for():
+    assert isinstance(DialogueOptions().classifier, ModelClassifier)
     assert isinstance(overlap_judge("model"), ModelClassifier)
     assert BUNDLED.stat().st_size < 500_000
 
@@ -124,7 +128,7 @@ def network_that_always_says(kind: SoundKind) -> OverlapNetwork:
 )
 def test_the_odds_of_the_kinds_decide(kind, verdict, may_be_turn):
     watch = ModelClassifier(network_that_always_says(kind)).watch()
-    sound, verdicts = talk(1.0, 1), []
+    sound, verdicts = talk(0.9, 1), []
     for start in range(0, len(sound) - WINDOW + 1, WINDOW):
         watch.step(sound[start : start + WINDOW], 0.9, 0.0, True, USER)
         verdicts.append(watch.verdict)
@@ -132,6 +136,17 @@ def test_the_odds_of_the_kinds_decide(kind, verdict, may_be_turn):
     first = limits.earliest_ms if kind is SoundKind.TURN else limits.harmless_ms
     assert verdicts.index(verdict) == first // 32 - 1 and set(verdicts[: first // 32 - 1]) <= {None}
     assert watch.may_be_turn is may_be_turn and watch.lasted_ms == 32 * len(verdicts)
+
+
+@pytest.mark.parametrize(("level_db", "echo", "stops"), [(-24.0, 0.0, True), (-34.0, 0.0, False), (-24.0, 0.4, False)])
+def test_a_voice_as_loud_as_the_user_interrupts_after_a_second_whatever_it_is_taken_for(level_db, echo, stops):
+    watch = ModelClassifier(network_that_always_says(SoundKind.NOISE)).watch()
+    sound, verdicts = talk(2.0, 1, level_dbfs=level_db), []
+    for start in range(0, len(sound) - WINDOW + 1, WINDOW):
+        watch.step(sound[start : start + WINDOW], 0.9, echo, True, USER)
+        verdicts.append(watch.verdict)
+    assert (verdicts[-1] is OverlapVerdict.INTERRUPTION) is stops
+    assert OverlapVerdict.INTERRUPTION not in verdicts[: ModelLimits().max_loud_ms // 32 - 1]
 
 
 def test_words_decide_where_there_are_some():
@@ -157,6 +172,36 @@ def test_inputs_do_not_depend_on_the_gain_of_microphone_and_user():
 
     np.testing.assert_allclose(inputs(1.0), inputs(0.25), atol=2e-2)
     assert inputs(1.0).shape == (INPUTS,)
+
+
+def test_the_usual_spectrum_is_that_of_the_voice_whatever_the_gain():
+    def windows(seed: int, gain: float = 1.0) -> list[np.ndarray]:
+        sound = gain * talk(1.0, seed)
+        return list(sound[: len(sound) // WINDOW * WINDOW].reshape(-1, WINDOW))
+
+    usual = usual_spectrum(windows(2), -24.0)
+    assert usual is not None and usual.shape == (MELS,)
+    np.testing.assert_allclose(usual, usual_spectrum(windows(2, 0.5), -24.0 - 6.0206), atol=2e-2)
+    assert usual_spectrum(windows(2), None) is None
+    assert usual_spectrum(windows(2)[: MIN_USUAL_WINDOWS - 1], -24.0) is None
+
+
+def test_the_model_knows_how_the_user_usually_sounds():
+    """The same sound after two different users has different odds; for a network of before it has the same."""
+    sound, watched = talk(0.5, 1), {}
+    network = read_overlap_network()
+    narrow = replace(network, input_weight=network.input_weight[:, :INPUTS_WITHOUT_SPECTRUM])
+    for name, weights in (("with", network), ("without", narrow)):
+        for seed in (1, 2):
+            levels = UserLevel(user=-24.0)
+            for window in talk(1.5, seed)[: 40 * WINDOW].reshape(-1, WINDOW):
+                levels.loud.append(window)
+            watch = ModelClassifier(weights).watch(levels=levels)
+            for start in range(0, len(sound) - WINDOW + 1, WINDOW):
+                watch.step(sound[start : start + WINDOW], 0.9, 0.0, True, levels)
+            watched[name, seed] = watch.log_probabilities
+    assert not np.allclose(watched["with", 1], watched["with", 2], atol=1e-3)
+    np.testing.assert_array_equal(watched["without", 1], watched["without", 2])
 
 
 def test_log_odds():

@@ -14,6 +14,7 @@ from vivavoce.audio.io import Sound, read
 from vivavoce.audio.vad import WINDOW, voice_activity
 from vivavoce.bench.turn_sounds import gather, voiced_bounds
 from vivavoce.dialogue.barge_in import (
+    USUAL_WINDOWS,
     OverlapClassifier,
     OverlapState,
     OverlapVerdict,
@@ -195,6 +196,15 @@ def test_the_users_level_is_that_of_the_loud_parts():
     for _ in range(200):
         levels.update(-26.0)
     assert levels.user == pytest.approx(-26.0, abs=0.5)
+
+
+def test_the_last_loud_windows_of_the_user_are_kept():
+    levels, batch = UserLevel(), np.ones((4, WINDOW), np.float32)
+    for number in range(300):
+        levels.update(-60.0 if number % 2 else -20.0, batch[number % 4])
+    assert len(levels.loud) == USUAL_WINDOWS and levels.loud[-1].base is None
+    levels.update(-21.0)
+    assert len(levels.loud) == USUAL_WINDOWS
 
 
 def test_features_separate_tones_noise_and_spectral_shape():

@@ -93,11 +93,11 @@ async def test_a_file_says_everything(folder, name):
 
 
 def test_conversations_and_the_engine_are_configured():
-    conversation = {"echo_guard": False, "words_decide": True, "barge_in": "model", "guards": {"longest_seconds": 9}}
+    conversation = {"echo_guard": False, "words_decide": True, "barge_in": "rules", "guards": {"longest_seconds": 9}}
     chosen = read_serving_options(None, {"conversation": conversation, "engine": {"context": 64}})
     options, usual = chosen.dialogue(), ServingOptions().dialogue()
     assert options.echo is None and usual.echo is not None and options.words_decide and not usual.words_decide
-    assert isinstance(usual.classifier, OverlapClassifier) and isinstance(options.classifier, ModelClassifier)
+    assert isinstance(usual.classifier, ModelClassifier) and isinstance(options.classifier, OverlapClassifier)
     assert options.speaking.guards.max_seconds == 9.0 and chosen.engine.context == 64
     assert usual == DialogueOptions(
         echo=usual.echo, classifier=usual.classifier, turn_model=usual.turn_model, voices=usual.voices

@@ -1,8 +1,11 @@
 """The corpus, the examples and the training of the barge-in model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from vivavoce.audio.io import Sound, write
 from vivavoce.audio.vad import voice_activity
 from vivavoce.bench.duplex import texts as lab_texts
 from vivavoce.bench.turn_sounds import talk
@@ -10,7 +13,14 @@ from vivavoce.dialogue.overlap_model import CONTEXT, INPUTS, SoundKind, read_ove
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
 from vivavoce.train.barge_in import sounds, texts
-from vivavoce.train.barge_in.corpus import OverlapUtterance, hibari_plan, kokoro_plan, read_overlaps
+from vivavoce.train.barge_in.corpus import (
+    UTTERANCES_A_VOICE,
+    OverlapUtterance,
+    hibari_plan,
+    kokoro_plan,
+    people_utterances,
+    read_overlaps,
+)
 from vivavoce.train.barge_in.examples import Calls, Example, Rooms, Voices, read_examples, write_examples
 from vivavoce.train.barge_in.train import BargeInTraining, fit, stopped, turn_odds, write_overlap_network
 from vivavoce.train.spoken_shards import write_shard
@@ -29,6 +39,8 @@ def test_held_out_voices_and_the_labs_interruptions_are_in_no_plan():
     said = {each.text for each in plan}
     assert said.isdisjoint({text for bank in lab_texts.INTERRUPTIONS.values() for text in bank})
     assert {each.kind for each in plan} == set(texts.KINDS) and {each.language for each in plan} == {"en", "zh"}
+    voices = [each.voice for each in kokoro_plan(200)]
+    assert voices[:UTTERANCES_A_VOICE] == [voices[0]] * UTTERANCES_A_VOICE and len(set(voices)) > 20
     assert 0.05 < np.mean([each.part == "check" for each in plan]) < 0.25
 
 
@@ -60,6 +72,36 @@ def test_the_overlaps_of_a_call_are_labelled_and_depend_on_the_seed_alone(tmp_pa
     for one, two in zip(made[0], read_examples(tmp_path / "examples.npz"), strict=True):
         assert one.kind == two.kind
         np.testing.assert_allclose(one.inputs, two.inputs, atol=2e-2)
+
+
+def test_people_are_voices_of_their_own_and_say_interruptions(tmp_path):
+    for voice in ("ann", "bob"):
+        (tmp_path / voice).mkdir()
+        for number in range(9):
+            sound = talk(1.5, seed=number + 1)[:16_000]
+            write(tmp_path / voice / f"{number}.wav", Sound(sound[None], 16_000))
+    people = people_utterances(tmp_path, 9)
+    assert [each.voice for each in people] == ["ann"] * 9 + ["bob"] * 9
+    assert [each.part for each in people[:9]] == ["check", *["train"] * 7, "check"]
+    voices = Voices.of([utterance("backchannel", 0.3)], [], "train", people)
+    assert voices.people == {"ann", "bob"} and set(voices.users) == {"ann", "bob"}
+    with pytest.raises(InputError, match="one for each voice"):
+        people_utterances(tmp_path / "ann", 9)
+
+
+def test_what_is_known_of_a_user_is_their_own_voice():
+    said = [utterance(seed=seed) for seed in (1, 2, 3)]
+    tone = (8000 * np.sin(2 * np.pi * 6000 * np.arange(16_000) / 16_000)).astype(np.int16)
+    other = replace(said[0], voice="other", samples=tone)
+    said.append(utterance("backchannel", 0.3))
+    calls = Calls(Voices.of([*said, other], [], "train"), Rooms(0), voice_activity(), "2")
+    assert set(calls.voices.users) == {"voice"}
+    made = [calls._call() for _ in range(12)]
+    assert any(call.levels.user is None and not call.levels.loud for call in made)
+    known = [call.levels for call in made if call.levels.user is not None]
+    assert all(len(levels.loud) >= 8 for levels in known)
+    power = [np.square(np.abs(np.fft.rfft(np.concatenate(levels.loud)))) for levels in known]
+    assert all(each[len(each) * 2 // 3 :].sum() < 0.5 * each.sum() for each in power), "the other voice's tone"
 
 
 def test_training_learns_and_numpy_gives_what_torch_gives(tmp_path):

@@ -87,9 +87,10 @@ def overlaps(made: Sequence[DuplexScene]) -> Iterator[Overlap]:
             group, calls, heard_each([call[1:] for call in calls], activity), strict=True
         ):
             asked = scene.exchange.question
-            key = (asked.text, asked.voice, scene.condition)
+            before = asked.sound if scene.usual is None else scene.usual
+            key = (asked.text if scene.usual is None else scene.over_name, asked.voice, scene.condition)
             if key not in known:
-                question = _at_16k(asked.sound + _noise(scene, len(asked.sound)))
+                question = _at_16k(before + _noise(scene, len(before)))
                 known[key] = user_level(heard_each([(question, question[:0])], activity, echo_guard=False)[0])
             yield Overlap(kind_of(scene), scene.language, scene.condition, scene.over_name, begin, known[key], windows)
 

@@ -45,7 +45,7 @@ def bench_duplex(
     ] = "any",
     barge_in: Annotated[
         str, typer.Option(help="What decides on barge-in with simulated:MODEL: rules, model, or a file of weights.")
-    ] = "rules",
+    ] = "model",
     require: Annotated[str, typer.Option(help='Bounds such as "R_Y>=.95,pause.early<=.05"; exit 1 if not met.')] = "",
     out: Out = None,
     as_json: Json = False,

@@ -192,7 +192,7 @@ BargeIn = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=TURNS,
-        help="What decides which sounds interrupt a reply: rules (default), model, or a file of `viva train barge-in`.",
+        help="What decides which sounds interrupt a reply: model (default), rules, or a file of `viva train barge-in`.",
     ),
 ]
 WordFile = Annotated[

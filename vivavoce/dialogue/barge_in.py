@@ -6,8 +6,9 @@ interruption lasts, changes its spectrum as words do, and is as loud as the user
 """
 
 import re
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 from typing import Protocol
@@ -27,6 +28,7 @@ BACKCHANNELS = frozenset(
 END_WINDOWS = 3  # of silence
 ECHO_SHARE = 0.5  # of echo, from which on a sound is taken for it
 FAINT_DB = -16.0  # relative to the user's level: a breath, perhaps before a word
+USUAL_WINDOWS = 96  # of the user's last speech that are kept, about three seconds
 
 
 class OverlapVerdict(Enum):
@@ -78,20 +80,24 @@ class OverlapState:
 
 @dataclass
 class UserLevel:
-    """The user's usual level, a running mean over speech without echo."""
+    """The user's usual level, a running mean over speech without echo, and the last loud windows of that speech."""
 
     user: float | None = None
     """In dB of full scale."""
     memory: float = 0.05
+    loud: deque[Samples] = field(default_factory=lambda: deque(maxlen=USUAL_WINDOWS), repr=False)
     SOFT_DB = 8.0
 
-    def update(self, level_db: float) -> None:
+    def update(self, level_db: float, samples: Samples | None = None) -> None:
         """Add a window of the user's speech."""
+        is_loud = self.user is None or level_db > self.user - self.SOFT_DB
+        if is_loud and samples is not None:
+            self.loud.append(samples.copy())  # not the batch of all sessions that it may be a part of
         if self.user is None:
             self.user = level_db
         else:
             # Averaged as power; soft windows count little, as interruptions are compared with loud speech.
-            share = self.memory if level_db > self.user - self.SOFT_DB else 0.1 * self.memory
+            share = self.memory if is_loud else 0.1 * self.memory
             power = (1 - share) * 10 ** (self.user / 10) + share * 10 ** (level_db / 10)
             self.user = 10 * float(np.log10(power))
 

@@ -21,7 +21,7 @@ from vivavoce.dialogue.barge_in import (
     UserLevel,
     is_backchannel,
 )
-from vivavoce.dialogue.front_end import AudioWindow, window_features
+from vivavoce.dialogue.front_end import AudioWindow, WindowFeatures, window_features
 from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.overlap_model import (
     BUNDLED,
@@ -32,12 +32,14 @@ from vivavoce.dialogue.overlap_model import (
     SoundKind,
     network_inputs,
     read_overlap_network,
+    usual_spectrum,
 )
 
 logger = logging.getLogger(__name__)
 
-MODEL, RULES = "model", "rules"
+BY_MODEL, BY_RULES = "model", "rules"
 WORDS_ODDS = 6.0
+VOICED, VOICED_SHARE = 0.6, 0.3  # periodicity of a voiced window, and the share of them that a voice has
 MIN_ECHO, ECHO_WEIGHT = 0.3, 12.0  # what the share of echo above the first takes from the odds, as it does in the rules
 VERDICTS = {
     SoundKind.TURN: OverlapVerdict.BACKCHANNEL,  # of a sound that is not likely enough to be a turn
@@ -63,17 +65,23 @@ class ModelLimits:
     harmless: float = -1.0
     max_backchannel_ms: int = 736
     """The user's voice for longer than this is an interruption."""
+    enough_user: float = 1.0
+    """Log-odds from which on it is taken for the user's voice then."""
+    max_loud_ms: int = 1000
+    """A voice as loud as the user for longer than this is an interruption, whatever the network takes it for."""
+    loud_db: float = -3.0
+    """Relative to the user's level."""
 
 
 @cache
-def overlap_judge(name: str = RULES) -> OverlapJudge:
+def overlap_judge(name: str = BY_MODEL) -> OverlapJudge:
     """What decides on barge-in: `model`, the bundled network or the rules where it is missing, `rules`, or a file."""
-    if name == RULES:
+    if name == BY_RULES:
         return OverlapClassifier()
-    if name == MODEL and not BUNDLED.is_file():
+    if name == BY_MODEL and not BUNDLED.is_file():
         logger.warning("there is no %s: rules decide on barge-in", BUNDLED)
         return OverlapClassifier()
-    return ModelClassifier(BUNDLED if name == MODEL else name)
+    return ModelClassifier(BUNDLED if name == BY_MODEL else name)
 
 
 class ModelClassifier:
@@ -107,42 +115,59 @@ class ModelWatch:
     _last: Samples = field(default_factory=lambda: np.zeros(WINDOW, np.float32))
     _speech: int = 0  # windows
     _silent: int = 0
+    _voiced: int = 0
+    _power: float = 0.0  # of the windows of speech, relative to the user's level
     _echo: float = 0.0  # sum over windows
+    _usual: Array | None = None  # spectrum of the user's speech
 
     def __post_init__(self) -> None:
         self._state = self.classifier.network.initial_state()
 
     def hear_before(self, windows: Sequence[AudioWindow], levels: UserLevel) -> None:
-        """Let the network hear the windows before the overlap."""
+        """Let the network hear the windows before the overlap, and know how the user usually sounds."""
+        self._usual = usual_spectrum(levels.loud, levels.user)
         for index, window in enumerate(windows):
             self._advance(window.samples, window.probability, window.echo, index - len(windows), levels)
 
     def step(self, samples: Samples, probability: float, echo: float, is_speech: bool, levels: UserLevel) -> None:
         """Add a window."""
-        self._advance(samples, probability, echo, self.windows, levels)
+        features = self._advance(samples, probability, echo, self.windows, levels)
         self.windows += 1
         self._echo += echo
         self._speech += is_speech
+        self._voiced += features.periodicity > VOICED
+        if is_speech and levels.user is not None:
+            self._power += 10 ** ((features.level_db - levels.user) / 10)
         self._silent = 0 if is_speech else self._silent + 1
         if self.verdict is not OverlapVerdict.INTERRUPTION:
             self._decide()
 
-    def _advance(self, samples: Samples, probability: float, echo: float, since: int, levels: UserLevel) -> None:
+    def _advance(
+        self, samples: Samples, probability: float, echo: float, since: int, levels: UserLevel
+    ) -> WindowFeatures:
         features = window_features(samples)
-        window = OverlapWindow(samples, self._last, features, probability, echo, since, levels.user)
+        window = OverlapWindow(samples, self._last, features, probability, echo, since, levels.user, self._usual)
         outputs, self._state = self.classifier.network.step(self._state, network_inputs(window)[None])
         self.log_probabilities, self._last = outputs[0], samples
+        return features
 
     def _decide(self) -> None:
         limits, odds = self.classifier.limits, self.odds
         early = max(0, limits.usual_ms - self.lasted_ms) / WINDOW_MS
         is_turn = self.lasted_ms >= limits.earliest_ms and odds > limits.enough + limits.early_margin * early
-        if is_turn or (
-            self._speech * WINDOW_MS >= limits.max_backchannel_ms and self.words is None and self._user_odds > 0
-        ):
+        spoken_ms = self._speech * WINDOW_MS
+        goes_on = spoken_ms >= limits.max_backchannel_ms and self._user_odds > limits.enough_user
+        goes_on = goes_on or (spoken_ms >= limits.max_loud_ms and self._is_loud_voice)
+        if is_turn or (goes_on and self.words is None):
             self.verdict = OverlapVerdict.INTERRUPTION
         elif self.is_over or (self.lasted_ms >= limits.harmless_ms and odds < limits.harmless):
             self.verdict = VERDICTS[SoundKind(int(self.log_probabilities.argmax()))]
+
+    @property
+    def _is_loud_voice(self) -> bool:
+        """Whether it is a voice, not the echo, and on average about as loud as the user."""
+        is_voice = self._voiced > VOICED_SHARE * self.windows and self._echo < MIN_ECHO * self.windows
+        return is_voice and self._power > 10 ** (self.classifier.limits.loud_db / 10) * self._speech
 
     @property
     def odds(self) -> float:

@@ -1,11 +1,12 @@
 """A small trained network that classifies sound made over a reply, window by window: who or what makes it.
 
-The sound after echo cancellation, as a log-mel relative to the user's usual level, and what the front end knows of the
-window go through a linear layer and a recurrent one; it has about 40,000 weights, runs in NumPy while sound overlaps a
-reply, and its state belongs to that overlap: the answer is a function of the sound alone. `viva train barge-in` makes
-it. `barge_in.py` decides by it.
+The sound after echo cancellation, as a log-mel relative to the user's usual level, what the front end knows of the
+window, and the usual spectrum of the user's speech go through a linear layer and a recurrent one; it has about 48,000
+weights, runs in NumPy while sound overlaps a reply, and its state belongs to that overlap: the answer is a function of
+the sound alone. `viva train barge-in` makes it. `model_barge_in.py` decides by it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cache
@@ -30,7 +31,10 @@ FLOOR_DB = -50.0  # relative to the user's level
 USUAL_DB = -24.0  # the user's level where it is not known
 SCALARS = 8
 LEVEL = 5  # the scalar that is a level
-INPUTS = 2 * MELS + SCALARS
+INPUTS = 3 * MELS + SCALARS
+INPUTS_WITHOUT_SPECTRUM = 2 * MELS + SCALARS
+"""Of networks that do not know the user's usual spectrum."""
+MIN_USUAL_WINDOWS = 8
 CONTEXT = 5  # windows before the first that is speech, which the network hears too
 _HANN = np.hanning(SIZE).astype(np.float32)
 
@@ -68,16 +72,32 @@ class OverlapWindow:
     """Windows since the first that was speech; negative before it."""
     user_db: float | None
     """The user's usual level, if known."""
+    usual: Array | None = None
+    """The `usual_spectrum`, if known."""
+
+
+def usual_spectrum(loud: Sequence[Samples], user_db: float | None) -> Array | None:
+    """The mean log-mel of the user's loud windows relative to the user's level; None: too few.  # → [MELS]
+
+    A voice that turns away, or that another person has, differs from it in the same room and on the same line.
+    """
+    if user_db is None or len(loud) < MIN_USUAL_WINDOWS:
+        return None
+    return _relative_mel(np.stack(list(loud)), user_db).mean(axis=0)
+
+
+def _relative_mel(frames: Array, usual_db: float) -> Array:
+    """Log-mels relative to a level, in units of 20 dB.  # [frame, SIZE] → [frame, MELS]"""
+    power = np.square(np.abs(np.fft.rfft(frames * _HANN, axis=-1))).astype(np.float32)
+    levels = 10 * np.log10(power @ _filters() + 1e-9) - usual_db
+    return (np.maximum(levels, FLOOR_DB) / 20).astype(np.float32)
 
 
 def network_inputs(window: OverlapWindow) -> Array:
     """# [INPUTS]"""
     samples = np.concatenate([window.before[-HOP:], window.samples]).astype(np.float32)
-    frames = np.stack([samples[:SIZE], samples[HOP:]]) * _HANN
-    power = np.square(np.abs(np.fft.rfft(frames, axis=-1))).astype(np.float32)
     usual = USUAL_DB if window.user_db is None else window.user_db
-    levels = 10 * np.log10(power @ _filters() + 1e-9) - usual
-    mel = np.maximum(levels, FLOOR_DB) / 20
+    mel = _relative_mel(np.stack([samples[:SIZE], samples[HOP:]]), usual)
     features = window.features
     scalars = [
         2 * window.probability - 1,
@@ -89,14 +109,15 @@ def network_inputs(window: OverlapWindow) -> Array:
         float(np.log1p(max(0, window.since))) / 2,
         0.0 if window.user_db is None else 1.0,
     ]
-    return np.concatenate([mel.ravel(), np.array(scalars, np.float32)]).astype(np.float32)
+    spectrum = np.zeros(MELS, np.float32) if window.usual is None else window.usual
+    return np.concatenate([mel.ravel(), np.array(scalars, np.float32), spectrum])
 
 
 @dataclass(frozen=True)
 class OverlapNetwork:
     """The weights, laid out as torch has them; `step` takes any number of overlaps at once."""
 
-    input_weight: Array  # [hidden, INPUTS]
+    input_weight: Array  # [hidden, INPUTS or INPUTS_WITHOUT_SPECTRUM]
     input_bias: Array
     recurrent_input: Array  # [3 · state, hidden]: reset, update, new
     recurrent_state: Array  # [3 · state, state]
@@ -111,7 +132,7 @@ class OverlapNetwork:
 
     def step(self, state: Array, inputs: Array) -> tuple[Array, Array]:
         """Log-probabilities of the kinds, and the state.  # [row, state], [row, INPUTS] → [row, kind], [row, state]"""
-        hidden = np.maximum(inputs @ self.input_weight.T + self.input_bias, 0)
+        hidden = np.maximum(inputs[:, : self.input_weight.shape[1]] @ self.input_weight.T + self.input_bias, 0)
         given = hidden @ self.recurrent_input.T + self.recurrent_input_bias
         kept = state @ self.recurrent_state.T + self.recurrent_state_bias
         size = state.shape[1]
@@ -129,6 +150,8 @@ def read_overlap_network(path: Path = BUNDLED) -> OverlapNetwork:
     try:
         stored = {name: tensor.astype(np.float32) for name, tensor in load_file(path).items()}
         network = OverlapNetwork(**{each.name: stored[each.name] for each in fields(OverlapNetwork)})
+        if network.input_weight.shape[1] not in (INPUTS, INPUTS_WITHOUT_SPECTRUM):
+            raise ValueError(f"it takes {network.input_weight.shape[1]} numbers a window")
         outputs, _ = network.step(network.initial_state(), np.zeros((1, INPUTS), np.float32))
         if outputs.shape != (1, len(SoundKind)) or not np.isfinite(outputs).all():
             raise ValueError(f"it gives {outputs.shape[1]} numbers a window")

@@ -178,7 +178,7 @@ class UserTurns:
         # A reply is heard longer than it is played: its echo comes back later.
         is_audible = self._replies.is_audible(self._moment) or window.echo >= ECHO_SHARE
         if self._turn.is_speech and not is_audible and self._overlap is None:
-            self._user_level.update(window.level_db)
+            self._user_level.update(window.level_db, window.samples)
         if self._speaker is not None and self._turn.is_speech and window.echo < ECHO_SHARE:
             self._speaker.hear(window.samples, window.level_db)
         if self._open is not None:

@@ -77,5 +77,5 @@ def user_level(windows: Sequence[AudioWindow]) -> UserLevel:
     levels = UserLevel()
     for window, is_speech in zip(windows, speech_flags(windows), strict=True):
         if is_speech:
-            levels.update(window.level_db)
+            levels.update(window.level_db, window.samples)
     return levels

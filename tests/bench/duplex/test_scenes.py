@@ -61,6 +61,36 @@ def test_conditions_take_turns_and_change_the_sound():
     assert changed == [condition in ("room", "telephone") for condition in CONDITIONS]
 
 
+def test_no_condition_always_has_the_same_voice():
+    """With as many conditions as voices they would go together, call after call."""
+    conditions = ("headset", "room", "telephone", "noise")
+    made = scenes(16, ["smooth"], conditions=conditions)
+    for language, voices in HELD_OUT_VOICES.items():
+        for condition in conditions:
+            heard = {
+                each.exchange.question.voice
+                for each in made
+                if (each.language, each.condition) == (language, condition)
+            }
+            assert heard == set(voices), (language, condition)
+
+
+def test_a_person_who_interrupts_is_known_by_another_recording_of_theirs(tmp_path):
+    for person in ("ann", "bob"):
+        (tmp_path / person).mkdir()
+        for number in range(3):
+            sound = talk(1.0, seed=number + (person == "bob"))
+            write(tmp_path / person / f"{person}-{number}.wav", Sound(sound[None], RATE))
+    found = gather(speak, people=tmp_path)
+    for each in script(found, 6, ["interruption"], ["en"], ["headset"]):
+        person = each.over_name.split("-")[0]
+        if person not in ("ann", "bob"):
+            assert each.usual is None
+            continue
+        known = [sound for sound in found.people if np.array_equal(sound.samples(), each.usual)]
+        assert any(sound.name.startswith(person) and sound.name != each.over_name for sound in known)
+
+
 def test_echo_scenes_cover_all_levels_and_rooms():
     made = scenes(6, ["echo"], languages=["en"])
     assert {each.scene.environment.echo_db for each in made} == set(ECHO_DB)

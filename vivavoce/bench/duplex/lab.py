@@ -12,7 +12,7 @@ from vivavoce.bench.duplex.scenes import CONDITIONS, DuplexScene, gather, script
 from vivavoce.bench.duplex.speech import MODEL, SpokenTexts
 from vivavoce.bench.turn import session_of, without_secrets
 from vivavoce.bench.turn_client import Event, connect, realtime_url
-from vivavoce.dialogue.model_barge_in import RULES
+from vivavoce.dialogue.model_barge_in import BY_MODEL
 from vivavoce.errors import InputError
 from vivavoce.evaluation.machine import stage
 from vivavoce.runtime import event_loop
@@ -39,7 +39,7 @@ class LabOptions:
     people: Path | None = None
     speaker: Literal["any", "enrol"] = "any"
     """Of a simulated server; others have their own."""
-    barge_in: str = RULES
+    barge_in: str = BY_MODEL
     """What decides on barge-in in a simulated server: `rules`, `model` or a file."""
     speech_folder: Path | None = None
     """Where the spoken sentences are kept; None: beside the models."""

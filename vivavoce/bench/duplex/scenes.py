@@ -3,8 +3,8 @@
 A scene depends on its name, language and number alone: the same sounds come out of every run.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,8 @@ class DuplexScene:
     over_name: str = ""
     pauses: tuple[tuple[int, int], ...] = ()
     """Sample ranges of the pauses in the question."""
+    usual: Samples | None = field(default=None, repr=False)
+    """How the person who interrupts usually sounds, where it is not the voice of the question."""
 
     @property
     def exchange(self) -> ScriptedExchange:
@@ -77,7 +79,7 @@ class _Script:
     language: str
     number: int
 
-    def of(self, bank: dict[str, tuple[str, ...]]) -> str:
+    def of(self, bank: Mapping[str, tuple[str, ...]]) -> str:
         return bank[self.language][self.number % len(bank[self.language])]
 
     @property
@@ -95,7 +97,7 @@ class _Script:
         voices = HELD_OUT_VOICES[self.language]
         return voices[(self.number + (2 if self.number % 2 and len(voices) > 2 else 1)) % len(voices)]
 
-    def said(self, bank: dict[str, tuple[str, ...]]) -> SpokenText:
+    def said(self, bank: Mapping[str, tuple[str, ...]]) -> SpokenText:
         return self.sounds.speak(self.of(bank), self.voice)
 
     @property
@@ -114,6 +116,7 @@ class _Played:
     over: Disturbance | None = None
     over_name: str = ""
     stray: Disturbance | None = None
+    usual: Samples | None = None
     pause: float = 0.0
     environment: CallEnvironment = field(default_factory=CallEnvironment)
     condition: str = ""
@@ -137,7 +140,9 @@ def _interruption(script: _Script) -> _Played:
     people = script.sounds.people
     if people and script.number % 2:
         person = people[script.number % len(people)]
-        return _over(script, "interruption", person.samples(), person.name)
+        others = [each for each in people if each.source == person.source and each is not person]
+        usual = others[script.number % len(others)].samples() if others else None
+        return replace(_over(script, "interruption", person.samples(), person.name), usual=usual)
     spoken = script.said(texts.INTERRUPTIONS)
     return _over(script, "interruption", spoken.sound, spoken.text)
 
@@ -228,7 +233,10 @@ def script(
     conditions: Sequence[str] = CONDITIONS,
     first: int = 0,
 ) -> list[DuplexScene]:
-    """`count` calls of each scene in each language, from the number `first` on; the conditions take turns."""
+    """`count` calls of each scene in each language, from the number `first` on.
+
+    The conditions take turns, shifted by one in each round, so that none of them always has the same voice and text.
+    """
     for kind, given, known in (
         ("scene", names or (), SCENES),
         ("language", languages, HELD_OUT_VOICES),
@@ -238,7 +246,9 @@ def script(
         if unknown:
             raise InputError(f"there is no {kind} {', '.join(unknown)}; there are {', '.join(known)}")
     return [
-        _scene(name, conditions[number % len(conditions)], _Script(found, language, number))
+        _scene(
+            name, conditions[(number + number // len(conditions)) % len(conditions)], _Script(found, language, number)
+        )
         for name in SCENES
         if names is None or name in names
         for language in languages
@@ -260,6 +270,7 @@ def _scene(name: str, condition: str, script: _Script) -> DuplexScene:
         scene=Scene(name, (exchange,), environment),
         over_name=played.over_name,
         pauses=pauses if played.pause else (),
+        usual=None if played.usual is None else change(played.usual),
     )
 
 

@@ -39,6 +39,8 @@ class ShortSound:
 
     name: str
     samples: Callable[[], Samples] = field(repr=False)
+    source: str = ""
+    """Whose voice it is: the folder of the recording."""
 
 
 def tics(folder: Path | None) -> list[ShortSound]:
@@ -62,7 +64,10 @@ def people(folder: Path | None) -> list[ShortSound]:
     found = sorted(path for path in folder.rglob("*.wav") if not path.name.startswith(SUNG))
     if not found:
         raise InputError(f"{folder} holds no WAV files")
-    return [ShortSound(path.stem, partial(_trimmed, path, MAX_VOICE_SECONDS)) for path in shuffled_by_name(found)]
+    return [
+        ShortSound(path.stem, partial(_trimmed, path, MAX_VOICE_SECONDS), str(path.parent))
+        for path in shuffled_by_name(found)
+    ]
 
 
 def esc50_files(folder: Path, categories: tuple[str, ...]) -> dict[str, list[Path]]:

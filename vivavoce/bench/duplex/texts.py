@@ -75,8 +75,20 @@ SIDE_TALK = {
         "Honey, did you close the window in the kitchen?",
         "No, put it over there next to the door, thanks.",
         "One moment, I am on the phone.",
+        "Have you seen my glasses anywhere?",
+        "Put your shoes on, we are leaving in a minute.",
+        "Can you turn that down a little, please?",
+        "I will be right there, just let me finish this.",
+        "The dog wants to go out again.",
     ),
-    "zh": ("你把厨房的窗户关上了吗？", "放在门旁边就好，谢谢。"),
+    "zh": (
+        "你把厨房的窗户关上了吗？",
+        "放在门旁边就好，谢谢。",
+        "等会儿再说，我在打电话呢。",
+        "你看见我的眼镜了吗？",
+        "快把鞋穿上，我们马上就走。",
+        "帮我把电视关小一点。",
+    ),
 }
 BROADCAST = {
     "en": (
@@ -84,10 +96,15 @@ BROADCAST = {
         "The match ended in a draw after a late goal in the second half, and the fans were delighted.",
         "Good evening. The parliament has voted for the new law on housing after a debate of nine hours.",
         "Stay with us, because after the break our guest will explain how bees find their way home.",
+        "The museum has bought a painting that nobody had seen in public for almost a hundred years.",
+        "In today's recipe we need three eggs, a little butter, and the juice of half a lemon.",
     ),
     "zh": (
         "下面是天气预报。今天夜里有小雨，沿海地区风力较大，请注意安全。",
         "各位观众晚上好，今天的主要新闻有：新地铁线路将于下个月正式开通。",
         "欢迎收看本期节目，我们请来了一位有名的厨师，教大家做一道家常菜。",
+        "比赛进行到最后一分钟，主队终于踢进了关键的一个球。",
+        "专家提醒大家，换季的时候要多喝水，早睡早起，适当运动。",
+        "这座桥全长两公里，每天有超过五万辆汽车从上面经过。",
     ),
 }

@@ -18,7 +18,7 @@ from vivavoce.dialogue.backend import Resolver, is_address
 from vivavoce.dialogue.fillers import FILLER_SECONDS
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.items import Samples
-from vivavoce.dialogue.model_barge_in import RULES, overlap_judge
+from vivavoce.dialogue.model_barge_in import BY_MODEL, overlap_judge
 from vivavoce.dialogue.moderation import Checker, HttpChecker, Moderation, Several, WordList
 from vivavoce.dialogue.reply import GuardLimits, SpeakingOptions
 from vivavoce.dialogue.session import DialogueOptions
@@ -78,8 +78,8 @@ class ConversationOptions:
     """How long after its detected end a turn may go on, and takes back a reply of which hardly anything was heard; 0:
     what follows is a turn of its own."""
     ducked_gain: float = DialogueOptions.ducked_gain
-    barge_in: str = RULES
-    """What decides which sounds over a reply interrupt it: `rules`, `model`, the bundled network, or the safetensors
+    barge_in: str = BY_MODEL
+    """What decides which sounds over a reply interrupt it: `model`, the bundled network, `rules`, or the safetensors
     file that `viva train barge-in` wrote."""
     words_decide: bool = False
     """Whether speech over a reply is transcribed to decide on an interruption: for a fast recogniser that gets single

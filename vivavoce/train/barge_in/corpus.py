@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from vivavoce.audio.io import float_to_pcm16
+from vivavoce.errors import InputError
+from vivavoce.train.barge_in.sounds import recorded
 from vivavoce.train.barge_in.texts import draw_kind, overlap_text
 from vivavoce.train.spoken_shards import (
     ESPEAK_MANDARIN,
@@ -30,6 +33,8 @@ from vivavoce.tts.kokoro import KokoroTTS
 
 CHECKED = 8
 """One of this many utterances only chooses the threshold."""
+UTTERANCES_A_VOICE = 8
+"""Of Kokoro: a call compares its sounds with what its user said before, in the same voice."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,15 @@ class OverlapUtterance(TurnUtterance):
 
 
 def kokoro_plan(count: int, seed: int = 0) -> list[OverlapUtterance]:
-    """Utterances of Kokoro, every other one in Mandarin."""
+    """Utterances of Kokoro, every other voice a Mandarin one."""
     source = random.Random(f"overlaps kokoro {seed}")
-    return [
-        _planned(index, code := ("en", "zh")[index % 2], mixture(code, source), source, source.uniform(*SPEEDS))
-        for index in range(count)
-    ]
+    plan = []
+    for index in range(count):
+        if index % UTTERANCES_A_VOICE == 0:
+            code = ("en", "zh")[index // UTTERANCES_A_VOICE % 2]
+            voice, speed = mixture(code, source), source.uniform(*SPEEDS)
+        plan.append(_planned(index // UTTERANCES_A_VOICE, code, voice, source, speed))
+    return plan
 
 
 def program_plan(count: int, installed: Programs, seed: int = 0) -> list[tuple[OverlapUtterance, SyntheticVoice]]:
@@ -64,6 +72,23 @@ def hibari_plan(count: int, seed: int = 0) -> list[OverlapUtterance]:
     """English utterances of one quick voice."""
     source = random.Random(f"overlaps hibari {seed}")
     return [_planned(index, "en", "hibari", source, source.uniform(*SPEEDS)) for index in range(count)]
+
+
+def is_of_part(index: int, part: str) -> bool:
+    """Whether the index-th recording belongs to the part, `train` or `check`."""
+    return (index % CHECKED == 0) == (part == "check")
+
+
+def people_utterances(folder: Path, a_voice: int) -> list[OverlapUtterance]:
+    """What people say: a folder of recordings for each voice, up to `a_voice` of each."""
+    found = []
+    for voice in sorted(each for each in folder.iterdir() if each.is_dir()):
+        for index, sound in enumerate(recorded(voice, a_voice)):
+            part = "check" if is_of_part(index, "check") else "train"
+            found.append(OverlapUtterance(part, "", "", voice.name, True, samples=float_to_pcm16(sound)))
+    if not found:
+        raise InputError(f"{folder} holds no folders of recordings, one for each voice")
+    return found
 
 
 def _planned(index: int, code: str, voice: str, source: random.Random, speed: float = 1.0) -> OverlapUtterance:

@@ -1,31 +1,40 @@
 """Overlaps to learn from: calls with a reply, its echo, and sounds over it, heard through the real audio front end.
 
-A call has one user with a usual level, a room and a line, and several sounds one after the other: interruptions,
-backchannels, coughs and other noises, other voices, or nothing but the echo. Rooms are random boxes, none of the duplex
-lab's. All is drawn from a seed.
+A call has one user with a voice, a usual level, a room and a line, and several sounds one after the other:
+interruptions, backchannels, coughs and other noises, other voices or the user's own turned away, or nothing but the
+echo. Rooms are random boxes, none of the duplex lab's. All is drawn from a seed.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vivavoce.audio.level import rms_dbfs
 from vivavoce.audio.vad import WINDOW, VoiceActivity
-from vivavoce.dialogue.barge_in import END_WINDOWS
+from vivavoce.dialogue.barge_in import END_WINDOWS, UserLevel
 from vivavoce.dialogue.front_end import AudioWindow, window_features
-from vivavoce.dialogue.overlap_model import CONTEXT, INPUTS, OverlapWindow, SoundKind, network_inputs
+from vivavoce.dialogue.overlap_model import (
+    CONTEXT,
+    INPUTS,
+    OverlapWindow,
+    SoundKind,
+    network_inputs,
+    usual_spectrum,
+)
 from vivavoce.evaluation.overlaps import heard_each, speech_flags
 from vivavoce.evaluation.room_acoustics import Room, impulse_response
-from vivavoce.train.barge_in.corpus import OverlapUtterance
+from vivavoce.train.barge_in.corpus import OverlapUtterance, is_of_part
 from vivavoce.train.barge_in.sounds import MADE, loud_part, syllables
 from vivavoce.train.corpus import FULL_SCALE
 from vivavoce.train.voices import RATE
 
 Samples = NDArray[np.float32]
-MAX_WINDOWS = 48  # of an overlap, about 1.5 s
+MAX_WINDOWS = 72  # of an overlap, about 2.3 s
 SOUNDS_A_CALL = 4
 TOGETHER = 32  # calls that go through the front end together
 GAPS = (0.45, 0.9)  # seconds of silence between the sounds
@@ -38,15 +47,19 @@ ECHOING = 0.45  # share of calls with a loudspeaker
 GUARDED = 0.4  # share of the calls without one that have an echo guard
 ECHO_DB = (-28.0, -3.0)
 LEVELS_DB = {  # lowest, most frequent and highest level relative to the user's
-    "turn": (-6.0, 0.0, 7.0),
+    "turn": (-5.0, 0.0, 7.0),
     "backchannel": (-14.0, -5.0, 2.0),
     "noise": (-12.0, 0.0, 9.0),
-    "bystander": (-26.0, -7.0, -4.0),
+    "bystander": (-24.0, -7.0, -2.0),
 }
-BAND_LIMITED = 0.4  # share of sounds, of every kind, that come over a telephone: most of the recorded coughs do
+BAND_LIMITED = 0.35  # share of calls over a telephone
+PEOPLE = 0.45  # share of calls by recorded people, where there are some
+ANOTHER = 0.15  # share of turns that another person takes, as near as the user
+TURNED_AWAY = 0.4  # share of other voices that are the user's own, turned away from the microphone
+MIN_SAID = 2  # interruptions of a voice: one in the call, one before it
 RECORDED = 0.5  # share of noises that are recordings, where there are some
 ROOMS = 48  # of each distance
-SYLLABLES = 0.1  # share of turns that are syllables made by arithmetic
+SYLLABLES = 0.3  # share of the turns of unknown users that are syllables made by arithmetic
 TEMPOS = (0.85, 1.2)  # of speed and pitch together
 NEAR, DISTANT = (0.3, 1.4), (1.8, 5.0)  # metres
 
@@ -67,16 +80,49 @@ class Voices:
     spoken: dict[str, list[OverlapUtterance]]
     """By kind."""
     recorded: Sequence[Samples] = ()
+    """Noises."""
+    people: frozenset[str] = frozenset()
+    """Voices that are recorded, and say nothing but interruptions."""
 
     @classmethod
-    def of(cls, utterances: Sequence[OverlapUtterance], recorded: Sequence[Samples], part: str) -> "Voices":
-        """The utterances of a part by kind, and its recordings."""
+    def of(
+        cls,
+        utterances: Sequence[OverlapUtterance],
+        recorded: Sequence[Samples],
+        part: str,
+        people: Sequence[OverlapUtterance] = (),
+    ) -> "Voices":
+        """The utterances of a part by kind, its recorded noises, and what people say in it."""
         kinds: dict[str, list[OverlapUtterance]] = {}
-        for each in utterances:
+        for each in (*utterances, *people):
             if each.part == part:
                 kinds.setdefault(each.kind, []).append(each)
-        chosen = [sound for index, sound in enumerate(recorded) if (index % 8 == 0) == (part == "check")]
-        return cls(kinds, chosen)
+        chosen = [sound for index, sound in enumerate(recorded) if is_of_part(index, part)]
+        return cls(kinds, chosen, frozenset(each.voice for each in people))
+
+    @cached_property
+    def users(self) -> dict[str, dict[str, list[OverlapUtterance]]]:
+        """What each voice says, by kind; only voices that say enough for a call and what came before it."""
+        voices: dict[str, dict[str, list[OverlapUtterance]]] = {}
+        for kind, said in self.spoken.items():
+            for each in said:
+                voices.setdefault(each.voice, {}).setdefault(kind, []).append(each)
+        return {
+            voice: said for voice, said in sorted(voices.items()) if len(said.get("interruption", ())) >= MIN_SAID
+        } or {voice: said for voice, said in sorted(voices.items()) if said.get("interruption")}
+
+
+@dataclass(frozen=True)
+class CallUser:
+    """Who makes a call: what they say by kind, where from, how loud and how fast, and over which line."""
+
+    said: dict[str, list[OverlapUtterance]]
+    near: Samples | None
+    """Impulse response to the microphone."""
+    level_db: float
+    tempo: float
+    line: tuple[float, float] | None
+    """Its band in hertz; None: the whole."""
 
 
 def sound_of(utterance: OverlapUtterance) -> Samples:
@@ -106,7 +152,7 @@ class OverlapCall:
     microphone: Samples
     output: Samples
     placed: list[tuple[int, int, str, str]]
-    user_db: float | None
+    levels: UserLevel
     is_guarded: bool
 
 
@@ -126,22 +172,20 @@ class Calls:
                 chosen = [call for call in made if call.is_guarded is is_guarded]
                 sounds = [(call.microphone, call.output) for call in chosen]
                 for call, windows in zip(chosen, heard_each(sounds, self.activity, is_guarded), strict=True):
-                    found += self._examples(windows, call.placed, call.user_db)
+                    found += self._examples(windows, call.placed, call.levels)
         return found
 
     def _call(self) -> OverlapCall:
         source = self.source
         noise = np.random.default_rng(source.randrange(2**31))
-        user_db = source.uniform(*USER_DBFS)
-        near = source.choice(self.rooms.near) if source.random() < 0.5 else None
+        user = self._user()
+        is_known = source.random() >= UNKNOWN
         kinds = source.choices(list(SHARES), list(SHARES.values()), k=SOUNDS_A_CALL)
         placed: list[tuple[int, int, str, str]] = []
         pieces: list[Samples] = [np.zeros(round(source.uniform(*LEADS) * RATE), np.float32)]
         for kind in kinds:
-            sound, language = self._sound(kind, near, noise)
-            if source.random() < BAND_LIMITED:
-                sound = _by_line(sound, source.uniform(150, 400), source.uniform(2600, 4500))
-            sound = at_speech_level(sound, user_db + _triangular(source, *LEVELS_DB[kind]))
+            sound, language = self._sound(kind, user, noise, is_known)
+            sound = at_speech_level(sound, user.level_db + _triangular(source, *LEVELS_DB[kind]))
             begin = sum(map(len, pieces))
             gap = np.zeros(round(source.uniform(*GAPS) * RATE), np.float32)
             placed.append((begin, begin + len(sound) + round(0.3 * RATE), kind, language))
@@ -152,30 +196,70 @@ class Calls:
         is_guarded = is_echoing or source.random() < GUARDED
         if is_echoing:
             microphone = microphone + self._echo(output)
-        floor = source.uniform(-85.0, -58.0) if source.random() < 0.6 else user_db - source.uniform(10.0, 30.0)
-        microphone = microphone + _room_noise(noise, len(microphone), floor)
-        known = None if source.random() < UNKNOWN else user_db + source.gauss(0.5, 1.5)
-        return OverlapCall(microphone.clip(-1, 1).astype(np.float32), output, placed, known, is_guarded)
+        floor = source.uniform(-85.0, -58.0) if source.random() < 0.6 else user.level_db - source.uniform(10.0, 30.0)
+        microphone = _on_line(microphone + _room_noise(noise, len(microphone), floor), user.line)
+        levels = self._usual(user, noise, floor) if is_known else UserLevel()
+        return OverlapCall(microphone.clip(-1, 1).astype(np.float32), output, placed, levels, is_guarded)
 
-    def _sound(self, kind: str, near: Samples | None, noise: np.random.Generator) -> tuple[Samples, str]:
+    def _user(self) -> CallUser:
+        source, users = self.source, self.voices.users
+        people = [voice for voice in users if voice in self.voices.people]
+        others = [voice for voice in users if voice not in self.voices.people]
+        voice = source.choice(people if people and (not others or source.random() < PEOPLE) else others)
+        return CallUser(
+            said=users[voice],
+            near=source.choice(self.rooms.near) if source.random() < 0.5 else None,
+            level_db=source.uniform(*USER_DBFS),
+            tempo=source.uniform(*TEMPOS),
+            line=(source.uniform(150, 400), source.uniform(2600, 4500)) if source.random() < BAND_LIMITED else None,
+        )
+
+    def _usual(self, user: CallUser, noise: np.random.Generator, floor: float) -> UserLevel:
+        """What the front end knows of the user from the question before."""
+        chosen = self.source.sample(user.said["interruption"], min(len(user.said["interruption"]), 2))
+        sound = np.concatenate([self._spoken(each, user) for each in chosen])
+        sound = at_speech_level(sound, user.level_db)
+        sound = _on_line(sound + _room_noise(noise, len(sound), floor), user.line)
+        windows = sound[: len(sound) // WINDOW * WINDOW].reshape(-1, WINDOW)
+        known = UserLevel(user.level_db + self.source.gauss(0.5, 1.5))
+        for window in windows:
+            if rms_dbfs(window) > user.level_db - UserLevel.SOFT_DB:
+                known.loud.append(window)
+        return known
+
+    def _spoken(self, utterance: OverlapUtterance, user: CallUser) -> Samples:
+        """As the microphone hears it from the user."""
+        sound = _tempo(sound_of(utterance), user.tempo)
+        return _convolved(sound, user.near) if user.near is not None else sound
+
+    def _sound(self, kind: str, user: CallUser, noise: np.random.Generator, is_known: bool) -> tuple[Samples, str]:
         source = self.source
         if kind == "noise":
-            return self._noise(near, noise), ""
+            return self._noise(user.near, noise), ""
         if kind == "bystander":
-            utterance = source.choice(self.voices.spoken["interruption"])
-            sound = sound_of(utterance)
-            if source.random() < 0.85:
-                sound = _convolved(sound, source.choice(self.rooms.distant))
-            if source.random() < 0.4:
-                sound = _dulled(sound, source.uniform(1200, 5000))
-            return sound, utterance.language
-        if kind == "turn" and source.random() < SYLLABLES:
+            return self._bystander(user)
+        if kind == "turn" and not is_known and source.random() < SYLLABLES:
             return syllables(noise), ""
-        spoken = self.voices.spoken
-        chosen = spoken["interruption"] if kind == "turn" else [*spoken["backchannel"], *spoken.get("filler", [])]
-        utterance = source.choice(chosen)
-        sound = _tempo(sound_of(utterance), source.uniform(*TEMPOS))
-        return (_convolved(sound, near) if near is not None else sound), utterance.language
+        wanted = ("interruption",) if kind == "turn" else ("backchannel", "filler")
+        said = self.voices.spoken if kind == "turn" and source.random() < ANOTHER else user.said
+        utterance = source.choice(
+            [each for name in wanted for each in said.get(name, self.voices.spoken.get(name, []))]
+        )
+        return self._spoken(utterance, user), utterance.language
+
+    def _bystander(self, user: CallUser) -> tuple[Samples, str]:
+        """Another voice, mostly distant, or the user's own, turned away."""
+        source = self.source
+        is_user = source.random() < TURNED_AWAY
+        utterance = source.choice(user.said["interruption"] if is_user else self.voices.spoken["interruption"])
+        sound = _tempo(sound_of(utterance), user.tempo if is_user else source.uniform(*TEMPOS))
+        if is_user or source.random() < 0.95:
+            sound = _convolved(sound, source.choice(self.rooms.distant))
+        if is_user and user.near is not None:
+            sound = _convolved(sound, user.near)
+        if source.random() < 0.4:
+            sound = _dulled(sound, source.uniform(1200, 5000))
+        return sound, utterance.language
 
     def _noise(self, near: Samples | None, noise: np.random.Generator) -> Samples:
         source = self.source
@@ -205,9 +289,10 @@ class Calls:
         return (10 ** (self.source.uniform(*ECHO_DB) / 20) * delayed).astype(np.float32)
 
     def _examples(
-        self, windows: Sequence[AudioWindow], placed: Sequence[tuple[int, int, str, str]], user_db: float | None
+        self, windows: Sequence[AudioWindow], placed: Sequence[tuple[int, int, str, str]], levels: UserLevel
     ) -> list[Example]:
         found, flags = [], list(speech_flags(windows))
+        usual = usual_spectrum(levels.loud, levels.user)
         index = 0
         while index < len(windows):
             if not flags[index]:
@@ -216,20 +301,22 @@ class Calls:
             end = overlap_end(flags, index)
             kind, language = _kind_at(placed, index, min(end, index + 12))
             rows = range(max(0, index - CONTEXT), min(end, index + MAX_WINDOWS))
-            inputs = [overlap_inputs(windows, row, row - index, user_db) for row in rows]
+            inputs = [overlap_inputs(windows, row, row - index, levels.user, usual) for row in rows]
             missing = CONTEXT - (index - rows.start)
             found.append(Example(np.stack([np.zeros(INPUTS, np.float32)] * missing + inputs), kind, language))
             index = end
         return found
 
 
-def overlap_inputs(windows: Sequence[AudioWindow], row: int, since: int, user_db: float | None) -> NDArray[np.float32]:
+def overlap_inputs(
+    windows: Sequence[AudioWindow], row: int, since: int, user_db: float | None, usual: Samples | None = None
+) -> Samples:
     """The network's inputs for a window of a call."""
     window = windows[row]
     before = windows[row - 1].samples if row > 0 and since > -CONTEXT else np.zeros(WINDOW, np.float32)
     features = window_features(window.samples)
     return network_inputs(
-        OverlapWindow(window.samples, before, features, window.probability, window.echo, since, user_db)
+        OverlapWindow(window.samples, before, features, window.probability, window.echo, since, user_db, usual)
     )
 
 
@@ -295,18 +382,27 @@ def _by_line(sound: Samples, low: float, high: float) -> Samples:
     return np.fft.irfft(np.fft.rfft(sound) * passed, len(sound)).astype(np.float32)
 
 
+def _on_line(sound: Samples, band: tuple[float, float] | None) -> Samples:
+    return sound if band is None else _by_line(sound, *band)
+
+
 def _tempo(sound: Samples, factor: float) -> Samples:
     """Speed and pitch together."""
     return np.interp(np.arange(0, len(sound), factor), np.arange(len(sound)), sound).astype(np.float32)
 
 
 def make_examples(
-    utterances: Sequence[OverlapUtterance], noises: Sequence[Samples], part: str, calls: int, seed: int = 0
+    utterances: Sequence[OverlapUtterance],
+    noises: Sequence[Samples],
+    people: Sequence[OverlapUtterance],
+    part: str,
+    calls: int,
+    seed: int = 0,
 ) -> list[Example]:
     """The overlaps of so many calls of a part."""
     from vivavoce.audio.vad import voice_activity
 
-    voices = Voices.of(utterances, noises, part)
+    voices = Voices.of(utterances, noises, part, people)
     return Calls(voices, Rooms(seed), voice_activity(), f"{part} {seed}").examples(calls)
 
 

@@ -16,7 +16,7 @@ from vivavoce.errors import InputError
 from vivavoce.train.voices import RATE
 
 Samples = NDArray[np.float32]
-MAX_SECONDS = 2.0
+MAX_SECONDS = 2.5
 ENDINGS = {".wav", ".mp3", ".flac", ".ogg", ".opus"}
 QUIET_DB = -30.0  # relative to the loudest frame
 FRAME = RATE // 100

@@ -1,8 +1,8 @@
 """`viva train barge-in --data DIR --noises DIR --out DIR`: train the barge-in model on the CPU.
 
 The speech is made by `viva train barge-in-data`; `--noises` names a folder of recorded coughs and other sounds that are
-no words. `viva bench overlap` measures the model. Half an hour of one core is enough, most of it for the examples,
-which are kept beside the model.
+no words, `--people` one with a folder of recordings for each person who speaks. `viva bench overlap` measures the
+model. Half an hour of one core is enough, most of it for the examples, which are kept beside the model.
 """
 
 import argparse
@@ -17,16 +17,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.dialogue.overlap_model import CONTEXT, FLOOR_DB, INPUTS, LEVEL, MELS, OverlapNetwork, SoundKind
-from vivavoce.train.barge_in.corpus import read_overlaps
+from vivavoce.dialogue.overlap_model import (
+    CONTEXT,
+    FLOOR_DB,
+    INPUTS,
+    LEVEL,
+    MELS,
+    SCALARS,
+    OverlapNetwork,
+    SoundKind,
+)
+from vivavoce.train.barge_in.corpus import people_utterances, read_overlaps
 from vivavoce.train.barge_in.examples import Example, make_examples, read_examples, write_examples
 from vivavoce.train.barge_in.sounds import recorded
 
 MODEL = "model.safetensors"
 CALLS_A_FILE = 64
 BAND_LIMITED = 0.25  # share of spectra that lose their upper bands
+MASKED = 8  # mels that a masked band has at most
+FORGOTTEN = 0.15  # share of calls whose usual spectrum is not known
+SMOOTHING = 0.05
 USUAL_ERROR_DB = (-1.0, 2.5)  # mean and deviation of what a sound is louder than the user's level says
-TILT_DB = 1.5  # deviation of the tilt of spectra
+CURVE_DB, SOUND_CURVE_DB = 2.5, 1.0  # deviation of the slope of a call's spectra, and more of the sound's own
 EARLY, LATE = 1, 10  # windows: what comes before the first does not count, from the second on it counts fully
 Report = Callable[[dict[str, float]], None]
 
@@ -35,14 +47,19 @@ Report = Callable[[dict[str, float]], None]
 class BargeInTraining:
     """How long and on how much to train."""
 
-    calls: int = 896
+    calls: int = 2560
     check_calls: int = 128
     recordings: int = 600
-    epochs: int = 40
+    recordings_a_person: int = 160
+    epochs: int = 12
     batch: int = 64
-    rate: float = 3e-3
-    hidden: int = 64
-    state: int = 64
+    rate: float = 2e-3
+    decay: float = 0.1
+    dropout: float = 0.3
+    turn_weight: float = 1.0
+    """Of turns: an interruption that is missed is worse than a reply that stops."""
+    hidden: int = 80
+    state: int = 80
     seed: int = 0
 
 
@@ -95,8 +112,9 @@ def fit(examples: Sequence[Example], options: BargeInTraining, report: Report = 
     module = OverlapModule(options.hidden, options.state)
     inputs, kinds, weights = padded(examples)
     balance = torch.bincount(kinds, minlength=len(SoundKind)).clamp_min(1).float().rsqrt()
+    balance[SoundKind.TURN] *= options.turn_weight
     weights = weights * (balance / balance[kinds].mean())[kinds, None]
-    optimiser = torch.optim.AdamW(module.parameters(), lr=options.rate, weight_decay=0.02)
+    optimiser = torch.optim.AdamW(module.parameters(), lr=options.rate, weight_decay=options.decay)
     batches = max(1, len(kinds) // options.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, options.rate, total_steps=options.epochs * batches, pct_start=0.15
@@ -105,7 +123,8 @@ def fit(examples: Sequence[Example], options: BargeInTraining, report: Report = 
     for epoch in range(options.epochs):
         losses = []
         for rows in torch.randperm(len(kinds), generator=generator)[: batches * options.batch].split(options.batch):
-            loss = _loss(module(_varied(inputs[rows], generator), drop=0.2), kinds[rows], weights[rows])
+            varied = _varied(inputs[rows], generator)
+            loss = _loss(module(varied, drop=options.dropout), kinds[rows], weights[rows], SMOOTHING)
             optimiser.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -117,28 +136,44 @@ def fit(examples: Sequence[Example], options: BargeInTraining, report: Report = 
 
 
 def _varied(inputs: Tensor, generator: torch.Generator) -> Tensor:
-    """With another usual level of the user, and a random tilt and upper edge of the spectrum; and a little noise."""
-    error, tilt = torch.randn(2, len(inputs), 1, 1, generator=generator)
-    gain_db = USUAL_ERROR_DB[0] + USUAL_ERROR_DB[1] * error
-    curve = (gain_db + TILT_DB * tilt * torch.linspace(-1, 1, MELS).repeat(2)) / 20
-    band = torch.linspace(0, 1, MELS).repeat(2)
-    edge = torch.rand(len(inputs), 1, 1, generator=generator)
-    is_limited = (torch.rand(len(inputs), 1, 1, generator=generator) < BAND_LIMITED) & (band > 0.6 + 0.3 * edge)
-    varied = inputs + 0.05 * torch.randn(inputs.shape, generator=generator)
-    mel = varied[..., : 2 * MELS] + curve
-    scalars = varied[..., 2 * MELS :]
+    """With another usual level of the user, random curves, edges and masks of the spectra, and a little noise."""
+    size = len(inputs)
+
+    def draw() -> Tensor:
+        return torch.rand(size, 1, 1, generator=generator)
+
+    gain_db = USUAL_ERROR_DB[0] + USUAL_ERROR_DB[1] * torch.randn(size, 1, 1, generator=generator)
+    call = (gain_db + _curves(size, CURVE_DB, generator)) / 20
+    own = _curves(size, SOUND_CURVE_DB, generator) / 20
+    mel, edge, first, width = torch.arange(MELS), 0.6 + 0.3 * draw(), draw() * MELS, draw() * MASKED
+    is_lost = (draw() < BAND_LIMITED) & (mel / (MELS - 1) > edge) | (mel >= first) & (mel < first + width)
+
+    def changed(spectrum: Tensor, curve: Tensor) -> Tensor:
+        return torch.where(is_lost, (spectrum + curve).clamp_max(FLOOR_DB / 20), spectrum + curve)
+
+    is_known = inputs[..., -MELS:].any(-1, keepdim=True) & (draw() >= FORGOTTEN)
+    noisy = inputs + 0.05 * torch.randn(inputs.shape, generator=generator)
+    one, two, scalars, usual = noisy.split([MELS, MELS, SCALARS, MELS], -1)
     scalars[..., LEVEL] += gain_db[..., 0] / 10
-    return torch.cat([torch.where(is_limited, mel.clamp_max(FLOOR_DB / 20), mel), scalars], -1)
+    return torch.cat([changed(one, call + own), changed(two, call + own), scalars, changed(usual, call) * is_known], -1)
 
 
-def _loss(outputs: Tensor, kinds: Tensor, weights: Tensor) -> Tensor:
+def _curves(size: int, deviation_db: float, generator: torch.Generator) -> Tensor:
+    """Smooth random curves over the mels: the slope deviates by so much, finer waves by less.  # [size, 1, MELS]"""
+    orders = torch.arange(1, 6)
+    waves = torch.cos(torch.pi * orders[:, None] * torch.linspace(0, 1, MELS))
+    return (deviation_db * torch.randn(size, 1, len(orders), generator=generator) / orders) @ waves
+
+
+def _loss(outputs: Tensor, kinds: Tensor, weights: Tensor, smoothing: float = 0.0) -> Tensor:
     """Of the kinds, and once more of turn or not, which is what decides."""
     log_odds = outputs.log_softmax(-1)
-    kind_loss = -log_odds.gather(-1, kinds[:, None, None].expand(-1, outputs.shape[1], 1))[..., 0]
+    of_kind = log_odds.gather(-1, kinds[:, None, None].expand(-1, outputs.shape[1], 1))[..., 0]
+    kind_loss = -(1 - smoothing) * of_kind - smoothing * log_odds.mean(-1)
     others = torch.cat([outputs[..., : SoundKind.TURN], outputs[..., SoundKind.TURN + 1 :]], -1).logsumexp(-1)
     is_turn = (kinds == SoundKind.TURN).float()[:, None].expand_as(others)
     turn_loss = functional.binary_cross_entropy_with_logits(
-        outputs[..., SoundKind.TURN] - others, is_turn, reduction="none"
+        outputs[..., SoundKind.TURN] - others, is_turn * (1 - 2 * smoothing) + smoothing, reduction="none"
     )
     return ((0.5 * kind_loss + turn_loss) * weights).sum() / weights.sum()
 
@@ -157,6 +192,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--noises", type=Path, help="a folder of recorded sounds that are no words")
+    parser.add_argument("--people", type=Path, help="a folder with a folder of recordings for each person")
     parser.add_argument("--out", type=Path, required=True)
     for option in fields(BargeInTraining):
         parser.add_argument(f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default)
@@ -164,7 +200,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = BargeInTraining(**{option.name: getattr(given, option.name) for option in fields(BargeInTraining)})
     given.out.mkdir(parents=True, exist_ok=True)
     made = {
-        part: examples_of(given.data, given.noises, given.out, part, calls, options)
+        part: examples_of(given.data, given.noises, given.people, given.out, part, calls, options)
         for part, calls in (("train", options.calls), ("check", options.check_calls))
     }
     module = fit(made["train"], options, _print)
@@ -173,18 +209,25 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def examples_of(
-    data: Path, noises: Path | None, out: Path, part: str, calls: int, options: BargeInTraining
+    data: Path,
+    noises: Path | None,
+    people: Path | None,
+    out: Path,
+    part: str,
+    calls: int,
+    options: BargeInTraining,
 ) -> list[Example]:
     """The examples of so many calls, in files of `CALLS_A_FILE`; those that are there are read."""
     found: list[Example] = []
-    utterances, sounds = None, None
+    utterances, sounds, spoken = None, None, None
     for number in range(-(-calls // CALLS_A_FILE)):
         path = out / f"{part}-{number:03d}.npz"
         if not path.is_file():
             utterances = utterances or read_overlaps(data)
             sounds = sounds or ([] if noises is None else recorded(noises, options.recordings))
+            spoken = spoken or ([] if people is None else people_utterances(people, options.recordings_a_person))
             seed = options.seed + 1000 * number
-            write_examples(path, make_examples(utterances, sounds, part, CALLS_A_FILE, seed))
+            write_examples(path, make_examples(utterances, sounds, spoken, part, CALLS_A_FILE, seed))
         found += read_examples(path)
         _print({f"{part} overlaps": len(found)})
     return found

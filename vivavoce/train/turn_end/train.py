@@ -28,7 +28,7 @@ from vivavoce.train.turn_end.examples import Examples, derived
 WEIGHTS = "model.safetensors"
 POSITIONS = "embed_positions.weight"
 SMOOTHING = 0.02
-EVALUATED = 40  # batches
+EVALUATED = 40  # batches of each kind of place
 PAUSES_TAKEN = 0.05  # share of pauses that may be taken for ends
 
 
@@ -56,6 +56,7 @@ def train(
     bits: int = 6,
     seed: int = 0,
     device: str = "cpu",
+    evaluated: int = EVALUATED,
 ) -> dict[str, float]:
     """Train the network, write it, and return figures of the held-out voices."""
     network = network.to(device).train().requires_grad_(True)
@@ -86,11 +87,13 @@ def train(
         run.record(learner.step({"mel": features, "finished": finished, "roundness": roundness}, step.rate_share))
     learner.swap_average()
     save_network(network.eval(), out)
-    return evaluate(network, parts["held_out"], device) if parts["held_out"] else {}
+    return evaluate(network, parts["held_out"], device, evaluated) if parts["held_out"] else {}
 
 
 @torch.inference_mode()
-def evaluate(network: TurnEndNetwork, utterances: list[TurnUtterance], device: str) -> dict[str, float]:
+def evaluate(
+    network: TurnEndNetwork, utterances: list[TurnUtterance], device: str, batches: int = EVALUATED
+) -> dict[str, float]:
     """Per language: ends found while few pauses are taken for ends, and the pauses of each kind taken then."""
     figures: dict[str, float] = {}
     mel = WhisperMel(MELS).to(device)
@@ -98,7 +101,7 @@ def evaluate(network: TurnEndNetwork, utterances: list[TurnUtterance], device: s
         examples = Examples([each for each in utterances if each.language == code], network.config.samples, device)
         by_kind: dict[str, Tensor] = {}
         for kind in examples.places:
-            sounds = [examples.batch(64, seed, (kind,))[0] for seed in range(EVALUATED)]
+            sounds = [examples.batch(64, seed, (kind,))[0] for seed in range(batches)]
             by_kind[kind] = torch.cat([network(mel(sound)) for sound in sounds])
         pauses = torch.cat([odds for kind, odds in by_kind.items() if kind != "end"])
         threshold = pauses.quantile(1 - PAUSES_TAKEN)
@@ -128,6 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=2e-4)
     parser.add_argument("--bits", type=int, default=6)
     parser.add_argument("--shift", type=float, default=1.6, help="log-odds subtracted from the answers")
+    parser.add_argument("--evaluated", type=int, default=EVALUATED, help="batches of each kind; few for a CPU")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -142,6 +146,7 @@ def main(arguments: list[str] | None = None) -> None:
     figures = train(
         network, read_shards(options.data), options.out, budget,
         batch=options.batch, rate=options.rate, bits=options.bits, seed=options.seed, device=options.device,
+        evaluated=options.evaluated,
     )  # fmt: skip
     package(options.out, options.out / "packed", options.bits)
     print(json.dumps(figures), flush=True)
