@@ -5,6 +5,7 @@ import gc
 import os
 import tracemalloc
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -67,8 +68,9 @@ async def test_sessions_that_end_leave_no_memory_behind(model):
 
             await some_end()
             with held:
-                before = await some_end()
-                assert await some_end() - before < SOUND
+                held_bytes = [await some_end() for _ in range(4)]
+                # What sessions leave behind grows every time; what other tests of this process do does not.
+                assert min(after - before for before, after in pairwise(held_bytes)) < SOUND
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):

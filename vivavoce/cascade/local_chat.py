@@ -4,6 +4,7 @@ Sequences stay cached after a reply: the next one forks the cached sequence with
 instructions and earlier turns are prefilled once.
 """
 
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ from vivavoce.models.llama import TURN_ENDS, Llama, bundled_smollm2, chat_file
 from vivavoce.nn.quantised import to_int8
 from vivavoce.runtime.async_engine import AsyncEngine
 from vivavoce.runtime.grammars import ReplyGrammars
+
+logger = logging.getLogger(__name__)
 
 BUNDLED = "smollm2"
 MAX_UNREAD_TOKENS = 64  # a reply whose reader waits, for playback or for a client, is paused beyond these
@@ -84,6 +87,8 @@ class LocalChat:
         if not choice.is_packed and choose_chat_model(device_info, False, model.sizes.hidden_size).is_int8:
             to_int8(model.model)
         options = replace(options, decides_apart=options.decides_apart and model.sizes.hidden_size <= SMALL_HIDDEN)
+        how = "apart from replies" if options.decides_apart else "within replies"
+        logger.info("%s decides on tool calls %s (hidden size %d)", name, how, model.sizes.hidden_size)
         return cls(Engine(model, device_info, dtype, EngineLimits(cache_rows=options.cache_rows)), tokenizer, options)
 
     async def __aenter__(self) -> Self:
