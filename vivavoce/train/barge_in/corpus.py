@@ -74,9 +74,9 @@ def hibari_plan(count: int, seed: int = 0) -> list[OverlapUtterance]:
     return [_planned(index, "en", "hibari", source, source.uniform(*SPEEDS)) for index in range(count)]
 
 
-def is_of_part(index: int, part: str) -> bool:
-    """Whether the index-th recording belongs to the part, `train` or `check`."""
-    return (index % CHECKED == 0) == (part == "check")
+def part_at(index: int) -> str:
+    """The part of the index-th sound, `train` or `check`."""
+    return "check" if index % CHECKED == 0 else "train"
 
 
 def people_utterances(folder: Path, a_voice: int) -> list[OverlapUtterance]:
@@ -84,8 +84,7 @@ def people_utterances(folder: Path, a_voice: int) -> list[OverlapUtterance]:
     found = []
     for voice in sorted(each for each in folder.iterdir() if each.is_dir()):
         for index, sound in enumerate(recorded(voice, a_voice)):
-            part = "check" if is_of_part(index, "check") else "train"
-            found.append(OverlapUtterance(part, "", "", voice.name, True, samples=float_to_pcm16(sound)))
+            found.append(OverlapUtterance(part_at(index), "", "", voice.name, True, samples=float_to_pcm16(sound)))
     if not found:
         raise InputError(f"{folder} holds no folders of recordings, one for each voice")
     return found
@@ -93,8 +92,8 @@ def people_utterances(folder: Path, a_voice: int) -> list[OverlapUtterance]:
 
 def _planned(index: int, code: str, voice: str, source: random.Random, speed: float = 1.0) -> OverlapUtterance:
     kind = draw_kind(source)
-    part = "check" if index // 2 % CHECKED == 0 else "train"
-    return OverlapUtterance(part, code, overlap_text(kind, code, source), voice, True, round(speed, 2), kind=kind)
+    text = overlap_text(kind, code, source)
+    return OverlapUtterance(part_at(index // 2), code, text, voice, True, round(speed, 2), kind=kind)
 
 
 def read_overlaps(folder: Path) -> list[OverlapUtterance]:

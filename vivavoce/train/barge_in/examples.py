@@ -28,7 +28,7 @@ from vivavoce.dialogue.overlap_model import (
 )
 from vivavoce.evaluation.overlaps import heard_each, speech_flags
 from vivavoce.evaluation.room_acoustics import Room, impulse_response
-from vivavoce.train.barge_in.corpus import OverlapUtterance, is_of_part
+from vivavoce.train.barge_in.corpus import OverlapUtterance, part_at
 from vivavoce.train.barge_in.sounds import MADE, loud_part, syllables
 from vivavoce.train.corpus import FULL_SCALE
 from vivavoce.train.voices import RATE
@@ -97,7 +97,7 @@ class Voices:
         for each in (*utterances, *people):
             if each.part == part:
                 kinds.setdefault(each.kind, []).append(each)
-        chosen = [sound for index, sound in enumerate(recorded) if is_of_part(index, part)]
+        chosen = [sound for index, sound in enumerate(recorded) if part_at(index) == part]
         return cls(kinds, chosen, frozenset(each.voice for each in people))
 
     @cached_property
@@ -197,7 +197,7 @@ class Calls:
         if is_echoing:
             microphone = microphone + self._echo(output)
         floor = source.uniform(-85.0, -58.0) if source.random() < 0.6 else user.level_db - source.uniform(10.0, 30.0)
-        microphone = _on_line(microphone + _room_noise(noise, len(microphone), floor), user.line)
+        microphone = _by_line(microphone + _room_noise(noise, len(microphone), floor), user.line)
         levels = self._usual(user, noise, floor) if is_known else UserLevel()
         return OverlapCall(microphone.clip(-1, 1).astype(np.float32), output, placed, levels, is_guarded)
 
@@ -219,7 +219,7 @@ class Calls:
         chosen = self.source.sample(user.said["interruption"], min(len(user.said["interruption"]), 2))
         sound = np.concatenate([self._spoken(each, user) for each in chosen])
         sound = at_speech_level(sound, user.level_db)
-        sound = _on_line(sound + _room_noise(noise, len(sound), floor), user.line)
+        sound = _by_line(sound + _room_noise(noise, len(sound), floor), user.line)
         windows = sound[: len(sound) // WINDOW * WINDOW].reshape(-1, WINDOW)
         known = UserLevel(user.level_db + self.source.gauss(0.5, 1.5))
         for window in windows:
@@ -229,8 +229,7 @@ class Calls:
 
     def _spoken(self, utterance: OverlapUtterance, user: CallUser) -> Samples:
         """As the microphone hears it from the user."""
-        sound = _tempo(sound_of(utterance), user.tempo)
-        return _convolved(sound, user.near) if user.near is not None else sound
+        return _convolved(_tempo(sound_of(utterance), user.tempo), user.near)
 
     def _sound(self, kind: str, user: CallUser, noise: np.random.Generator, is_known: bool) -> tuple[Samples, str]:
         source = self.source
@@ -255,7 +254,7 @@ class Calls:
         sound = _tempo(sound_of(utterance), user.tempo if is_user else source.uniform(*TEMPOS))
         if is_user or source.random() < 0.95:
             sound = _convolved(sound, source.choice(self.rooms.distant))
-        if is_user and user.near is not None:
+        if is_user:
             sound = _convolved(sound, user.near)
         if source.random() < 0.4:
             sound = _dulled(sound, source.uniform(1200, 5000))
@@ -270,7 +269,7 @@ class Calls:
             sound = _tempo(sound_of(source.choice(self.voices.spoken["laugh"])), source.uniform(0.8, 1.3))
         else:
             sound = source.choice(MADE)(noise)
-        return _convolved(sound, near) if near is not None else sound
+        return _convolved(sound, near)
 
     def _reply(self, size: int) -> Samples:
         pieces: list[Samples] = []
@@ -365,7 +364,9 @@ def _room_noise(source: np.random.Generator, size: int, dbfs: float) -> Samples:
     return (noise * 10 ** (dbfs / 20) / np.sqrt(np.square(noise).mean() + 1e-12)).astype(np.float32)
 
 
-def _convolved(sound: Samples, response: Samples) -> Samples:
+def _convolved(sound: Samples, response: Samples | None) -> Samples:
+    if response is None:
+        return sound
     size = len(sound) + len(response) - 1
     return np.fft.irfft(np.fft.rfft(sound, size) * np.fft.rfft(response, size), size).astype(np.float32)
 
@@ -375,15 +376,14 @@ def _dulled(sound: Samples, hertz: float) -> Samples:
     return np.fft.irfft(np.fft.rfft(sound) / (1 + (frequency / hertz) ** 2), len(sound)).astype(np.float32)
 
 
-def _by_line(sound: Samples, low: float, high: float) -> Samples:
-    """The band of a telephone line."""
+def _by_line(sound: Samples, band: tuple[float, float] | None) -> Samples:
+    """The band of a telephone line; None: all of the sound."""
+    if band is None:
+        return sound
+    low, high = band
     frequency = np.fft.rfftfreq(len(sound), 1 / RATE)
     passed = 1 / (1 + np.exp(-(frequency - low) / 25)) / (1 + np.exp((frequency - high) / 60))
     return np.fft.irfft(np.fft.rfft(sound) * passed, len(sound)).astype(np.float32)
-
-
-def _on_line(sound: Samples, band: tuple[float, float] | None) -> Samples:
-    return sound if band is None else _by_line(sound, *band)
 
 
 def _tempo(sound: Samples, factor: float) -> Samples:

@@ -56,8 +56,6 @@ class BargeInTraining:
     rate: float = 2e-3
     decay: float = 0.1
     dropout: float = 0.3
-    turn_weight: float = 1.0
-    """Of turns: an interruption that is missed is worse than a reply that stops."""
     hidden: int = 80
     state: int = 80
     seed: int = 0
@@ -112,7 +110,6 @@ def fit(examples: Sequence[Example], options: BargeInTraining, report: Report = 
     module = OverlapModule(options.hidden, options.state)
     inputs, kinds, weights = padded(examples)
     balance = torch.bincount(kinds, minlength=len(SoundKind)).clamp_min(1).float().rsqrt()
-    balance[SoundKind.TURN] *= options.turn_weight
     weights = weights * (balance / balance[kinds].mean())[kinds, None]
     optimiser = torch.optim.AdamW(module.parameters(), lr=options.rate, weight_decay=options.decay)
     batches = max(1, len(kinds) // options.batch)
