@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.tokenizers import TextTokenizer
@@ -22,7 +23,7 @@ from vivavoce.train.lm.batches import (
 from vivavoce.train.lm.corpus import pseudo_data
 from vivavoce.train.lm.dialogue_data import SpokenDialogues
 from vivavoce.train.lm.dialogue_plan import TINY as TINY_PLAN
-from vivavoce.train.lm.train import TINY, make_config
+from vivavoce.train.lm.train import TINY, BatchesByStep, batches_from, make_config
 
 PLAIN = LMBatchOptions(late_system=0.0, no_system=0.0, other_system=0.0, interrupted=0.0, position_gap=0.0)
 
@@ -131,3 +132,13 @@ def test_a_batch_is_full_and_deterministic_with_separate_examples(setting, data)
             of_it = line[line[:, 3] == segment]
             assert of_it[0, 2] == 0 and of_it[0, 4] == CONTEXT
             assert (of_it[1:, 2] > of_it[:-1, 2]).all(), "positions rise, with a gap at most"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_worker_processes_come_in_order_and_depend_on_the_step_alone(setting, data, workers):
+    by_step = BatchesByStep(_batches(setting, data), TINY, seed=3)
+    source = batches_from(5, by_step, torch.device("cpu"), workers)
+    found = [next(source)["packed"] for _ in range(4)]
+    source.close()
+    assert all(torch.equal(packed, by_step[5 + number]) for number, packed in enumerate(found))
+    assert not torch.equal(found[0], found[1])

@@ -212,11 +212,18 @@ def plan_main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--scale", type=float, default=1.0, help="with --dialogues: factor on what is no part of dialogues"
     )
+    parser.add_argument(
+        "--trained-encoder",
+        action="store_true",
+        help="with --dialogues: nothing that only a speech encoder learns from",
+    )
     add_plan_options(parser)
     options = parser.parse_args(arguments)
     vocabulary = read_vocabulary(hub.resolve(options.kokoro))
     if options.dialogues:
-        utterances = planned_utterances(plan_of(options), PlannedCounts().scaled(options.scale))
+        counts = PlannedCounts().scaled(options.scale)
+        counts = counts.for_trained_encoder() if options.trained_encoder else counts
+        utterances = planned_utterances(plan_of(options), counts)
     else:
         texts, held_out = (_lines(file) for file in (options.texts, options.held_out))
         utterances = plan_of_texts(texts, held_out, options.seed)

@@ -22,18 +22,22 @@ OTHER_SEED = 77  # of sentences that the dialogues do not have
 class PlannedCounts:
     """Numbers of utterances; the dialogues decide on the others."""
 
-    callers: int = 10_000
+    callers: int = 16_000
     """English sentences of the dialogues' callers that Kokoro speaks; synthesizers may speak all."""
     mixed: int = 8_000
-    """Of each language, as all below."""
+    """Of each language, as all below. It and `held_out` are for the speech encoder, and 0 where that is trained."""
     held_out: int = 400
     general: int = 500
     """Sentences of the reply voice that are no replies, for the flow and the vocoder."""
     strings: int = 500
 
     def scaled(self, share: float) -> "PlannedCounts":
-        """All numbers times a factor, at least 1."""
-        return PlannedCounts(*(max(1, round(share * count)) for count in dataclasses.astuple(self)))
+        """All numbers times a factor, at least 1 of what there is."""
+        return PlannedCounts(*(max(min(1, count), round(share * count)) for count in dataclasses.astuple(self)))
+
+    def for_trained_encoder(self) -> "PlannedCounts":
+        """Without what only a speech encoder learns from."""
+        return dataclasses.replace(self, mixed=0, held_out=0)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from vivavoce.train.lm.dialogue_plan import DialoguePlan
 from vivavoce.train.reply_voice import KOKORO
 from vivavoce.train.utterances import REPLY_VOICES
 
-DIALOGUES = DialoguePlan(spoken=9_000, general=4_000, slot_questions=3_000, tools=4_000, edition=2, versions=4)
-SECONDS = {"voices": 280, "encoder": 700, "vocoder1": 300, "flow": 220, "lm": 700, "vocoder": 300}
+DIALOGUES = DialoguePlan(spoken=14_000, general=4_000, slot_questions=3_000, tools=5_000, edition=2, versions=3)
+SECONDS = {"voices": 280, "encoder": 700, "vocoder1": 300, "flow": 240, "lm": 880, "vocoder": 420}
 CLASSIC_SCALE = 0.4  # of the synthesizers' corpora beside Kokoro's
 TEXT_ENTRIES = 1_024  # of the language model's tokenizer, for each language
 TINY_SCALE, TINY_PLAN_SCALE, TINY_SECONDS = 0.004, 0.0015, 20.0
@@ -88,24 +88,34 @@ def _voice_steps(options: RecipeOptions) -> list[RecipeStep]:
             plan = out / "plan.jsonl.xz"
             part = TINY_PLAN_SCALE if options.tiny else 1.0
             arguments = ["plan", "--dialogues", "--kokoro", options.kokoro, "--scale", part, "--out", plan]
+            arguments += ["--trained-encoder"] if options.speech_encoder is not None else []
             found.append(_step("plan", [*arguments, *_dialogues(options)]))
         spoken = ["corpora", "--kokoro", options.kokoro, "--plan", plan, "--batched", "--out", out / "kokoro"]
         limit = [] if options.tiny else _seconds(options, "voices")
         found.append(_step("voices", [*spoken, *limit, *_device(options)], *(step.name for step in found)))
-    if options.classic:
+    if not options.classic:
+        return found
+    needs = []
+    if _needs_classic(options):
         found.append(_step("classic", ["corpora", "--out", out / "classic", "--scale", scale, *programs, *seed]))
-        callers = ["lm-data", "--corpus", out / "speech", *programs, *_kokoro(options), *_dialogues(options)]
-        found.append(_step("callers", callers, "classic"))  # after it: both use all cores
-    return found
+        needs.append("classic")  # both use all cores
+    callers = ["lm-data", "--corpus", out / "speech", *programs, *_kokoro(options), *_dialogues(options)]
+    return [*found, _step("callers", callers, *needs)]
+
+
+def _needs_classic(options: RecipeOptions) -> bool:
+    """Whether the synthesizers' own corpora are used: by the speech encoder, and as replies where Kokoro has none."""
+    return options.classic and (options.speech_encoder is None or options.kokoro is None)
 
 
 def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
     out, by_kokoro = options.out, options.kokoro is not None
-    voices = (*(("voices",) if by_kokoro else ()), *(("classic",) if options.classic else ()))
+    has_classic = _needs_classic(options)
+    voices = (*(("voices",) if by_kokoro else ()), *(("classic",) if has_classic else ()))
     teacher = out / ("kokoro" if by_kokoro else "classic") / "teacher"
     from_kokoro = [out / "kokoro" / part for part in ("mixed", "teacher")] if by_kokoro else []
-    folders = [out / name for name, has in (("kokoro", by_kokoro), ("classic", options.classic)) if has]
-    mixed = [*from_kokoro, *([out / "classic" / "mixed"] if options.classic else [])]
+    folders = [out / name for name, has in (("kokoro", by_kokoro), ("classic", has_classic)) if has]
+    mixed = [*from_kokoro, *([out / "classic" / "mixed"] if has_classic else [])]
     reply_voices = [f"{KOKORO}{REPLY_VOICES[code]}" for code in options.languages] if by_kokoro else []
     common = [*_device(options), *(["--tiny"] if options.tiny else []), "--seed", options.seed]
     encoder = ["--speech-encoder", options.speech_encoder or out / "encoder"]

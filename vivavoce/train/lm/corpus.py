@@ -329,6 +329,7 @@ def main(arguments: list[str] | None = None) -> None:
             speech.append(DialogueSpeech(corpus, kinds_of(corpus.voices)))
         if options.speech_encoder is None:
             return
+        torch.set_float32_matmul_precision("high")  # a GPU's TF32: about no code changes
         encoder = SpeechEncoder.load(options.speech_encoder, options.device)
         both = DialogueSpeech.joined(speech)
         data = encoded_data(plan, both.corpus, encoder, options.device, both.kinds)

@@ -13,7 +13,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
 
+from vivavoce.cores import usable_cores
 from vivavoce.models.checkpoint import save_weights
 from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech, MossSpeechConfig
 from vivavoce.models.tokenizers import TextTokenizer
@@ -55,7 +56,7 @@ from vivavoce.train.lm.evaluate import Evaluation
 from vivavoce.train.lm.tool_examples import Offers, has_tools
 from vivavoce.train.loop import Batch, Budget, Learner, LossFunction, TrainingRun, plot_curves
 
-PREFETCHED_BATCHES = 6
+PREFETCHED_BATCHES = 4  # of each process that makes them
 CONTINUED_RATE = 0.7  # factor on the peak rate when continuing
 FORMER_SETTINGS = {"exam_seconds": "evaluation_seconds"}  # still accepted by `--set`
 TOKENIZER_OFFERS = 12  # lists of tools that its vocabulary is learned from
@@ -246,25 +247,28 @@ def _mean(values: Tensor, chosen: Tensor) -> Tensor:
     return (values * chosen).sum() / chosen.sum().clamp(min=1)
 
 
-def prefetched(batches: LMBatches, recipe: LMRecipe, seed: int, first: int, device: torch.device) -> Iterator[Batch]:
-    """Batches prefetched by a thread; the batch of a step depends only on seed and step."""
+class BatchesByStep(Dataset[Tensor]):
+    """The batch of each step, which depends on the seed and the number of the step alone."""
 
-    def make(number: int) -> Tensor:
-        packed = batches.batch(np.random.default_rng([seed, number]), recipe.lines, recipe.length)
-        return packed.pin_memory() if device.type == "cuda" else packed
+    def __init__(self, batches: LMBatches, recipe: LMRecipe, seed: int) -> None:
+        self.batches, self.recipe, self.seed = batches, recipe, seed
 
-    with ThreadPoolExecutor(1) as pool:
-        futures: list[Future[Tensor]] = [pool.submit(make, first + number) for number in range(PREFETCHED_BATCHES)]
-        number = first + PREFETCHED_BATCHES
-        try:
-            while True:
-                packed = futures.pop(0).result()
-                futures.append(pool.submit(make, number))
-                number += 1
-                yield {"packed": packed.to(device, non_blocking=True)}
-        finally:
-            for future in futures:
-                future.cancel()
+    def __getitem__(self, number: int) -> Tensor:
+        return self.batches.batch(np.random.default_rng([self.seed, number]), self.recipe.lines, self.recipe.length)
+
+
+def batches_from(first: int, by_step: BatchesByStep, device: torch.device, workers: int) -> Iterator[Batch]:
+    """Batches of this step and those after it on the device; worker processes make them ahead."""
+    loader = DataLoader(
+        by_step,
+        batch_size=None,
+        sampler=range(first, first + by_step.recipe.steps[-1]),
+        num_workers=workers,
+        prefetch_factor=PREFETCHED_BATCHES if workers else None,
+        pin_memory=device.type == "cuda",
+    )
+    for packed in loader:
+        yield {"packed": packed.to(device, non_blocking=True)}
 
 
 def train(
@@ -348,7 +352,8 @@ def _run_stage(
     training_run = TrainingRun(
         folder, {"lm": learner}, budget, seed, recipe.log_every, report=lambda line: report(f"{stage.name}: {line}")
     )
-    source = prefetched(batches, recipe, seed, training_run.number, learner.device)
+    workers = max(1, usable_cores() // 2) if learner.device.type == "cuda" else 0
+    source = batches_from(training_run.number, BatchesByStep(batches, recipe, seed), learner.device, workers)
     for step in training_run:
         training_run.record(learner.step(next(source), step.rate_share))
     source.close()  # type: ignore[attr-defined]
