@@ -11,7 +11,7 @@ from vivavoce.minis.untrained import SPEECH_ENCODER
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.nn.modules import fill_randomly
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.dialogue_utterances import PlannedCounts, planned_utterances
+from vivavoce.train.dialogue_utterances import PARTS_BY_BEGINNING, PlannedCounts, planned_utterances
 from vivavoce.train.front_desk import language_of
 from vivavoce.train.lm.corpus import CLEAN, encoded_data, speech_plan
 from vivavoce.train.lm.dialogue_plan import DialoguePlan, held_out_dialogues, train_dialogues
@@ -56,6 +56,13 @@ def test_all_questions_and_replies_are_spoken_and_the_encoder_has_other_sentence
     assert set(texts["callers"]) <= set(sentences) and len(texts["callers"]) == COUNTS.callers
     assert not set(texts["mixed"]) & {*sentences, *texts["questions"]}
     assert len(set(texts["teacher"])) == len(texts["teacher"])
+
+
+@pytest.mark.parametrize("beginning", ["flow", "lm"])
+def test_a_plan_leaves_out_what_only_parts_that_are_trained_learn_from(utterances, beginning):
+    needed = PARTS_BY_BEGINNING[beginning]
+    assert "mixed" not in needed and ("teacher" in needed) == (beginning == "flow")
+    assert planned_utterances(PLAN, COUNTS, beginning) == [each for each in utterances if each.part in needed]
 
 
 def test_a_plan_of_two_languages_has_both_and_each_voice_its_own():
@@ -116,6 +123,8 @@ def test_dialogues_are_encoded_with_kokoros_replies(tmp_path, utterances):
     assert len(tests.dialogues) == PLAN.held_out + PLAN.held_out_general + PLAN.held_out_tools
     calls = [exchange.call for line in tests.dialogues for exchange in line if exchange.call]
     assert len(calls) >= PLAN.held_out_tools
+    without = kokoro_speech(tmp_path, has_replies=False)
+    assert REPLIES not in without.kinds and len(without.kinds) == len(speech.kinds) - (speech.kinds == REPLIES).sum()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.errors import InputError
 from vivavoce.evaluation.scoring import edit_distance
 from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
@@ -105,6 +106,36 @@ def test_a_run_can_start_from_an_earlier_model(memorised, tmp_path):
     assert _losses(tmp_path, "both", "loss")[0] < 0.3 * _losses(folder, "both", "loss")[0]
     assert not (tmp_path / lm.RUN_FOLDER / "text").exists()
     assert (tmp_path / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+
+
+def test_an_earlier_model_gets_a_new_vocabulary(memorised, tmp_path):
+    folder, data = memorised
+    few = dataclasses.replace(MEMORISING, steps=(1, 1, 2), log_every=1, text_entries=MEMORISING.text_entries + 40)
+    run = {"report": lambda line: None, "earlier": folder, "has_new_vocabulary": True}
+    lm.train(few, data, tmp_path, None, torch.device("cpu"), **run)
+    assert _losses(tmp_path, "both", "loss")[0] < 0.6 * _losses(folder, "both", "loss")[0]
+    assert TextTokenizer.load(tmp_path).encode("a table") and not (tmp_path / lm.RUN_FOLDER / "text").exists()
+
+
+def test_a_new_text_entry_is_the_mean_of_what_it_was_written_with(memorised, tmp_path):
+    folder, data = memorised
+    recipe = dataclasses.replace(MEMORISING, text_entries=MEMORISING.text_entries + 40)
+    model, tokenizer = lm.init_fresh(recipe, data, tmp_path, torch.device("cpu"), 0)
+    lm.take_over(model, tokenizer, folder)
+    earlier, former = MossSpeech.load(folder, device="cpu", dtype=torch.float32), TextTokenizer.load(folder)
+    table, old = model.model.embed_tokens.weight, earlier.model.embed_tokens.weight
+    several = 0
+    for entry in range(model.config.vocab_size):
+        text = tokenizer.bytes_of(entry).decode(errors="ignore")
+        if ids := former.encode(text):
+            torch.testing.assert_close(table[entry], old[ids].mean(0))
+            several += len(ids) > 1
+    assert several, "some entries are new"
+    torch.testing.assert_close(model.audio_lm_head.weight, earlier.audio_lm_head.weight)
+    wider = dataclasses.replace(recipe, hidden=2 * recipe.hidden)
+    other, tokenizer = lm.init_fresh(wider, data, tmp_path, torch.device("cpu"), 0)
+    with pytest.raises(InputError, match="other sizes"):
+        lm.take_over(other, tokenizer, folder)
 
 
 def test_stages_freeze_what_they_should():

@@ -73,6 +73,11 @@ def test_a_tiny_run_makes_a_model_that_calls_tools(tmp_path):
     model = tmp_path / "mini-speech"
     assert MossSpeech.load(model).config.vocab_size > 300
     assert json.loads((model / "generation_config.json").read_text())["tool_calls"] is True
+    main(["--out", str(tmp_path / "on"), "--tiny", "--device", "cpu", "--init", str(model), "--keep-codec"])
+    continued = tmp_path / "on" / "mini-speech"
+    for file in (model / "codec").rglob("*.*"):
+        assert (continued / file.relative_to(model)).read_bytes() == file.read_bytes(), "the codec is kept"
+    assert (continued / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
 
 
 @pytest.mark.full
@@ -125,3 +130,20 @@ def test_a_trained_speech_encoder_is_taken_as_it_is(tmp_path):
         before.add(step.name)
     with pytest.raises(SystemExit):
         main(["--out", str(tmp_path), "--speech-encoder", "trained", "--begin", "whisper"])
+
+
+def test_with_the_codec_kept_only_the_language_model_is_trained(tmp_path):
+    found = steps(RecipeOptions(tmp_path, init=tmp_path / "earlier", keep_codec=True))
+    assert [step.name for step in found] == ["callers", "data", "lm", "package"]
+    _, data, lm, package = found
+    assert _option(data, "--speech-encoder") == _option(package, "--codec") == str(tmp_path / "earlier/codec")
+    assert _option(lm, "--init") == str(tmp_path / "earlier") and "--new-vocabulary" in lm.arguments
+    with_kokoro = steps(RecipeOptions(tmp_path, init=tmp_path / "earlier", keep_codec=True, kokoro="K"))
+    named = {step.name: step for step in with_kokoro}
+    assert _option(named["plan"], "--beginning-with") == "lm"
+    for name in ("callers", "data"):
+        assert _option(named[name], "--replies-by") == "synthesizers", "the codec speaks in their voice"
+    assert {"voices", "callers"} <= set(named["data"].needs)
+    for refused in (["--keep-codec"], ["--keep-codec", "--init", "m", "--kokoro", "K", "--languages", "en", "zh"]):
+        with pytest.raises(SystemExit):
+            main(["--out", str(tmp_path), *refused])

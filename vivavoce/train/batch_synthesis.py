@@ -31,7 +31,7 @@ from vivavoce.models.kokoro.model import Kokoro, PhonemeText
 from vivavoce.models.kokoro.voices import VoiceTables
 from vivavoce.models.kokoro.windows import FEATURES_A_SECOND
 from vivavoce.train.corpus import Corpus
-from vivavoce.train.dialogue_utterances import PlannedCounts, planned_utterances
+from vivavoce.train.dialogue_utterances import PARTS_BY_BEGINNING, PlannedCounts, planned_utterances
 from vivavoce.train.lm.dialogue_plan import add_plan_options, plan_of
 from vivavoce.train.utterances import PARTS, Utterance, plan_of_texts, read_plan
 from vivavoce.train.voices import CLICK, FRAME, LEAD, QUIET, RATE, TAIL
@@ -213,17 +213,17 @@ def plan_main(arguments: Sequence[str] | None = None) -> None:
         "--scale", type=float, default=1.0, help="with --dialogues: factor on what is no part of dialogues"
     )
     parser.add_argument(
-        "--trained-encoder",
-        action="store_true",
-        help="with --dialogues: nothing that only a speech encoder learns from",
+        "--beginning-with",
+        choices=PARTS_BY_BEGINNING,
+        default="encoder",
+        help="with --dialogues: the first part of the model that is trained",
     )
     add_plan_options(parser)
     options = parser.parse_args(arguments)
     vocabulary = read_vocabulary(hub.resolve(options.kokoro))
     if options.dialogues:
         counts = PlannedCounts().scaled(options.scale)
-        counts = counts.for_trained_encoder() if options.trained_encoder else counts
-        utterances = planned_utterances(plan_of(options), counts)
+        utterances = planned_utterances(plan_of(options), counts, options.beginning_with)
     else:
         texts, held_out = (_lines(file) for file in (options.texts, options.held_out))
         utterances = plan_of_texts(texts, held_out, options.seed)

@@ -25,19 +25,15 @@ class PlannedCounts:
     callers: int = 16_000
     """English sentences of the dialogues' callers that Kokoro speaks; synthesizers may speak all."""
     mixed: int = 8_000
-    """Of each language, as all below. It and `held_out` are for the speech encoder, and 0 where that is trained."""
+    """Of each language, as all below."""
     held_out: int = 400
     general: int = 500
     """Sentences of the reply voice that are no replies, for the flow and the vocoder."""
     strings: int = 500
 
     def scaled(self, share: float) -> "PlannedCounts":
-        """All numbers times a factor, at least 1 of what there is."""
-        return PlannedCounts(*(max(min(1, count), round(share * count)) for count in dataclasses.astuple(self)))
-
-    def for_trained_encoder(self) -> "PlannedCounts":
-        """Without what only a speech encoder learns from."""
-        return dataclasses.replace(self, mixed=0, held_out=0)
+        """All numbers times a factor, at least 1."""
+        return PlannedCounts(*(max(1, round(share * count)) for count in dataclasses.astuple(self)))
 
 
 @dataclass(frozen=True)
@@ -49,8 +45,16 @@ class DialogueTexts:
     replies: list[str]
 
 
-def planned_utterances(plan: DialoguePlan, counts: PlannedCounts) -> list[Utterance]:
-    """The utterances of all parts and languages; deterministic for its arguments."""
+PARTS_BY_BEGINNING = {
+    "encoder": ("mixed", "held_out", "teacher", "callers", "questions"),
+    "flow": ("teacher", "callers", "questions"),
+    "lm": ("callers", "questions"),
+}
+"""The parts that are needed, by the first part of the model that is trained."""
+
+
+def planned_utterances(plan: DialoguePlan, counts: PlannedCounts, beginning: str = "encoder") -> list[Utterance]:
+    """The utterances of all languages and the parts of PARTS_BY_BEGINNING; deterministic for its arguments."""
     source = random.Random(f"desk {plan.seed}")
     lines, sentences = train_dialogues(plan)
     tests = held_out_dialogues(plan)
@@ -65,7 +69,7 @@ def planned_utterances(plan: DialoguePlan, counts: PlannedCounts) -> list[Uttera
             )
         )
         utterances += _of_language(language, texts, plan, counts, source)
-    return utterances
+    return [each for each in utterances if each.part in PARTS_BY_BEGINNING[beginning]]
 
 
 def _of_language(

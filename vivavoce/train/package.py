@@ -24,7 +24,7 @@ from vivavoce.models.flow.model import FlowDecoder
 from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.models.hift.model import HiFT
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE, MossSpeechCodec, read_sizes
-from vivavoce.models.quantised import pack_file
+from vivavoce.models.quantised import is_packed, pack_file
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.train import add_option
 from vivavoce.train.corpus import Corpus, split_held_out
@@ -52,7 +52,7 @@ def package_speech(lm: Path, codec: Path, out: Path) -> int:
     for file in sorted(codec.rglob("*")):
         target = out / "codec" / file.relative_to(codec)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if file.suffix == ".safetensors" and file.parent.name != "voices":
+        if file.suffix == ".safetensors" and file.parent.name != "voices" and not is_packed(file.parent):
             pack_file(file, target, FLOAT16_TENSORS.get(file.name, ()))
         elif file.is_file():
             shutil.copy2(file, target)

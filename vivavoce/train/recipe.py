@@ -62,6 +62,8 @@ class RecipeOptions:
     """Of callers and replies; those other than English need `kokoro`."""
     init: Path | None = None
     """An earlier speech-to-speech model, whose speech encoder, flow and vocoder are the beginning of the new ones."""
+    keep_codec: bool = False
+    """Whether those of `init` are kept, and only its language model is trained on, with a new vocabulary."""
     begin: Path | None = None
     """What the speech encoder begins with in its place, written by `viva train causal-whisper`."""
     speech_encoder: Path | None = None
@@ -70,10 +72,16 @@ class RecipeOptions:
     """Flow and vocoder in the reply voice, which are continued in place of those of `init`."""
     tiny: bool = False
 
+    @property
+    def beginning(self) -> str:
+        """The first part of the model that is trained."""
+        return "lm" if self.keep_codec else "encoder" if self.speech_encoder is None else "flow"
+
 
 def steps(options: RecipeOptions) -> list[RecipeStep]:
     """The steps, each after those it needs."""
-    return _voice_steps(options) + _model_steps(options)
+    model_steps = _language_model_steps if options.keep_codec else _model_steps
+    return _voice_steps(options) + model_steps(options)
 
 
 def _voice_steps(options: RecipeOptions) -> list[RecipeStep]:
@@ -88,7 +96,7 @@ def _voice_steps(options: RecipeOptions) -> list[RecipeStep]:
             plan = out / "plan.jsonl.xz"
             part = TINY_PLAN_SCALE if options.tiny else 1.0
             arguments = ["plan", "--dialogues", "--kokoro", options.kokoro, "--scale", part, "--out", plan]
-            arguments += ["--trained-encoder"] if options.speech_encoder is not None else []
+            arguments += ["--beginning-with", options.beginning]
             found.append(_step("plan", [*arguments, *_dialogues(options)]))
         spoken = ["corpora", "--kokoro", options.kokoro, "--plan", plan, "--batched", "--out", out / "kokoro"]
         limit = [] if options.tiny else _seconds(options, "voices")
@@ -99,13 +107,29 @@ def _voice_steps(options: RecipeOptions) -> list[RecipeStep]:
     if _needs_classic(options):
         found.append(_step("classic", ["corpora", "--out", out / "classic", "--scale", scale, *programs, *seed]))
         needs.append("classic")  # both use all cores
-    callers = ["lm-data", "--corpus", out / "speech", *programs, *_kokoro(options), *_dialogues(options)]
+    callers = ["lm-data", "--corpus", out / "speech", *programs, *_kokoro(options), *_replies(options)]
+    callers += _dialogues(options)
     return [*found, _step("callers", callers, *needs)]
+
+
+def _language_model_steps(options: RecipeOptions) -> list[RecipeStep]:
+    """The language model of an earlier model goes on, on codes of the codec that it has."""
+    assert options.init is not None
+    out, codec = options.out, options.init / "codec"
+    voices = (*(("voices",) if options.kokoro is not None else ()), "callers")
+    seed = ["--seed", options.seed]
+    data = ["lm-data", "--corpus", out / "speech", *_kokoro(options), *_replies(options), "--speech-encoder", codec]
+    data += ["--out", out / "data", *_device(options), *_dialogues(options)]
+    learn = ["lm", "--data", out / "data", "--init", options.init, "--new-vocabulary", "--out", out / "lm"]
+    learn += ["--seconds", TINY_SECONDS] if options.tiny else _seconds(options, "lm")
+    learn += [*_device(options), *(["--tiny"] if options.tiny else []), *seed]
+    package = ["package", "--lm", out / "lm", "--codec", codec, "--out", out / "mini-speech"]
+    return [_step("data", data, *voices), _step("lm", learn, "data"), _step("package", package, "lm")]
 
 
 def _needs_classic(options: RecipeOptions) -> bool:
     """Whether the synthesizers' own corpora are used: by the speech encoder, and as replies where Kokoro has none."""
-    return options.classic and (options.speech_encoder is None or options.kokoro is None)
+    return options.beginning == "encoder" or (options.beginning == "flow" and options.kokoro is None)
 
 
 def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
@@ -184,6 +208,11 @@ def _device(options: RecipeOptions) -> list[object]:
 
 def _kokoro(options: RecipeOptions) -> list[object]:
     return ["--kokoro", options.out / "kokoro"] if options.kokoro is not None else []
+
+
+def _replies(options: RecipeOptions) -> list[object]:
+    """The bundled codec has a voice of the synthesizers."""
+    return ["--replies-by", "synthesizers"] if options.keep_codec else []
 
 
 def _dialogues(options: RecipeOptions) -> list[object]:
@@ -271,6 +300,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
     parser.add_argument("--without-synthesizers", action="store_true", help="with --kokoro: its voices alone")
     parser.add_argument("--init", type=Path, help="begin with encoder, flow and vocoder of this speech-to-speech model")
+    parser.add_argument(
+        "--keep-codec",
+        action="store_true",
+        help="with --init: its language model alone is trained on, on new dialogues",
+    )
     parser.add_argument("--begin", type=Path, help="begin with an encoder of `viva train causal-whisper` instead")
     parser.add_argument("--speech-encoder", type=Path, help="take this trained one as it is; the others learn from it")
     parser.add_argument("--reply-voice", type=Path, help="continue flow and vocoder of this folder, of the same voice")
@@ -289,6 +323,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--plan needs --kokoro")
     if options.speech_encoder is not None and (options.begin is not None or options.init is not None):
         parser.error("--speech-encoder is not trained again: it goes with neither --begin nor --init")
+    if options.keep_codec and (options.init is None or options.without_synthesizers or options.languages != ["en"]):
+        parser.error("--keep-codec needs --init, and the synthesizers' English voices for the replies")
     wanted = steps(
         RecipeOptions(
             out=options.out,
@@ -301,6 +337,7 @@ def main(arguments: list[str] | None = None) -> None:
             seed=options.seed,
             languages=tuple(options.languages),
             init=options.init,
+            keep_codec=options.keep_codec,
             begin=options.begin,
             speech_encoder=options.speech_encoder,
             reply_voice=options.reply_voice,

@@ -5,8 +5,8 @@
     viva train lm-data --kokoro DIR --speech-encoder DIR --out DATA    # callers and replies in Kokoro's voices
     viva train lm-data --pseudo-codes --out DATA [--tiny]              # codes derived from words, no speech
 
-With `--kokoro` and `--corpus` the callers have voices of both, and the replies Kokoro's. The options of the dialogues
-have to be those of the plan that Kokoro has spoken (`viva train plan --dialogues`).
+With `--kokoro` and `--corpus` the callers have voices of both, and the replies Kokoro's (or those of `--replies-by`).
+The options of the dialogues have to be those of the plan that Kokoro has spoken (`viva train plan --dialogues`).
 
 DATA gets `train.npz` and `held_out.npz`: dialogues with the codes of user turns and replies.
 """
@@ -296,6 +296,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--corpus", type=Path, help="corpus of the synthesized sentences; created if missing")
     add_option(parser, "--speech-encoder", "--ear", type=Path, help="folder of a trained speech encoder")
     parser.add_argument("--kokoro", type=Path, help="folder of Kokoro's corpora: more callers, and the replies")
+    parser.add_argument(
+        "--replies-by", choices=("kokoro", "synthesizers"), help="default: Kokoro, where --kokoro is given"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
     parser.add_argument("--workers", type=int, default=usable_cores())
@@ -321,11 +324,11 @@ def main(arguments: list[str] | None = None) -> None:
         data = pseudo_data(plan, options.pseudo_codes)
     else:
         speech = []
+        by_kokoro = options.kokoro is not None and options.replies_by != "synthesizers"
         if options.kokoro is not None and options.speech_encoder is not None:
-            speech.append(kokoro_speech(options.kokoro))
+            speech.append(kokoro_speech(options.kokoro, by_kokoro))
         if options.corpus is not None:
-            has_replies = options.kokoro is None
-            corpus = _corpus(options.corpus, plan, options.workers, options.synthesizers, has_replies)
+            corpus = _corpus(options.corpus, plan, options.workers, options.synthesizers, not by_kokoro)
             speech.append(DialogueSpeech(corpus, kinds_of(corpus.voices)))
         if options.speech_encoder is None:
             return

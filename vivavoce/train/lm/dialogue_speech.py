@@ -47,8 +47,9 @@ def kinds_of(voices: Sequence[str]) -> NDArray[np.int64]:
     )
 
 
-def kokoro_speech(folder: Path) -> DialogueSpeech:
-    """The utterances of Kokoro's corpora in a folder."""
-    corpora = {kind: Corpus.load(folder / part) for part, kind in PARTS.items()}
+def kokoro_speech(folder: Path, has_replies: bool = True) -> DialogueSpeech:
+    """The utterances of Kokoro's corpora in a folder, with or without the replies."""
+    parts = {part: kind for part, kind in PARTS.items() if has_replies or kind != REPLIES}
+    corpora = {kind: Corpus.load(folder / part) for part, kind in parts.items()}
     kinds = np.concatenate([np.full(len(corpus), kind) for kind, corpus in corpora.items()])
     return DialogueSpeech(Corpus.joined(list(corpora.values())), kinds)

@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from vivavoce.cores import usable_cores
+from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import save_weights
 from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech, MossSpeechConfig
 from vivavoce.models.tokenizers import TextTokenizer
@@ -280,13 +281,20 @@ def train(
     seed: int = 0,
     report: Callable[[str], None] = print,
     earlier: Path | None = None,
+    has_new_vocabulary: bool = False,
 ) -> tuple[MossSpeech, TextTokenizer]:
-    """Train all stages, or the last from an earlier model; saves averaged weights, config and tokenizer."""
+    """Train all stages, or the last from an earlier model; saves averaged weights, config and tokenizer.
+
+    `has_new_vocabulary`: the earlier model gets a tokenizer of this data.
+    """
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    model, tokenizer = (
-        init_fresh(recipe, data, out, device, seed) if earlier is None else init_from_earlier(earlier, out, device)
-    )
+    if earlier is None or has_new_vocabulary:
+        model, tokenizer = init_fresh(recipe, data, out, device, seed)
+        if earlier is not None:
+            take_over(model, tokenizer, earlier)
+    else:
+        model, tokenizer = init_from_earlier(earlier, out, device)
     config = model.config
     size = sum(parameter.numel() for parameter in model.parameters())
     report(f"{size / 1e6:.2f} M parameters, {config.vocab_size} text ids, {config.audio_vocab_size} audio ids")
@@ -316,6 +324,25 @@ def init_fresh(
     model = MossSpeech.random(config, device=device, seed=seed)
     initialise(model, seed)
     return model, tokenizer
+
+
+@torch.no_grad()
+def take_over(model: MossSpeech, tokenizer: TextTokenizer, folder: Path) -> None:
+    """Take the weights of an earlier model with another tokenizer.
+
+    A text entry gets the mean of those that the earlier tokenizer writes it with.
+    """
+    earlier, former = MossSpeech.load(folder, device="cpu", dtype=torch.float32), TextTokenizer.load(folder)
+    tables = {"model.embed_tokens.weight", "text_lm_head.weight"}
+    weights, mine = earlier.state_dict(), model.state_dict()
+    if any(name not in tables and tensor.shape != mine[name].shape for name, tensor in weights.items()):
+        raise InputError(f"the language model in {folder} has other sizes than this recipe")
+    for name in weights.keys() - tables:
+        mine[name].copy_(weights[name])
+    for entry in range(model.config.vocab_size):
+        ids = former.encode(tokenizer.bytes_of(entry).decode(errors="ignore"))
+        for name in tables if ids else ():
+            mine[name][entry] = weights[name][ids].to(mine[name]).mean(0)
 
 
 def init_from_earlier(folder: Path, out: Path, device: torch.device) -> tuple[MossSpeech, TextTokenizer]:
@@ -367,6 +394,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder written by `viva train lm-data`")
     parser.add_argument("--out", type=Path, required=True, help="folder for model, metrics and curves")
     parser.add_argument("--init", type=Path, help="folder of an earlier model to start the last stage from")
+    parser.add_argument("--new-vocabulary", action="store_true", help="with --init: a tokenizer of this data's texts")
     parser.add_argument("--seconds", type=float, help="total time, evaluation included; default: by steps")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
@@ -384,7 +412,15 @@ def main(arguments: list[str] | None = None) -> None:
     data, held_out = (SpokenDialogues.load(options.data / name) for name in (TRAIN, HELD_OUT))
     left = options.seconds - recipe.evaluation_seconds - (time.monotonic() - started) if options.seconds else None
     model, tokenizer = train(
-        recipe, data, options.out, left, torch.device(options.device), options.seed, _print, options.init
+        recipe,
+        data,
+        options.out,
+        left,
+        torch.device(options.device),
+        options.seed,
+        _print,
+        options.init,
+        options.new_vocabulary,
     )
     picture = plot_curves(options.out / RUN_FOLDER / STAGES[-1].name)
     if picture is not None:
