@@ -131,9 +131,21 @@ class WatchedOverlap(Protocol):
         """Whether it may be the user who speaks."""
         ...
 
+    def goes_on(self, finished: float | None) -> bool:
+        """Whether the user, who has hardly heard the reply, goes on with the turn before it.
+
+        `finished`: the turn model's probability that this turn was finished, if known.
+        """
+        ...
+
 
 class OverlapJudge(Protocol):
     """Makes the watches of overlaps: `OverlapClassifier`, or `ModelClassifier` of model_barge_in.py."""
+
+    name: str
+    """What the server's log calls it."""
+    asks_turn_model: bool
+    """Whether the turn model is asked about the turn before a sound that its user may be going on with."""
 
     def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> WatchedOverlap:
         """The watch of a new overlap; `before`: the windows before it."""
@@ -142,6 +154,9 @@ class OverlapJudge(Protocol):
 
 class OverlapClassifier:
     """Steps an `OverlapState`. A verdict is final, except that it may still become an interruption."""
+
+    name = "the rules"
+    asks_turn_model = False
 
     def __init__(self, limits: OverlapLimits | None = None) -> None:
         self.limits = limits or OverlapLimits()
@@ -298,6 +313,10 @@ class OverlapWatch:
     def may_be_turn(self) -> bool:
         """Whether it may be the user who speaks."""
         return not self.is_echo
+
+    def goes_on(self, finished: float | None) -> bool:
+        """Whether it may be the user: the rules let a reply that was hardly heard yield to any voice."""
+        return self.may_be_turn
 
 
 def is_backchannel(words: str) -> bool | None:

@@ -6,6 +6,7 @@ from typing import Literal
 from vivavoce.dialogue.items import HostedCall, Item, Samples
 
 EndReason = Literal["completed", "turn_detected", "client_cancelled", "max_output_tokens", "content_filter", "failed"]
+OverlapKind = Literal["interruption", "continuation", "backchannel", "noise", "bystander", "echo", "other_speaker"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,13 @@ class TurnIgnored:
     """A turn of another speaker: it is dropped, and not answered."""
 
     item: str
+
+
+@dataclass(frozen=True)
+class OverlapJudged:
+    """What a sound over a reply with some speech in it was taken for; the first two kinds stop the reply."""
+
+    verdict: OverlapKind
 
 
 @dataclass(frozen=True)
@@ -216,6 +224,7 @@ Event = (
     | SpeechStopped
     | TurnCommitted
     | TurnIgnored
+    | OverlapJudged
     | TurnTimedOut
     | InputTranscript
     | InputTranscriptFailed

@@ -71,6 +71,10 @@ class ModelLimits:
     """A voice as loud as the user for longer than this is an interruption, whatever the network takes it for."""
     loud_db: float = -3.0
     """Relative to the user's level."""
+    unfinished: float = 0.1
+    """The turn model's probability below which the turn before was not finished: the user may go on with it."""
+    enough_going_on: float = -1.5
+    """Log-odds of a turn from which on the user does."""
 
 
 @cache
@@ -87,7 +91,10 @@ def overlap_judge(name: str = BY_MODEL) -> OverlapJudge:
 class ModelClassifier:
     """Makes the watches of overlaps. Threads and conversations may share it."""
 
+    asks_turn_model = True
+
     def __init__(self, weights: str | Path | OverlapNetwork = BUNDLED, limits: ModelLimits | None = None) -> None:
+        self.name = "a model" if isinstance(weights, OverlapNetwork) else f"the model {weights}"
         self.network = weights if isinstance(weights, OverlapNetwork) else read_overlap_network(Path(weights))
         self.limits = limits or ModelLimits()
 
@@ -153,8 +160,7 @@ class ModelWatch:
 
     def _decide(self) -> None:
         limits, odds = self.classifier.limits, self.odds
-        early = max(0, limits.usual_ms - self.lasted_ms) / WINDOW_MS
-        is_turn = self.lasted_ms >= limits.earliest_ms and odds > limits.enough + limits.early_margin * early
+        is_turn = self._is_turn(limits.enough)
         spoken_ms = self._speech * WINDOW_MS
         goes_on = spoken_ms >= limits.max_backchannel_ms and self._user_odds > limits.enough_user
         goes_on = goes_on or (spoken_ms >= limits.max_loud_ms and self._is_loud_voice)
@@ -162,6 +168,17 @@ class ModelWatch:
             self.verdict = OverlapVerdict.INTERRUPTION
         elif self.is_over or (self.lasted_ms >= limits.harmless_ms and odds < limits.harmless):
             self.verdict = VERDICTS[SoundKind(int(self.log_probabilities.argmax()))]
+
+    def _is_turn(self, enough: float) -> bool:
+        """Whether the odds pass a threshold, which is higher at first."""
+        limits = self.classifier.limits
+        early = max(0, limits.usual_ms - self.lasted_ms) / WINDOW_MS
+        return self.lasted_ms >= limits.earliest_ms and self.odds > enough + limits.early_margin * early
+
+    def goes_on(self, finished: float | None) -> bool:
+        """Whether the user goes on with the turn before: less evidence is enough where it was not finished."""
+        limits = self.classifier.limits
+        return finished is not None and finished < limits.unfinished and self._is_turn(limits.enough_going_on)
 
     @property
     def _is_loud_voice(self) -> bool:

@@ -22,7 +22,7 @@ from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, EchoRemover,
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.history import History
 from vivavoce.dialogue.items import AudioPart, Content, HostedCall, Item, Message, Samples, ToolCall
-from vivavoce.dialogue.joined_turns import JOIN_WITHIN_MS
+from vivavoce.dialogue.joined_turns import JOIN_WITHIN_MS, AnsweredTurn, OpenTurn
 from vivavoce.dialogue.model_barge_in import overlap_judge
 from vivavoce.dialogue.output_timeline import OutputTimeline, PlayedOutput
 from vivavoce.dialogue.partial_transcripts import PartialTranscripts
@@ -32,7 +32,7 @@ from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.dialogue.speaker import Answer, Embed, SpeakerWatch
 from vivavoce.dialogue.turn_speakers import TurnSpeakers
 from vivavoce.dialogue.turn_taker import LIKELY_END_MS
-from vivavoce.dialogue.turns import ListeningOptions, OpenTurn, UserTurns
+from vivavoce.dialogue.turns import ListeningOptions, UserTurns
 from vivavoce.errors import InputError, public_message
 from vivavoce.log import log_failure
 
@@ -420,7 +420,7 @@ class LiveConversation:
 
         self._start(ask())
 
-    def _request_turn_model(self, turn: OpenTurn) -> None:
+    def _request_turn_model(self, turn: OpenTurn | AnsweredTurn) -> None:
         async def ask() -> None:
             assert self._options.turn_model is not None
             # Without an answer silence alone ends the turn.

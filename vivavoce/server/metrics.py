@@ -62,6 +62,7 @@ class Metrics:
         self.sip_malformed = Counter("sip_malformed", "SIP messages that could not be read.", **common)
         self.dropped = Counter("connections_dropped", "Connections closed by the server.", ["reason"], **common)
         self.replies = Counter("replies", "Replies that ended.", ["reason"], **common)
+        self.overlaps = Counter("overlaps", "Sounds over replies, by what they were taken for.", ["verdict"], **common)
         self.errors = Counter("errors", "Error events sent.", ["code"], **common)
         self.ttfa = Histogram(
             "ttfa_seconds",
