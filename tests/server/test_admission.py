@@ -13,7 +13,7 @@ from websockets.exceptions import InvalidStatus
 
 from tests.server.harness import connected, eventually
 from tests.server.scripted import ScriptedHost
-from vivavoce.dialogue.events import OverlapJudged, SpeechStarted
+from vivavoce.dialogue.events import OverlapJudged, TurnIgnored
 from vivavoce.errors import InputError
 from vivavoce.server.admission import (
     MIN_SESSIONS,
@@ -297,17 +297,20 @@ async def test_the_figures(server):
     assert float(figures["viva_event_loop_lag_seconds_count"]) > 0
 
 
-async def test_verdicts_on_sounds_over_replies_are_counted(server):
+async def test_verdicts_on_what_was_heard_are_counted(server):
     async with connected(server) as client:
         await client.until("conversation.created")
         for verdict in ("backchannel", "interruption", "backchannel"):
             server.host.opened[0].emit(OverlapJudged(verdict))
-        server.host.opened[0].emit(SpeechStarted("item_1", 1000))
-        await client.until("input_audio_buffer.speech_started")
+        for reason in ("not_addressed", "other_speaker", "not_addressed"):
+            server.host.opened[0].emit(TurnIgnored("item_1", reason))
+        for _ in range(3):
+            await client.until("input_audio_buffer.cleared")
         async with httpx.AsyncClient() as http:
             page = (await http.get(f"{server.http}/metrics")).text
     assert 'viva_overlaps_total{verdict="backchannel"} 2.0' in page
     assert 'viva_overlaps_total{verdict="interruption"} 1.0' in page
+    assert 'viva_turns_ignored_total{reason="not_addressed"} 2.0' in page
 
 
 async def test_a_stopping_server_closes_with_a_code_for_a_reconnect(running):

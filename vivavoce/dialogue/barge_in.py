@@ -88,6 +88,10 @@ class UserLevel:
     loud: deque[Samples] = field(default_factory=lambda: deque(maxlen=USUAL_WINDOWS), repr=False)
     SOFT_DB = 8.0
 
+    def copy(self) -> "UserLevel":
+        """One that later speech does not change."""
+        return replace(self, loud=self.loud.copy())
+
     def update(self, level_db: float, samples: Samples | None = None) -> None:
         """Add a window of the user's speech."""
         is_loud = self.user is None or level_db > self.user - self.SOFT_DB
@@ -139,6 +143,29 @@ class WatchedOverlap(Protocol):
         ...
 
 
+class WatchedTurn(Protocol):
+    """The watch of a turn in silence, which may be another person's."""
+
+    def step(self, samples: Samples, probability: float, echo: float, is_speech: bool, levels: UserLevel) -> None:
+        """Add a window."""
+        ...
+
+    @property
+    def verdict(self) -> OverlapVerdict | None:
+        """The class of the sound; None: undecided."""
+        ...
+
+    @property
+    def bystander_odds(self) -> float:
+        """Log-odds that it is another voice, or the user's own turned away."""
+        ...
+
+    @property
+    def relative_db(self) -> float:
+        """The mean level of its speech relative to the user's."""
+        ...
+
+
 class OverlapJudge(Protocol):
     """Makes the watches of overlaps: `OverlapClassifier`, or `ModelClassifier` of model_barge_in.py."""
 
@@ -149,6 +176,10 @@ class OverlapJudge(Protocol):
 
     def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> WatchedOverlap:
         """The watch of a new overlap; `before`: the windows before it."""
+        ...
+
+    def watch_turn(self, before: Sequence[AudioWindow], levels: UserLevel) -> WatchedTurn | None:
+        """The watch of a turn in silence; None: all of them are the user's."""
         ...
 
 
@@ -164,6 +195,9 @@ class OverlapClassifier:
     def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> "OverlapWatch":
         """The watch of a new overlap; the rules do not use what was before it."""
         return OverlapWatch(self)
+
+    def watch_turn(self, before: Sequence[AudioWindow], levels: UserLevel) -> None:
+        """None: the rules take every turn in silence for the user's."""
 
     def step(
         self,

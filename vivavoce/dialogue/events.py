@@ -6,6 +6,7 @@ from typing import Literal
 from vivavoce.dialogue.items import HostedCall, Item, Samples
 
 EndReason = Literal["completed", "turn_detected", "client_cancelled", "max_output_tokens", "content_filter", "failed"]
+IgnoredReason = Literal["other_speaker", "not_addressed"]
 OverlapKind = Literal["interruption", "continuation", "backchannel", "noise", "bystander", "echo", "other_speaker"]
 
 
@@ -51,9 +52,10 @@ class TurnCommitted:
 
 @dataclass(frozen=True)
 class TurnIgnored:
-    """A turn of another speaker: it is dropped, and not answered."""
+    """A turn that is dropped, and not answered: of another speaker, or not spoken to the machine."""
 
     item: str
+    reason: IgnoredReason = "other_speaker"
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,10 @@ class ModelClassifier:
         watch.hear_before(before[-CONTEXT:], levels or UserLevel())
         return watch
 
+    def watch_turn(self, before: Sequence[AudioWindow], levels: UserLevel) -> "ModelWatch":
+        """The watch of a turn in silence: it is judged as over a reply."""
+        return self.watch(before, levels)
+
 
 @dataclass
 class ModelWatch:
@@ -184,7 +188,17 @@ class ModelWatch:
     def _is_loud_voice(self) -> bool:
         """Whether it is a voice, not the echo, and on average about as loud as the user."""
         is_voice = self._voiced > VOICED_SHARE * self.windows and self._echo < MIN_ECHO * self.windows
-        return is_voice and self._power > 10 ** (self.classifier.limits.loud_db / 10) * self._speech
+        return is_voice and self.relative_db > self.classifier.limits.loud_db
+
+    @property
+    def relative_db(self) -> float:
+        """The mean level of its speech relative to the user's, if that is known."""
+        return 10 * float(np.log10(self._power / max(1, self._speech) + 1e-9))
+
+    @property
+    def bystander_odds(self) -> float:
+        """Log-odds that it is another voice, or the user's own turned away."""
+        return log_odds(self.log_probabilities, SoundKind.BYSTANDER)
 
     @property
     def odds(self) -> float:

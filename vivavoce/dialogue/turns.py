@@ -5,16 +5,18 @@ joining of turns that were ended too early (`joined_turns.py`) and the recogniti
 the audio of a conversation.
 """
 
+import logging
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from vivavoce.audio.vad import RATE, WINDOW_MS
-from vivavoce.dialogue.barge_in import ECHO_SHARE, OverlapJudge, OverlapVerdict, UserLevel, WatchedOverlap
+from vivavoce.dialogue.addressed_turns import AddressedTurns
+from vivavoce.dialogue.barge_in import ECHO_SHARE, OverlapVerdict, WatchedOverlap
 from vivavoce.dialogue.events import (
+    IgnoredReason,
     OverlapJudged,
     OverlapKind,
     SpeechStarted,
@@ -28,37 +30,17 @@ from vivavoce.dialogue.front_end import AudioWindow
 from vivavoce.dialogue.history import new_id
 from vivavoce.dialogue.items import AudioPart, Item, Message, Samples
 from vivavoce.dialogue.joined_turns import AnsweredTurn, OpenTurn
+from vivavoce.dialogue.listening_options import ListeningOptions
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.speaker import SpeakerVerdict, SpeakerWatch
 from vivavoce.dialogue.turn_taker import TurnEvent, TurnState, TurnTaker, ended
 from vivavoce.errors import InputError
 
+logger = logging.getLogger(__name__)
+
 RECENT_WINDOWS = 96  # about three seconds: covers the prefix of a turn and an undecided overlap
 MAX_TURN_SECONDS = 180.0
 TRANSCRIBED_AT_MS = 224  # into an overlap, where a transcriber is available
-
-
-@dataclass(frozen=True)
-class ListeningOptions:
-    """Options and callbacks of `UserTurns`."""
-
-    likely_end_ms: int
-    join_within_ms: int
-    holds_replies: bool
-    ducked_gain: float
-    classifier: OverlapJudge
-    request_words: Callable[[WatchedOverlap, Samples], None] | None
-    """Requests a transcript of an overlap."""
-    request_turn_model: Callable[[OpenTurn | AnsweredTurn], None] | None
-    """Requests the turn model for a turn that is likely over, or that the user may be going on with."""
-    committed: Callable[[Item, Samples], None]
-    """Called with every spoken turn."""
-    grew: Callable[[OpenTurn], None] | None = None
-    """Called when audio was added to the open turn."""
-    ignored: Callable[[], None] | None = None
-    """Called when the open turn was another speaker's."""
-    speaker: SpeakerWatch | None = None
-    """Knows the user's voice; None: all voices are the user's."""
 
 
 class UserTurns:
@@ -67,7 +49,7 @@ class UserTurns:
     def __init__(self, context: ConversationContext, replies: Replies, options: ListeningOptions) -> None:
         self._context, self._replies, self._options = context, replies, options
         self._recent: deque[AudioWindow] = deque(maxlen=RECENT_WINDOWS)
-        self._user_level = UserLevel()
+        self._addressed = AddressedTurns(options.classifier, options.ignores_side_talk)
         self._turn = TurnState()
         self._pending: deque[AudioWindow] = deque()  # not processed, as the turn model is being asked
         self._quiet_ms = 0  # after the last of them
@@ -138,6 +120,7 @@ class UserTurns:
         if self._open is not None:
             self._open = None
             self._context.conversation_state.discard_turn()
+        self._addressed.accept()
         self._end_overlap()
         self._turn = ended(self._turn)
 
@@ -157,11 +140,10 @@ class UserTurns:
         if self._asked is not turn:
             return
         self._asked = None
-        if isinstance(turn, AnsweredTurn):
-            # Where the model fails, the sound alone decides.
-            self._answered = replace(turn, finished=1.0 if probability is None else probability)
-        else:
+        if isinstance(turn, OpenTurn):
             self._finished = probability
+        elif self._answered is turn:  # where the model fails, the sound alone decides
+            self._answered = replace(turn, finished=1.0 if probability is None else probability)
         self.go_on()
 
     def _window(self, window: AudioWindow) -> None:
@@ -174,8 +156,8 @@ class UserTurns:
         event, self._turn = self._taker.step(self._turn, window.probability, self._finished, window.quiet_ms)
         # A reply is heard longer than it is played: its echo comes back later.
         is_audible = self._replies.is_audible(self._moment) or window.echo >= ECHO_SHARE
-        if self._turn.is_speech and not is_audible and self._overlap is None:
-            self._user_level.update(window.level_db, window.samples)
+        if not is_audible and self._overlap is None:
+            self._addressed.hear(window, self._turn)
         if self._speaker is not None and self._turn.is_speech and window.echo < ECHO_SHARE:
             self._speaker.hear(window.samples, window.level_db)
         if self._open is not None:
@@ -183,7 +165,10 @@ class UserTurns:
         elif self._overlap is not None or (is_audible and self._turn.is_speech and self._may_interrupt):
             self._in_overlap(window)
         elif event is TurnEvent.BEGAN:
+            is_in_silence = not is_audible and self._replies.generating is None
             self._begin_turn()
+            if is_in_silence:
+                self._addressed.begin(list(self._recent))
         else:
             self._idle(is_audible)
 
@@ -244,15 +229,13 @@ class UserTurns:
     def _in_overlap(self, window: AudioWindow) -> None:
         """Classify sound made while a reply plays: duck first, then interrupt or play on."""
         if self._overlap is None:
-            self._overlap = self._options.classifier.watch(list(self._recent)[:-1], self._user_level)
+            self._overlap = self._options.classifier.watch(list(self._recent)[:-1], self._addressed.levels)
         watch, turn = self._overlap, self._turn
-        watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._user_level)
-        goes_on = turn.has_started and self._goes_on(watch)
+        watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._addressed.levels)
         outlasts = watch.verdict is None and not self._replies.is_audible(self._moment)
-        is_interruption = watch.verdict is OverlapVerdict.INTERRUPTION or (
-            outlasts and turn.has_started and watch.may_be_turn
-        )
-        interrupts = is_interruption or goes_on
+        is_late_turn = outlasts and turn.has_started and watch.may_be_turn
+        is_interruption = watch.verdict is OverlapVerdict.INTERRUPTION or is_late_turn
+        interrupts = is_interruption or (turn.has_started and self._goes_on(watch))
         speaker = (
             SpeakerVerdict.USER if self._speaker is None or not interrupts else self._speaker.over_reply(watch.is_over)
         )
@@ -344,6 +327,9 @@ class UserTurns:
     def _end_turn(self, turn: OpenTurn) -> None:
         """Commit the turn, and release the held reply or request one."""
         self._context.emit(SpeechStopped(turn.item, self._turn.heard_ms - self._late_ms))
+        if not self._addressed.end():
+            self._ignore(turn, "not_addressed")
+            return
         if self._speaker is not None and not self._leave_others_out(turn, self._speaker):
             return
         ended_ms, finished, earlier_reply = self._turn.heard_ms, self._finished, self._replies.generating
@@ -359,19 +345,28 @@ class UserTurns:
         foreign = speaker.end_turn(turn.joined)
         if foreign == []:
             return True
+        if foreign is None:
+            self._ignore(turn, "other_speaker")
+            return False
         self.drop_held()
         self._context.conversation_state.discard_turn()
-        if foreign is None:
-            self._open, self._finished = None, None
-            self._turn = ended(self._turn)
-            self._context.emit(TurnIgnored(turn.item))
-            if self._options.ignored is not None:
-                self._options.ignored()
-            return False
         dropped = {index for begin, end in foreign for index in range(begin, end)}
         turn.windows = [window for index, window in enumerate(turn.windows) if index not in dropped]
         self._context.conversation_state.listen(turn.sound)
         return True
+
+    def _ignore(self, turn: OpenTurn, reason: IgnoredReason) -> None:
+        """Drop a turn that has ended."""
+        logger.info("a turn of %.1f s is ignored: %s", len(turn.sound) / RATE, reason)
+        self.drop_held()
+        self._context.conversation_state.discard_turn()
+        self._open, self._finished = None, None
+        self._turn = ended(self._turn)
+        if self._speaker is not None:
+            self._speaker.clear()
+        self._context.emit(TurnIgnored(turn.item, reason))
+        if self._options.ignored is not None:
+            self._options.ignored()
 
     def _answer(self, item: Item) -> None:
         self._context.conversation_state.commit_turn(item.id)
@@ -383,6 +378,7 @@ class UserTurns:
         """Make the open turn an item of the history."""
         self._open, self._finished, self._answered = None, None, None
         self._turn = ended(self._turn)
+        self._addressed.accept()
         item, previous = self._context.history.add(Message("user", (AudioPart(turn.sound, RATE),)), turn.item)
         self._context.emit(TurnCommitted(item, previous))
         self._options.committed(item, turn.sound)
@@ -399,5 +395,4 @@ class UserTurns:
 
 
 def _kind_of(verdict: OverlapVerdict | None) -> OverlapKind:
-    """The kind of a sound that has ended."""
     return (verdict or OverlapVerdict.NOISE).value

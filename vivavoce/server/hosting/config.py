@@ -87,6 +87,8 @@ class ConversationOptions:
     words_decide: bool = False
     """Whether speech over a reply is transcribed to decide on an interruption: for a fast recogniser that gets single
     words right."""
+    ignores_side_talk: bool = True
+    """Whether the model of barge-in also drops turns in silence that are surely not spoken to the machine."""
     speaker: Literal["any", "enrol"] = "any"
     """`enrol`: the first turns enrol the user, and what other voices say is ignored."""
     speaker_model: str = SPEAKER_MODEL
@@ -124,6 +126,7 @@ class ConversationOptions:
             echo=default.echo if self.echo_guard else None,
             turn_model=turn_model,
             words_decide=self.words_decide,
+            ignores_side_talk=self.ignores_side_talk,
             voices=load_speaker_encoder(self.speaker_model).embed
             if self.speaker == "enrol"
             else installed_embed(self.speaker_model),

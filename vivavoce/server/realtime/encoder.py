@@ -210,6 +210,7 @@ class EventEncoder:
 
     def _turn_ignored(self, event: dialogue.TurnIgnored) -> None:
         self.clock.note_turn_ignored()
+        self.metrics.ignored.labels(event.reason).inc()
         self.send(events.InputAudioBufferCleared())
 
     def _overlap_judged(self, event: dialogue.OverlapJudged) -> None:
