@@ -91,7 +91,7 @@ async def test_after_a_dropped_turn_one_nearly_as_loud_as_the_user_is_taken(leve
 
 
 async def test_after_a_dropped_turn_it_takes_more_to_drop_the_next():
-    odds = {SoundKind.BYSTANDER: 1.0, SoundKind.NOISE: 0.0}
+    odds = {SoundKind.BYSTANDER: 1.5, SoundKind.NOISE: 0.0}
     stage = await opened(ModelClassifier(network_with(odds, -20.0)))
     assert [await say(stage), await say(stage)] == [False, True]
     await finish(stage)

@@ -15,9 +15,9 @@ from vivavoce.dialogue.turn_taker import TurnState
 
 KNOWN_MS = 1000
 """Of the user's loud speech, before which every turn is taken."""
-ENOUGH = 0.5
+ENOUGH = 1.0
 """Log-odds of a bystander from which on a turn is dropped."""
-ENOUGH_AGAIN = 1.5
+ENOUGH_AGAIN = 2.0
 """The same for the turn after a dropped one."""
 
 
