@@ -90,6 +90,13 @@ async def test_after_a_dropped_turn_one_nearly_as_loud_as_the_user_is_taken(leve
         await finish(stage)
 
 
+async def test_a_dropped_turn_does_not_change_how_the_user_sounds():
+    stage = await opened()
+    softer = USER_DB - 8.0
+    assert [await say(stage, 0.9, softer), await say(stage, 0.9, softer)] == [False, False]
+    await finish(stage)
+
+
 async def test_after_a_dropped_turn_it_takes_more_to_drop_the_next():
     odds = {SoundKind.BYSTANDER: 1.5, SoundKind.NOISE: 0.0}
     stage = await opened(ModelClassifier(network_with(odds, -20.0)))

@@ -5,6 +5,7 @@ turn. A voice is dropped only where it surely is a bystander's, and nobody is lo
 taken, after a dropped turn it takes more to drop the next, and after two in a row the next is taken.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 from vivavoce.audio.vad import WINDOW_MS
@@ -15,6 +16,7 @@ from vivavoce.dialogue.turn_taker import TurnState
 
 KNOWN_MS = 1000
 """Of the user's loud speech, before which every turn is taken."""
+MAX_START_WINDOWS = 8  # until there is enough speech for a turn
 ENOUGH = 1.0
 """Log-odds of a bystander from which on a turn is dropped."""
 ENOUGH_AGAIN = 2.0
@@ -30,7 +32,8 @@ class AddressedTurns:
         self._judge, self._is_on = judge, is_on
         self._before = UserLevel()  # before the sound that may become a turn
         self._alone = UserLevel()  # of that sound alone
-        self._sound: list[tuple[AudioWindow, bool]] | None = None  # its windows, and which are speech, until it is one
+        # Its first windows, and which of them are speech.
+        self._sound: deque[tuple[AudioWindow, bool]] = deque(maxlen=MAX_START_WINDOWS)
         self._watch: WatchedTurn | None = None
         self._dropped = 0  # turns in a row
 
@@ -38,22 +41,22 @@ class AddressedTurns:
         """Add a window while no reply is heard, and the state of turn detection after it."""
         if turn.is_speech:
             if turn.voiced_ms == WINDOW_MS and not turn.has_started:
-                self._before, self._alone, self._sound = self.levels.copy(), UserLevel(), []
+                self._before, self._alone = self.levels.copy(), UserLevel()
+                self._sound.clear()
             for levels in (self.levels, self._alone):
                 levels.update(window.level_db, window.samples)
         if self._watch is not None:
             if turn.silence_ms <= END_WINDOWS * WINDOW_MS:
                 self._step(self._watch, window, turn.is_speech)
-        elif self._sound is not None and turn.voiced_ms:
+        else:
             self._sound.append((window, turn.is_speech))
 
     def begin(self, recent: Sequence[AudioWindow]) -> None:
         """The sound has become a turn in silence; `recent`: the last windows."""
-        sound, self._sound = self._sound or [], None
         if not self._is_on or len(self._before.loud) * WINDOW_MS < KNOWN_MS:
             return
-        self._watch = self._judge.watch_turn(recent[: -len(sound)] if sound else recent, self._before)
-        for window, is_speech in sound:
+        self._watch = self._judge.watch_turn(recent[: -len(self._sound)], self._before)
+        for window, is_speech in self._sound:
             if self._watch is not None:
                 self._step(self._watch, window, is_speech)
 
