@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,13 +11,25 @@ import numpy as np
 from tests.dialogue.voices import silence, talk
 from vivavoce.audio.player import SimulatedClock
 from vivavoce.dialogue.backend import Ended, Spoke, Wrote
-from vivavoce.dialogue.barge_in import OverlapClassifier
+from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapJudge
 from vivavoce.dialogue.events import ReplyAudio, ReplyDone, ReplyStarted, Usage
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 
 WINDOW = 512
 RATE = 16_000
+
+
+class InlineExecutor(ThreadPoolExecutor):
+    """Runs work when it is submitted, so that a test does not depend on threads."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 def spoken(seconds: float, text: str = "", seed: int = 0, rate: int = 24_000) -> list:
@@ -138,11 +151,18 @@ class Stage:
     times: list = field(default_factory=list)
 
     @classmethod
-    def set(cls, *scripts, settings=None, options: DialogueOptions | None = None, ahead: float | None = 0.4) -> "Stage":
+    def set(
+        cls,
+        *scripts,
+        settings=None,
+        options: DialogueOptions | None = None,
+        ahead: float | None = 0.4,
+        classifier: OverlapJudge | None = None,
+    ) -> "Stage":
         clock = SimulatedClock()
         backend = ScriptedBackend(*scripts, clock=clock, ahead=ahead)
         # The voices of these tests are arithmetic: the rules take them for speech, the trained network may not.
-        options = replace(options or DialogueOptions(), classifier=OverlapClassifier())
+        options = replace(options or DialogueOptions(), classifier=classifier or OverlapClassifier())
         conversation = LiveConversation(backend, settings or with_turn(), options, input_rate=RATE, clock=clock)
         stage = cls(backend, conversation, clock)
         stage._reader = asyncio.get_running_loop().create_task(stage._read())

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.dialogue.stage import WINDOW, Stage, spoken, with_turn
+from tests.dialogue.overlap_networks import network_in_doubt
+from tests.dialogue.stage import WINDOW, InlineExecutor, Stage, spoken, with_turn
 from tests.dialogue.voices import silence, talk
 from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, TurnTranscript
 from vivavoce.dialogue.events import (
@@ -14,12 +15,14 @@ from vivavoce.dialogue.events import (
     ItemRetracted,
     ItemTruncated,
     OutputCleared,
+    OverlapJudged,
     ReplyDone,
     ReplyStarted,
     SpeechStarted,
     TurnCommitted,
 )
 from vivavoce.dialogue.items import Message, TextPart
+from vivavoce.dialogue.model_barge_in import ModelClassifier
 from vivavoce.dialogue.session import DialogueOptions
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of sockets that other tests left open
@@ -161,3 +164,62 @@ async def test_the_words_of_the_first_part_alone_are_not_reported_any_more():
     assert [event.item for event in stage.all(SpeechStarted)] == [first, whole] and len(stage.all(ReplyStarted)) == 2
     await stage.close()
     stage.check()
+
+
+async def over_the_first_words(classifier, turn_model, settings=None):
+    """The user speaks, hears 0.2 s of the reply, and says something for 0.4 s."""
+    asyncio.get_running_loop().set_default_executor(InlineExecutor())
+    options = DialogueOptions(turn_model=turn_model, echo=None)
+    stage = Stage.set(spoken(4.0), spoken(4.0), options=options, classifier=classifier, settings=settings)
+    await stage.hear(np.concatenate([silence(0.5), FIRST, silence(0.45), REST[: 16 * 400], silence(0.6)]))
+    await stage.close()
+    stage.check()
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("finished", "verdict", "retracted"), [(0.02, "continuation", 2), (0.9, "backchannel", 0)], ids=["not", "it was"]
+)
+async def test_the_turn_model_says_whether_an_answered_turn_was_finished(finished, verdict, retracted):
+    asked = []
+
+    def model(sound):
+        asked.append(len(sound) / 16_000)
+        return finished
+
+    stage = await over_the_first_words(ModelClassifier(network_in_doubt(0.0)), model)
+    assert [event.verdict for event in stage.all(OverlapJudged)] == [verdict]
+    assert len(stage.all(ItemRetracted)) == retracted
+    (until_likely_end,) = asked
+    assert until_likely_end < seconds(stage.all(TurnCommitted)[0].item) - 0.1
+
+
+async def test_the_turn_model_is_not_asked_again_about_what_it_has_answered():
+    asked = []
+
+    def model(sound):
+        asked.append(len(sound))
+        return 0.6
+
+    settings = with_turn(detector="semantic")
+    stage = await over_the_first_words(ModelClassifier(network_in_doubt(0.0)), model, settings)
+    assert [event.verdict for event in stage.all(OverlapJudged)] == ["backchannel"] and len(asked) == 1
+
+
+async def test_a_turn_model_that_fails_leaves_it_to_the_sound():
+    asked = []
+
+    def model(sound):
+        asked.append(len(sound))
+        raise RuntimeError("no memory")
+
+    for odds, verdict in ((0.0, "backchannel"), (3.0, "interruption")):
+        asked.clear()
+        stage = await over_the_first_words(ModelClassifier(network_in_doubt(odds)), model)
+        assert [event.verdict for event in stage.all(OverlapJudged)] == [verdict] and len(asked) == 1
+        assert bool(stage.all(ItemRetracted)) == (verdict == "interruption")
+
+
+async def test_by_the_rules_a_reply_that_was_hardly_heard_yields_to_any_voice():
+    stage = await over_the_first_words(None, lambda sound: pytest.fail("the rules do not ask"))
+    assert len(stage.all(ItemRetracted)) == 2

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.dialogue.overlap_networks import network_in_doubt, network_that_always_says
 from tests.dialogue.voices import cough, hum, silence, talk
 from vivavoce.audio.io import Sound
 from vivavoce.audio.vad import RATE, WINDOW
@@ -19,7 +20,6 @@ from vivavoce.dialogue.overlap_model import (
     INPUTS_WITHOUT_SPECTRUM,
     MELS,
     MIN_USUAL_WINDOWS,
-    OverlapNetwork,
     OverlapWindow,
     SoundKind,
     network_inputs,
@@ -109,13 +109,6 @@ def replace_moment(window: AudioWindow, index: int) -> AudioWindow:
     return window._replace(ended_at=(index + 1) * WINDOW / RATE)
 
 
-def network_that_always_says(kind: SoundKind) -> OverlapNetwork:
-    network = read_overlap_network()
-    bias = np.full(len(SoundKind), -5.0, np.float32)
-    bias[kind] = 5.0
-    return replace(network, output_weight=np.zeros_like(network.output_weight), output_bias=bias)
-
-
 @pytest.mark.parametrize(
     ("kind", "verdict", "may_be_turn"),
     [
@@ -147,6 +140,21 @@ def test_a_voice_as_loud_as_the_user_interrupts_after_a_second_whatever_it_is_ta
         verdicts.append(watch.verdict)
     assert (verdicts[-1] is OverlapVerdict.INTERRUPTION) is stops
     assert OverlapVerdict.INTERRUPTION not in verdicts[: ModelLimits().max_loud_ms // 32 - 1]
+
+
+@pytest.mark.parametrize(
+    ("odds", "finished", "goes_on"),
+    [(0.0, 0.02, True), (0.0, 0.5, False), (0.0, None, False), (-3.0, 0.02, False)],
+    ids=["unfinished", "finished", "not known", "a backchannel"],
+)
+def test_less_evidence_is_enough_for_a_user_who_goes_on_with_an_unfinished_turn(odds, finished, goes_on):
+    watch = ModelClassifier(network_in_doubt(odds)).watch()
+    sound, heard = talk(0.6, 1), []
+    for start in range(0, len(sound) - WINDOW + 1, WINDOW):
+        watch.step(sound[start : start + WINDOW], 0.9, 0.0, True, USER)
+        heard.append(watch.goes_on(finished))
+    assert watch.verdict is not OverlapVerdict.INTERRUPTION
+    assert heard[-1] is goes_on and not any(heard[: ModelLimits().earliest_ms // 32 - 1])
 
 
 def test_words_decide_where_there_are_some():

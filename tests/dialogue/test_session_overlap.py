@@ -12,6 +12,7 @@ from vivavoce.dialogue.backend import Ended, Spoke, Wrote
 from vivavoce.dialogue.events import (
     ItemTruncated,
     OutputCleared,
+    OverlapJudged,
     ReplyAudio,
     ReplyDone,
     ReplyItemDone,
@@ -32,7 +33,7 @@ async def test_an_interruption_ducks_then_stops_and_keeps_what_was_heard():
     await stage.hear(talk(1.0, seed=6))
     after = stage.events[count:]
     assert [type(event) for event in after if not isinstance(event, ReplyAudio)] == [
-        *(SpeechStarted, ReplyItemDone, ReplyDone, OutputCleared, ItemTruncated),
+        *(OverlapJudged, SpeechStarted, ReplyItemDone, ReplyDone, OutputCleared, ItemTruncated),
     ]
     assert stage.all(ReplyDone)[0].reason == "turn_detected"
     assert stage.time_of(ReplyDone) - started <= 0.3
@@ -53,14 +54,19 @@ async def test_an_interruption_ducks_then_stops_and_keeps_what_was_heard():
 
 
 @pytest.mark.parametrize("ahead", [0.4, None], ids=["being made", "complete"])
-@pytest.mark.parametrize("sound", [hum(0.4, seed=2), hum(0.3, seed=3), cough(1)], ids=["mm-hm", "mm", "cough"])
-async def test_a_backchannel_or_a_cough_does_not_stop_the_reply(sound, ahead):
+@pytest.mark.parametrize(
+    ("sound", "verdicts"),
+    [(hum(0.4, seed=2), ["backchannel"]), (hum(0.3, seed=3), ["backchannel"]), (cough(1), [])],
+    ids=["mm-hm", "mm", "cough"],
+)
+async def test_a_backchannel_or_a_cough_does_not_stop_the_reply(sound, verdicts, ahead):
     stage = Stage.set(spoken(4.0), ahead=ahead)
     await answered(stage)
     count = len(stage.events)
     await stage.hear(np.concatenate([sound, silence(1.0)]))
     assert bool(stage.all(ReplyDone)) == (ahead is None) and len(stage.all(SpeechStarted)) == 1
-    assert all(isinstance(event, ReplyAudio) for event in stage.events[count:])
+    assert all(isinstance(event, ReplyAudio | OverlapJudged) for event in stage.events[count:])
+    assert [event.verdict for event in stage.all(OverlapJudged)] == verdicts
     assert stage.all(ReplyAudio)[-1].gain == 1.0
     await stage.hear(silence(3.0))
     assert stage.all(ReplyDone)[0].reason == "completed"

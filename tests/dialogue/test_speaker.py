@@ -1,31 +1,18 @@
 """Whose voice: enrolment by the first turns, and what others say over a reply, in silence and within a turn."""
 
 import asyncio
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from tests.dialogue.marked_voices import by_mark, voice
-from tests.dialogue.stage import Stage, answered, spoken, with_turn
+from tests.dialogue.stage import InlineExecutor, Stage, answered, spoken, with_turn
 from tests.dialogue.voices import silence
 from vivavoce.dialogue.events import ReplyDone, ReplyStarted, SpeechStarted, SpeechStopped, TurnCommitted, TurnIgnored
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.dialogue.speaker import EnrolledVoices, SpeakerVerdict, VoiceSample, joined_voice, verdict_of
 
 USER, OTHER, THIRD = np.eye(3, dtype=np.float32)
-
-
-class InlineExecutor(ThreadPoolExecutor):
-    """Runs work when it is submitted, so that a test does not depend on threads."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        future = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 def sample(vector, speech_ms=2000, level_db=-24.0):

@@ -104,6 +104,13 @@ def test_conversations_and_the_engine_are_configured():
     )
 
 
+@pytest.mark.parametrize(("barge_in", "who"), [("rules", "the rules"), ("model", "the model")])
+def test_the_log_says_who_decides_on_barge_in(barge_in, who, caplog):
+    with caplog.at_level("INFO", "vivavoce"):
+        ServingOptions(conversation=ConversationOptions(barge_in=barge_in)).dialogue()
+    assert f"barge-in is decided by {who}" in caplog.text
+
+
 def test_flags_override_the_file_and_leave_the_rest(folder):
     over = {"chat_model": None, "turn": {"silence_duration_ms": 500}, "server": {"port": 1, "api_keys": ["12345678"]}}
     chosen = read_serving_options(folder / "c.toml", over)

@@ -13,6 +13,7 @@ from websockets.exceptions import InvalidStatus
 
 from tests.server.harness import connected, eventually
 from tests.server.scripted import ScriptedHost
+from vivavoce.dialogue.events import OverlapJudged, TurnIgnored
 from vivavoce.errors import InputError
 from vivavoce.server.admission import (
     MIN_SESSIONS,
@@ -294,6 +295,22 @@ async def test_the_figures(server):
     assert figures["viva_kv_used_ratio"] == "0.25"
     assert {"viva_deadlines_missed_total", "viva_v2v_seconds_count", "viva_queue_depth"} <= figures.keys()
     assert float(figures["viva_event_loop_lag_seconds_count"]) > 0
+
+
+async def test_verdicts_on_what_was_heard_are_counted(server):
+    async with connected(server) as client:
+        await client.until("conversation.created")
+        for verdict in ("backchannel", "interruption", "backchannel"):
+            server.host.opened[0].emit(OverlapJudged(verdict))
+        for reason in ("not_addressed", "other_speaker", "not_addressed"):
+            server.host.opened[0].emit(TurnIgnored("item_1", reason))
+        for _ in range(3):
+            await client.until("input_audio_buffer.cleared")
+        async with httpx.AsyncClient() as http:
+            page = (await http.get(f"{server.http}/metrics")).text
+    assert 'viva_overlaps_total{verdict="backchannel"} 2.0' in page
+    assert 'viva_overlaps_total{verdict="interruption"} 1.0' in page
+    assert 'viva_turns_ignored_total{reason="not_addressed"} 2.0' in page
 
 
 async def test_a_stopping_server_closes_with_a_code_for_a_reconnect(running):

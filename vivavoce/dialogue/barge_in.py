@@ -88,6 +88,10 @@ class UserLevel:
     loud: deque[Samples] = field(default_factory=lambda: deque(maxlen=USUAL_WINDOWS), repr=False)
     SOFT_DB = 8.0
 
+    def copy(self) -> "UserLevel":
+        """One that later speech does not change."""
+        return replace(self, loud=self.loud.copy())
+
     def update(self, level_db: float, samples: Samples | None = None) -> None:
         """Add a window of the user's speech."""
         is_loud = self.user is None or level_db > self.user - self.SOFT_DB
@@ -131,17 +135,59 @@ class WatchedOverlap(Protocol):
         """Whether it may be the user who speaks."""
         ...
 
+    def goes_on(self, finished: float | None) -> bool:
+        """Whether the user, who has hardly heard the reply, goes on with the turn before it.
+
+        `finished`: the turn model's probability that this turn was finished, if known.
+        """
+        ...
+
+
+class WatchedTurn(Protocol):
+    """The watch of a turn in silence, which may be another person's."""
+
+    def step(self, samples: Samples, probability: float, echo: float, is_speech: bool, levels: UserLevel) -> None:
+        """Add a window."""
+        ...
+
+    @property
+    def verdict(self) -> OverlapVerdict | None:
+        """The class of the sound; None: undecided."""
+        ...
+
+    @property
+    def bystander_odds(self) -> float:
+        """Log-odds that it is another voice, or the user's own turned away."""
+        ...
+
+    @property
+    def relative_db(self) -> float:
+        """The mean level of its speech relative to the user's."""
+        ...
+
 
 class OverlapJudge(Protocol):
     """Makes the watches of overlaps: `OverlapClassifier`, or `ModelClassifier` of model_barge_in.py."""
+
+    name: str
+    """What the server's log calls it."""
+    asks_turn_model: bool
+    """Whether the turn model is asked about the turn before a sound that its user may be going on with."""
 
     def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> WatchedOverlap:
         """The watch of a new overlap; `before`: the windows before it."""
         ...
 
+    def watch_turn(self, before: Sequence[AudioWindow], levels: UserLevel) -> WatchedTurn | None:
+        """The watch of a turn in silence; None: all of them are the user's."""
+        ...
+
 
 class OverlapClassifier:
     """Steps an `OverlapState`. A verdict is final, except that it may still become an interruption."""
+
+    name = "the rules"
+    asks_turn_model = False
 
     def __init__(self, limits: OverlapLimits | None = None) -> None:
         self.limits = limits or OverlapLimits()
@@ -149,6 +195,9 @@ class OverlapClassifier:
     def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> "OverlapWatch":
         """The watch of a new overlap; the rules do not use what was before it."""
         return OverlapWatch(self)
+
+    def watch_turn(self, before: Sequence[AudioWindow], levels: UserLevel) -> None:
+        """None: the rules take every turn in silence for the user's."""
 
     def step(
         self,
@@ -298,6 +347,10 @@ class OverlapWatch:
     def may_be_turn(self) -> bool:
         """Whether it may be the user who speaks."""
         return not self.is_echo
+
+    def goes_on(self, finished: float | None) -> bool:
+        """Whether it may be the user: the rules let a reply that was hardly heard yield to any voice."""
+        return self.may_be_turn
 
 
 def is_backchannel(words: str) -> bool | None:

@@ -6,6 +6,8 @@ from typing import Literal
 from vivavoce.dialogue.items import HostedCall, Item, Samples
 
 EndReason = Literal["completed", "turn_detected", "client_cancelled", "max_output_tokens", "content_filter", "failed"]
+IgnoredReason = Literal["other_speaker", "not_addressed"]
+OverlapKind = Literal["interruption", "continuation", "backchannel", "noise", "bystander", "echo", "other_speaker"]
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,17 @@ class TurnCommitted:
 
 @dataclass(frozen=True)
 class TurnIgnored:
-    """A turn of another speaker: it is dropped, and not answered."""
+    """A turn that is dropped, and not answered: of another speaker, or not spoken to the machine."""
 
     item: str
+    reason: IgnoredReason = "other_speaker"
+
+
+@dataclass(frozen=True)
+class OverlapJudged:
+    """What a sound over a reply with some speech in it was taken for; the first two kinds stop the reply."""
+
+    verdict: OverlapKind
 
 
 @dataclass(frozen=True)
@@ -216,6 +226,7 @@ Event = (
     | SpeechStopped
     | TurnCommitted
     | TurnIgnored
+    | OverlapJudged
     | TurnTimedOut
     | InputTranscript
     | InputTranscriptFailed

@@ -1,7 +1,10 @@
-"""A turn that was answered too early: the user goes on, the reply is taken back, and both parts become one turn."""
+"""A turn of the user while it lasts, and once it is answered: where that was too early, the user goes on, the reply is
+taken back, and both parts become one turn."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from vivavoce.audio.vad import WINDOW_MS
 from vivavoce.dialogue.history import History
@@ -13,6 +16,26 @@ MAX_HEARD_SECONDS = 0.8  # of the reply; after more of it the user may be answer
 MAX_JOINED_SECONDS = 30.0
 
 
+@dataclass
+class OpenTurn:
+    """The user's turn while it lasts."""
+
+    item: str
+    prefix: list[Samples]
+    windows: list[Samples] = field(default_factory=list)
+    waiting: list[Samples] = field(default_factory=list)
+    """Audio received while a reply is held, not yet passed to the backend."""
+    joined: int = 0
+    """Windows at its beginning that are of the turn before."""
+    pause: int = 0
+    """Windows up to its last likely end."""
+
+    @property
+    def sound(self) -> Samples:
+        """The audio of the turn so far."""
+        return np.concatenate([np.zeros(0, np.float32), *self.windows])
+
+
 @dataclass(frozen=True)
 class AnsweredTurn:
     """A turn whose end was detected, and the reply to it."""
@@ -22,6 +45,15 @@ class AnsweredTurn:
     ended_ms: int
     """Milliseconds of input when it ended."""
     reply: ActiveReply
+    pause: int = 0
+    """Windows up to its likely end, where a turn model hears it; 0: all."""
+    finished: float | None = None
+    """The turn model's probability that it is finished, if known."""
+
+    @property
+    def sound(self) -> Samples:
+        """Its audio up to the likely end."""
+        return np.concatenate(self.windows[: self.pause or None])
 
     def goes_on(self, start_ms: int, start: float, within_ms: int, history: History) -> bool:
         """Whether speech that starts here, in milliseconds of input and by the clock, belongs to this turn.

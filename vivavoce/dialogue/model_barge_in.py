@@ -71,6 +71,10 @@ class ModelLimits:
     """A voice as loud as the user for longer than this is an interruption, whatever the network takes it for."""
     loud_db: float = -3.0
     """Relative to the user's level."""
+    unfinished: float = 0.1
+    """The turn model's probability below which the turn before was not finished: the user may go on with it."""
+    enough_going_on: float = -1.5
+    """Log-odds of a turn from which on the user does."""
 
 
 @cache
@@ -87,7 +91,10 @@ def overlap_judge(name: str = BY_MODEL) -> OverlapJudge:
 class ModelClassifier:
     """Makes the watches of overlaps. Threads and conversations may share it."""
 
+    asks_turn_model = True
+
     def __init__(self, weights: str | Path | OverlapNetwork = BUNDLED, limits: ModelLimits | None = None) -> None:
+        self.name = "a model" if isinstance(weights, OverlapNetwork) else f"the model {weights}"
         self.network = weights if isinstance(weights, OverlapNetwork) else read_overlap_network(Path(weights))
         self.limits = limits or ModelLimits()
 
@@ -96,6 +103,10 @@ class ModelClassifier:
         watch = ModelWatch(self)
         watch.hear_before(before[-CONTEXT:], levels or UserLevel())
         return watch
+
+    def watch_turn(self, before: Sequence[AudioWindow], levels: UserLevel) -> "ModelWatch":
+        """The watch of a turn in silence: it is judged as over a reply."""
+        return self.watch(before, levels)
 
 
 @dataclass
@@ -153,8 +164,7 @@ class ModelWatch:
 
     def _decide(self) -> None:
         limits, odds = self.classifier.limits, self.odds
-        early = max(0, limits.usual_ms - self.lasted_ms) / WINDOW_MS
-        is_turn = self.lasted_ms >= limits.earliest_ms and odds > limits.enough + limits.early_margin * early
+        is_turn = self._is_turn(limits.enough)
         spoken_ms = self._speech * WINDOW_MS
         goes_on = spoken_ms >= limits.max_backchannel_ms and self._user_odds > limits.enough_user
         goes_on = goes_on or (spoken_ms >= limits.max_loud_ms and self._is_loud_voice)
@@ -163,11 +173,32 @@ class ModelWatch:
         elif self.is_over or (self.lasted_ms >= limits.harmless_ms and odds < limits.harmless):
             self.verdict = VERDICTS[SoundKind(int(self.log_probabilities.argmax()))]
 
+    def _is_turn(self, enough: float) -> bool:
+        """Whether the odds pass a threshold, which is higher at first."""
+        limits = self.classifier.limits
+        early = max(0, limits.usual_ms - self.lasted_ms) / WINDOW_MS
+        return self.lasted_ms >= limits.earliest_ms and self.odds > enough + limits.early_margin * early
+
+    def goes_on(self, finished: float | None) -> bool:
+        """Whether the user goes on with the turn before: less evidence is enough where it was not finished."""
+        limits = self.classifier.limits
+        return finished is not None and finished < limits.unfinished and self._is_turn(limits.enough_going_on)
+
     @property
     def _is_loud_voice(self) -> bool:
         """Whether it is a voice, not the echo, and on average about as loud as the user."""
         is_voice = self._voiced > VOICED_SHARE * self.windows and self._echo < MIN_ECHO * self.windows
-        return is_voice and self._power > 10 ** (self.classifier.limits.loud_db / 10) * self._speech
+        return is_voice and self.relative_db > self.classifier.limits.loud_db
+
+    @property
+    def relative_db(self) -> float:
+        """The mean level of its speech relative to the user's, if that is known."""
+        return 10 * float(np.log10(self._power / max(1, self._speech) + 1e-9))
+
+    @property
+    def bystander_odds(self) -> float:
+        """Log-odds that it is another voice, or the user's own turned away."""
+        return log_odds(self.log_probabilities, SoundKind.BYSTANDER)
 
     @property
     def odds(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 from vivavoce.audio.vad import WINDOW_SECONDS
 from vivavoce.dialogue.history import WORD
 from vivavoce.dialogue.items import Samples
-from vivavoce.dialogue.turns import OpenTurn
+from vivavoce.dialogue.joined_turns import OpenTurn
 from vivavoce.log import log_failure
 
 logger = logging.getLogger(__name__)

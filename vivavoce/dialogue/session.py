@@ -22,7 +22,8 @@ from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, EchoRemover,
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.history import History
 from vivavoce.dialogue.items import AudioPart, Content, HostedCall, Item, Message, Samples, ToolCall
-from vivavoce.dialogue.joined_turns import JOIN_WITHIN_MS
+from vivavoce.dialogue.joined_turns import JOIN_WITHIN_MS, AnsweredTurn, OpenTurn
+from vivavoce.dialogue.listening_options import ListeningOptions
 from vivavoce.dialogue.model_barge_in import overlap_judge
 from vivavoce.dialogue.output_timeline import OutputTimeline, PlayedOutput
 from vivavoce.dialogue.partial_transcripts import PartialTranscripts
@@ -32,7 +33,7 @@ from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.dialogue.speaker import Answer, Embed, SpeakerWatch
 from vivavoce.dialogue.turn_speakers import TurnSpeakers
 from vivavoce.dialogue.turn_taker import LIKELY_END_MS
-from vivavoce.dialogue.turns import ListeningOptions, OpenTurn, UserTurns
+from vivavoce.dialogue.turns import UserTurns
 from vivavoce.errors import InputError, public_message
 from vivavoce.log import log_failure
 
@@ -63,6 +64,8 @@ class DialogueOptions:
     """Embeds voices; None: one voice is like another."""
     enrols_speaker: bool = False
     """Whether the first turns enrol the user's voice, and what others say is ignored."""
+    ignores_side_talk: bool = True
+    """Whether turns in silence that the classifier surely takes for a bystander's are dropped."""
     transcriber: ReplyTranscriber | None = None
     """Transcribes the user where the backend does not."""
     words_decide: bool = False
@@ -176,6 +179,7 @@ class LiveConversation:
             self._turn_grew,
             self._partials.end,
             SpeakerWatch(self._request_voice) if options.enrols_speaker and options.voices is not None else None,
+            options.ignores_side_talk,
         )
 
     @property
@@ -420,7 +424,7 @@ class LiveConversation:
 
         self._start(ask())
 
-    def _request_turn_model(self, turn: OpenTurn) -> None:
+    def _request_turn_model(self, turn: OpenTurn | AnsweredTurn) -> None:
         async def ask() -> None:
             assert self._options.turn_model is not None
             # Without an answer silence alone ends the turn.

@@ -5,69 +5,42 @@ joining of turns that were ended too early (`joined_turns.py`) and the recogniti
 the audio of a conversation.
 """
 
+import logging
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 
 from vivavoce.audio.vad import RATE, WINDOW_MS
-from vivavoce.dialogue.barge_in import ECHO_SHARE, OverlapJudge, OverlapVerdict, UserLevel, WatchedOverlap
-from vivavoce.dialogue.events import SpeechStarted, SpeechStopped, TurnCommitted, TurnIgnored, TurnTimedOut, Warned
+from vivavoce.dialogue.addressed_turns import AddressedTurns
+from vivavoce.dialogue.barge_in import ECHO_SHARE, OverlapVerdict, WatchedOverlap
+from vivavoce.dialogue.events import (
+    IgnoredReason,
+    OverlapJudged,
+    OverlapKind,
+    SpeechStarted,
+    SpeechStopped,
+    TurnCommitted,
+    TurnIgnored,
+    TurnTimedOut,
+    Warned,
+)
 from vivavoce.dialogue.front_end import AudioWindow
 from vivavoce.dialogue.history import new_id
 from vivavoce.dialogue.items import AudioPart, Item, Message, Samples
-from vivavoce.dialogue.joined_turns import AnsweredTurn
+from vivavoce.dialogue.joined_turns import AnsweredTurn, OpenTurn
+from vivavoce.dialogue.listening_options import ListeningOptions
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.speaker import SpeakerVerdict, SpeakerWatch
 from vivavoce.dialogue.turn_taker import TurnEvent, TurnState, TurnTaker, ended
 from vivavoce.errors import InputError
 
+logger = logging.getLogger(__name__)
+
 RECENT_WINDOWS = 96  # about three seconds: covers the prefix of a turn and an undecided overlap
 MAX_TURN_SECONDS = 180.0
 TRANSCRIBED_AT_MS = 224  # into an overlap, where a transcriber is available
-
-
-@dataclass
-class OpenTurn:
-    """The user's turn while it lasts."""
-
-    item: str
-    prefix: list[Samples]
-    windows: list[Samples] = field(default_factory=list)
-    waiting: list[Samples] = field(default_factory=list)
-    """Audio received while a reply is held, not yet passed to the backend."""
-    joined: int = 0
-    """Windows at its beginning that are of the turn before."""
-
-    @property
-    def sound(self) -> Samples:
-        """The audio of the turn so far."""
-        return np.concatenate([np.zeros(0, np.float32), *self.windows])
-
-
-@dataclass(frozen=True)
-class ListeningOptions:
-    """Options and callbacks of `UserTurns`."""
-
-    likely_end_ms: int
-    join_within_ms: int
-    holds_replies: bool
-    ducked_gain: float
-    classifier: OverlapJudge
-    request_words: Callable[[WatchedOverlap, Samples], None] | None
-    """Requests a transcript of an overlap."""
-    request_turn_model: Callable[[OpenTurn], None] | None
-    """Requests the turn model for a turn that is likely over."""
-    committed: Callable[[Item, Samples], None]
-    """Called with every spoken turn."""
-    grew: Callable[[OpenTurn], None] | None = None
-    """Called when audio was added to the open turn."""
-    ignored: Callable[[], None] | None = None
-    """Called when the open turn was another speaker's."""
-    speaker: SpeakerWatch | None = None
-    """Knows the user's voice; None: all voices are the user's."""
 
 
 class UserTurns:
@@ -76,11 +49,11 @@ class UserTurns:
     def __init__(self, context: ConversationContext, replies: Replies, options: ListeningOptions) -> None:
         self._context, self._replies, self._options = context, replies, options
         self._recent: deque[AudioWindow] = deque(maxlen=RECENT_WINDOWS)
-        self._user_level = UserLevel()
+        self._addressed = AddressedTurns(options.classifier, options.ignores_side_talk)
         self._turn = TurnState()
         self._pending: deque[AudioWindow] = deque()  # not processed, as the turn model is being asked
         self._quiet_ms = 0  # after the last of them
-        self._asked: OpenTurn | None = None  # the turn that the model is asked about
+        self._asked: OpenTurn | AnsweredTurn | None = None  # the turn that the model is asked about
         self._moment = -math.inf  # when the last window was captured
         self._late_ms = 0  # by which its sound is later than the windows count
         self._open: OpenTurn | None = None
@@ -147,6 +120,7 @@ class UserTurns:
         if self._open is not None:
             self._open = None
             self._context.conversation_state.discard_turn()
+        self._addressed.accept()
         self._end_overlap()
         self._turn = ended(self._turn)
 
@@ -161,11 +135,16 @@ class UserTurns:
         if self._open is not None and self._open.waiting:
             self._pass_on(self._open)
 
-    def set_finished_probability(self, turn: OpenTurn, probability: float | None) -> None:
-        """Set the turn model's answer for a turn that is likely over; None: it has none."""
-        if self._asked is turn:
-            self._asked, self._finished = None, probability
-            self.go_on()
+    def set_finished_probability(self, turn: OpenTurn | AnsweredTurn, probability: float | None) -> None:
+        """Set the turn model's answer for the turn that it was asked about; None: it has none."""
+        if self._asked is not turn:
+            return
+        self._asked = None
+        if isinstance(turn, OpenTurn):
+            self._finished = probability
+        elif self._answered is turn:  # where the model fails, the sound alone decides
+            self._answered = replace(turn, finished=1.0 if probability is None else probability)
+        self.go_on()
 
     def _window(self, window: AudioWindow) -> None:
         self._recent.append(window)
@@ -177,8 +156,8 @@ class UserTurns:
         event, self._turn = self._taker.step(self._turn, window.probability, self._finished, window.quiet_ms)
         # A reply is heard longer than it is played: its echo comes back later.
         is_audible = self._replies.is_audible(self._moment) or window.echo >= ECHO_SHARE
-        if self._turn.is_speech and not is_audible and self._overlap is None:
-            self._user_level.update(window.level_db, window.samples)
+        if not is_audible and self._overlap is None:
+            self._addressed.hear(window, self._turn)
         if self._speaker is not None and self._turn.is_speech and window.echo < ECHO_SHARE:
             self._speaker.hear(window.samples, window.level_db)
         if self._open is not None:
@@ -186,7 +165,10 @@ class UserTurns:
         elif self._overlap is not None or (is_audible and self._turn.is_speech and self._may_interrupt):
             self._in_overlap(window)
         elif event is TurnEvent.BEGAN:
+            is_in_silence = not is_audible and self._replies.generating is None
             self._begin_turn()
+            if is_in_silence:
+                self._addressed.begin(list(self._recent))
         else:
             self._idle(is_audible)
 
@@ -214,13 +196,19 @@ class UserTurns:
 
     def _likely_over(self, turn: OpenTurn) -> None:
         settings = self._context.settings.turn
-        if settings.detector == "semantic" and self._options.request_turn_model is not None:
-            self._asked = turn
-            self._options.request_turn_model(turn)
+        turn.pause = len(turn.windows)
+        if settings.detector == "semantic":
+            self._ask_turn_model(turn)
         if self._speaker is not None:
             self._speaker.pause_turn(len(turn.windows))
         if self._options.holds_replies and settings.create_response:
             self._replies.hold()
+
+    def _ask_turn_model(self, turn: OpenTurn | AnsweredTurn) -> None:
+        """Ask whether a turn is finished; later windows wait for the answer."""
+        if self._options.request_turn_model is not None:
+            self._asked = turn
+            self._options.request_turn_model(turn)
 
     def _listen(self, turn: OpenTurn, samples: Samples) -> None:
         """Add audio to the turn; while a reply is held it waits, as the reply may already have the whole turn."""
@@ -241,19 +229,22 @@ class UserTurns:
     def _in_overlap(self, window: AudioWindow) -> None:
         """Classify sound made while a reply plays: duck first, then interrupt or play on."""
         if self._overlap is None:
-            self._overlap = self._options.classifier.watch(list(self._recent)[:-1], self._user_level)
+            self._overlap = self._options.classifier.watch(list(self._recent)[:-1], self._addressed.levels)
         watch, turn = self._overlap, self._turn
-        watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._user_level)
-        may_be_turn = turn.has_started and watch.may_be_turn
-        is_premature = self._replies.has_hardly_started(self._speech_start)
-        has_no_output = watch.verdict is None and not self._replies.is_audible(self._moment)
-        interrupts = watch.verdict is OverlapVerdict.INTERRUPTION or (may_be_turn and (is_premature or has_no_output))
+        watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._addressed.levels)
+        outlasts = watch.verdict is None and not self._replies.is_audible(self._moment)
+        is_late_turn = outlasts and turn.has_started and watch.may_be_turn
+        is_interruption = watch.verdict is OverlapVerdict.INTERRUPTION or is_late_turn
+        interrupts = is_interruption or (turn.has_started and self._goes_on(watch))
         speaker = (
             SpeakerVerdict.USER if self._speaker is None or not interrupts else self._speaker.over_reply(watch.is_over)
         )
         if interrupts and speaker is SpeakerVerdict.USER:
+            self._context.emit(OverlapJudged("interruption" if is_interruption else "continuation"))
             self._begin_turn()
         elif watch.is_over and speaker is not SpeakerVerdict.UNSURE:
+            if turn.has_started:
+                self._context.emit(OverlapJudged("other_speaker" if interrupts else _kind_of(watch.verdict)))
             self._end_overlap()
             if self._speaker is not None:
                 self._speaker.clear()
@@ -264,6 +255,23 @@ class UserTurns:
             if watch.lasted_ms == TRANSCRIBED_AT_MS and self._options.request_words is not None:
                 overlap = list(self._recent)[-watch.lasted_ms // WINDOW_MS - 2 :]
                 self._options.request_words(watch, np.concatenate([each.samples for each in overlap]))
+
+    def _goes_on(self, watch: WatchedOverlap) -> bool:
+        """Whether the user goes on with the turn before a reply that was hardly heard, and which came too soon then."""
+        if not self._replies.has_hardly_started(self._speech_start):
+            return False
+        before = self._turn_before
+        if before is not None and before.finished is None and self._options.classifier.asks_turn_model:
+            self._ask_turn_model(before)
+        return watch.goes_on(None if before is None else before.finished)
+
+    @property
+    def _turn_before(self) -> AnsweredTurn | None:
+        """The last turn, if it was answered and what is said now may be a part of it."""
+        before, start_ms, within_ms = self._answered, self._turn.speech_from_ms, self._options.join_within_ms
+        if before is None or not before.goes_on(start_ms, self._speech_start, within_ms, self._context.history):
+            return None
+        return before
 
     def _end_overlap(self) -> None:
         self._overlap = None
@@ -298,9 +306,9 @@ class UserTurns:
 
     def _interrupt(self, turn: OpenTurn) -> None:
         """Stop the replies; where the turn before goes on, take back its reply and begin with its sound."""
-        start_ms, within_ms = self._turn.speech_from_ms, self._options.join_within_ms
-        before, self._answered = self._answered, None
-        if before is None or not before.goes_on(start_ms, self._speech_start, within_ms, self._context.history):
+        before = self._turn_before
+        self._answered = None
+        if before is None:
             self._replies.interrupt()
             return
         self._replies.interrupt(retracts=True)
@@ -319,34 +327,46 @@ class UserTurns:
     def _end_turn(self, turn: OpenTurn) -> None:
         """Commit the turn, and release the held reply or request one."""
         self._context.emit(SpeechStopped(turn.item, self._turn.heard_ms - self._late_ms))
+        if not self._addressed.end():
+            self._ignore(turn, "not_addressed")
+            return
         if self._speaker is not None and not self._leave_others_out(turn, self._speaker):
             return
-        ended_ms, earlier_reply = self._turn.heard_ms, self._replies.generating
+        ended_ms, finished, earlier_reply = self._turn.heard_ms, self._finished, self._replies.generating
         item = self._commit(turn)
         if not self._replies.release_held(item.id):
             self._answer(item)
         reply = self._replies.generating
         if reply is not None and reply is not earlier_reply:
-            self._answered = AnsweredTurn(item.id, turn.windows, ended_ms, reply)
+            self._answered = AnsweredTurn(item.id, turn.windows, ended_ms, reply, turn.pause, finished)
 
     def _leave_others_out(self, turn: OpenTurn, speaker: SpeakerWatch) -> bool:
         """Drop what others said in a turn, or the whole turn; whether anything of it is left."""
         foreign = speaker.end_turn(turn.joined)
         if foreign == []:
             return True
+        if foreign is None:
+            self._ignore(turn, "other_speaker")
+            return False
         self.drop_held()
         self._context.conversation_state.discard_turn()
-        if foreign is None:
-            self._open, self._finished = None, None
-            self._turn = ended(self._turn)
-            self._context.emit(TurnIgnored(turn.item))
-            if self._options.ignored is not None:
-                self._options.ignored()
-            return False
         dropped = {index for begin, end in foreign for index in range(begin, end)}
         turn.windows = [window for index, window in enumerate(turn.windows) if index not in dropped]
         self._context.conversation_state.listen(turn.sound)
         return True
+
+    def _ignore(self, turn: OpenTurn, reason: IgnoredReason) -> None:
+        """Drop a turn that has ended."""
+        logger.info("a turn of %.1f s is ignored: %s", len(turn.sound) / RATE, reason)
+        self.drop_held()
+        self._context.conversation_state.discard_turn()
+        self._open, self._finished = None, None
+        self._turn = ended(self._turn)
+        if self._speaker is not None:
+            self._speaker.clear()
+        self._context.emit(TurnIgnored(turn.item, reason))
+        if self._options.ignored is not None:
+            self._options.ignored()
 
     def _answer(self, item: Item) -> None:
         self._context.conversation_state.commit_turn(item.id)
@@ -358,6 +378,7 @@ class UserTurns:
         """Make the open turn an item of the history."""
         self._open, self._finished, self._answered = None, None, None
         self._turn = ended(self._turn)
+        self._addressed.accept()
         item, previous = self._context.history.add(Message("user", (AudioPart(turn.sound, RATE),)), turn.item)
         self._context.emit(TurnCommitted(item, previous))
         self._options.committed(item, turn.sound)
@@ -371,3 +392,7 @@ class UserTurns:
         for samples in turn.prefix:
             self._listen(turn, samples)
         self._answer(self._commit(turn))
+
+
+def _kind_of(verdict: OverlapVerdict | None) -> OverlapKind:
+    return (verdict or OverlapVerdict.NOISE).value

@@ -62,6 +62,8 @@ class Metrics:
         self.sip_malformed = Counter("sip_malformed", "SIP messages that could not be read.", **common)
         self.dropped = Counter("connections_dropped", "Connections closed by the server.", ["reason"], **common)
         self.replies = Counter("replies", "Replies that ended.", ["reason"], **common)
+        self.ignored = Counter("turns_ignored", "Turns that were dropped, not answered.", ["reason"], **common)
+        self.overlaps = Counter("overlaps", "Sounds over replies, by what they were taken for.", ["verdict"], **common)
         self.errors = Counter("errors", "Error events sent.", ["code"], **common)
         self.ttfa = Histogram(
             "ttfa_seconds",
@@ -219,7 +221,7 @@ class TurnClock:
         self._last_speech = arrived[0] if arrived else self._turn_ended_at
 
     def note_turn_ignored(self) -> None:
-        """Note that the turn that ended was another speaker's: no reply is awaited."""
+        """Note that the turn that ended was dropped: no reply is awaited."""
         self._turn_ended_at = self._last_speech = None
 
     def note_reply_request(self) -> None:

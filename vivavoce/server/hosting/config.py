@@ -2,6 +2,7 @@
 name for them.
 """
 
+import logging
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ from vivavoce.s2s.remote_codec import RemoteCodec
 from vivavoce.server.config import ServerOptions, read_options
 from vivavoce.server.hosting.embeddings import SPEAKER_MODEL, installed_embed, load_speaker_encoder
 from vivavoce.stacks import PARTS, choose_stack
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "mini-speech"
 CORES_FOR_A_FRONT_END = 8  # with fewer, a process more takes as much from models on the CPU as off the event loop
@@ -84,6 +87,8 @@ class ConversationOptions:
     words_decide: bool = False
     """Whether speech over a reply is transcribed to decide on an interruption: for a fast recogniser that gets single
     words right."""
+    ignores_side_talk: bool = True
+    """Whether the model of barge-in also drops turns in silence that are surely not spoken to the machine."""
     speaker: Literal["any", "enrol"] = "any"
     """`enrol`: the first turns enrol the user, and what other voices say is ignored."""
     speaker_model: str = SPEAKER_MODEL
@@ -107,7 +112,11 @@ class ConversationOptions:
 
     def options(self, moderation: Moderation | None, turn_model: Callable[[Samples], float] | None) -> DialogueOptions:
         """The options of a conversation."""
-        default = DialogueOptions(speaking=SpeakingOptions(moderation=moderation, guards=self.guards))
+        classifier = overlap_judge(self.barge_in)
+        logger.info("barge-in is decided by %s", classifier.name)
+        default = DialogueOptions(
+            speaking=SpeakingOptions(moderation=moderation, guards=self.guards), classifier=classifier
+        )
         return replace(
             default,
             ducked_gain=self.ducked_gain,
@@ -115,9 +124,9 @@ class ConversationOptions:
             likely_end_ms=self.likely_end_ms,
             join_within_ms=self.join_within_ms,
             echo=default.echo if self.echo_guard else None,
-            classifier=overlap_judge(self.barge_in),
             turn_model=turn_model,
             words_decide=self.words_decide,
+            ignores_side_talk=self.ignores_side_talk,
             voices=load_speaker_encoder(self.speaker_model).embed
             if self.speaker == "enrol"
             else installed_embed(self.speaker_model),

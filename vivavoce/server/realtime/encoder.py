@@ -210,7 +210,11 @@ class EventEncoder:
 
     def _turn_ignored(self, event: dialogue.TurnIgnored) -> None:
         self.clock.note_turn_ignored()
+        self.metrics.ignored.labels(event.reason).inc()
         self.send(events.InputAudioBufferCleared())
+
+    def _overlap_judged(self, event: dialogue.OverlapJudged) -> None:
+        self.metrics.overlaps.labels(event.verdict).inc()
 
     def _turn_timed_out(self, event: dialogue.TurnTimedOut) -> None:
         self.send(events.InputAudioBufferTimeoutTriggered(event.item, event.audio_start_ms, event.audio_end_ms))
@@ -420,6 +424,7 @@ _HANDLERS: dict[type, Callable[[EventEncoder, Any], None]] = {
     dialogue.SpeechStopped: EventEncoder._speech_stopped,
     dialogue.TurnCommitted: EventEncoder._turn_committed,
     dialogue.TurnIgnored: EventEncoder._turn_ignored,
+    dialogue.OverlapJudged: EventEncoder._overlap_judged,
     dialogue.TurnTimedOut: EventEncoder._turn_timed_out,
     dialogue.InputTranscript: EventEncoder._input_transcript,
     dialogue.InputTranscriptFailed: EventEncoder._input_transcript_failed,
