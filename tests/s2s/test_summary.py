@@ -101,7 +101,7 @@ async def test_facts_of_the_first_minute_are_in_the_prompt_after_three_hours(par
 
 
 async def test_without_a_writer_the_model_itself_sums_up_in_a_branch_of_the_sequence(parts):
-    async with parts.pipeline(context=900, calls_tools=True) as pipeline:
+    async with parts.pipeline(context=900, writes_summaries=True) as pipeline:
         call = Call(pipeline)
         while not call.state._summary.text:
             await call.say("A sentence that is said again and again, until it is too long.")

@@ -189,4 +189,8 @@ async def test_written_replies_follow_a_schema(parts):
 @pytest.mark.parametrize(("said", "asked", "expected"), [(True, None, True), (True, False, False), (False, True, True)])
 def test_the_checkpoint_or_an_option_switches_the_branch_on(tmp_path, said, asked, expected):
     (tmp_path / "generation_config.json").write_text(json.dumps({"tool_calls": said}))
-    assert checkpoint_options(tmp_path, MossSpeechOptions(calls_tools=asked)).calls_tools is expected
+    options = checkpoint_options(tmp_path, MossSpeechOptions(calls_tools=asked))
+    assert options.calls_tools is expected and options.writes_summaries is False
+    (tmp_path / "generation_config.json").write_text(json.dumps({"summaries": said}))
+    options = checkpoint_options(tmp_path, MossSpeechOptions(writes_summaries=asked))
+    assert options.writes_summaries is expected and options.calls_tools is False

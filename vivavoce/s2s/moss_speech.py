@@ -93,7 +93,9 @@ class MossSpeechOptions:
     calls_tools: bool | None = None
     """Whether the model decides on tool calls itself, in a branch that writes; None: where its checkpoint says so."""
     summary_writer: SummaryWriter | None = None
-    """Sums up long conversations; None: the model itself if it decides on tool calls, otherwise turns are dropped."""
+    """Sums up long conversations; None: the model itself if it can, otherwise turns are dropped."""
+    writes_summaries: bool | None = None
+    """Whether the model can sum up; None: where its checkpoint says so."""
     threads: int | None = None
     """Torch threads on a CPU; None: half its cores, as engine and vocoder run concurrently."""
     switch_seconds: float = 0.0005
@@ -181,7 +183,7 @@ class MossSpeechBackend:
     @property
     def sums_up(self) -> bool:
         """Whether long conversations are summed up."""
-        return self.options.summary_writer is not None or bool(self.options.calls_tools)
+        return self.options.summary_writer is not None or bool(self.options.writes_summaries)
 
     @property
     def transcriber(self) -> ReplyTranscriber:
@@ -332,6 +334,7 @@ def chunk_policy(unit: ChunkUnit, device: str, is_graphed: bool) -> LeadPolicy:
 
 CODEC_FOLDER = "codec"  # inside a checkpoint that includes its codec
 GENERATION_CONFIG = "generation_config.json"
+ABILITIES = {"calls_tools": "tool_calls", "writes_summaries": "summaries"}  # names of options, and in that file
 
 
 def load_speech(
@@ -430,9 +433,9 @@ def checkpoint_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOp
         checkpoint_settings = {name: stored[name] for name in ("temperature", "top_k", "top_p") if name in stored}
         sampling = replace(options.sampling, **checkpoint_settings) if checkpoint_settings else options.sampling
         left = stored.get("left_chunks", options.left_chunks)
-        says_so = stored.get("tool_calls") is True
+        abilities = {name: stored.get(key) is True for name, key in ABILITIES.items()}
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file} has invalid sampling settings ({error})") from error
     assert isinstance(sampling, Sampling)
-    calls_tools = says_so if options.calls_tools is None else options.calls_tools
-    return replace(options, sampling=sampling, left_chunks=left, calls_tools=calls_tools)
+    known: dict[str, Any] = {name: value for name, value in abilities.items() if getattr(options, name) is None}
+    return replace(options, sampling=sampling, left_chunks=left, **known)

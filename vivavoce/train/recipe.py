@@ -129,7 +129,9 @@ def _language_model_steps(options: RecipeOptions) -> list[RecipeStep]:
 
 def _needs_classic(options: RecipeOptions) -> bool:
     """Whether the synthesizers' own corpora are used: by the speech encoder, and as replies where Kokoro has none."""
-    return options.beginning == "encoder" or (options.beginning == "flow" and options.kokoro is None)
+    return options.classic and (
+        options.beginning == "encoder" or (options.beginning == "flow" and options.kokoro is None)
+    )
 
 
 def _model_steps(options: RecipeOptions) -> list[RecipeStep]:

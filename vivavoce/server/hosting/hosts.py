@@ -302,12 +302,14 @@ def load_models(options: ServingOptions) -> SpeechHost | AudioHost:
         return AudioHost(recogniser, _load_speech_endpoint(options), transcriber, dialogue, settings)
     model = options.model or DEFAULT_MODEL
     reads_turns, tool_chat = options.turns_as_text, _tool_chat(options)
+    by_itself = None if options.tool_model is None else options.tool_model == OWN_TEXT_BRANCH
     replies = MossSpeechOptions(
         captioner="model" if recogniser is None or reads_turns else recogniser,
         recogniser=recogniser if reads_turns else None,
         normalise=numbers_as_words if model == DEFAULT_MODEL else None,  # its training had no digits
         words_first=dialogue.speaking.moderation is not None,
-        calls_tools=None if options.tool_model is None else options.tool_model == OWN_TEXT_BRANCH,
+        calls_tools=by_itself,
+        writes_summaries=by_itself,
         summary_writer=None if tool_chat is None else ChatSummaryWriter(tool_chat),
         admission=Admission(max_speech_load=options.server.max_speech_load),
     )
