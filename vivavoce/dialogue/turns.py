@@ -261,9 +261,13 @@ class UserTurns:
         if not self._replies.has_hardly_started(self._speech_start):
             return False
         before = self._turn_before
-        if before is not None and before.finished is None and self._options.classifier.asks_turn_model:
+        if before is None or not self._options.classifier.asks_turn_model:
+            return watch.goes_on(None)
+        if self._options.request_turn_model is None:
+            return watch.may_be_turn
+        if before.finished is None:
             self._ask_turn_model(before)
-        return watch.goes_on(None if before is None else before.finished)
+        return watch.goes_on(before.finished)
 
     @property
     def _turn_before(self) -> AnsweredTurn | None:
