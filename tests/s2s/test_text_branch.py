@@ -3,6 +3,8 @@
 import asyncio
 import copy
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -194,3 +196,18 @@ def test_the_checkpoint_or_an_option_switches_the_branch_on(tmp_path, said, aske
     (tmp_path / "generation_config.json").write_text(json.dumps({"summaries": said}))
     options = checkpoint_options(tmp_path, MossSpeechOptions(writes_summaries=asked))
     assert options.writes_summaries is expected and options.calls_tools is False
+
+
+WITHOUT_LLGUIDANCE = """
+import sys
+sys.modules["llguidance"] = None
+from vivavoce import hub
+from vivavoce.s2s.moss_speech import load_moss_speech
+print(load_moss_speech(hub.resolve("mini-speech"), device="cpu").options.calls_tools)
+"""
+
+
+def test_a_plain_install_runs_a_checkpoint_that_calls_tools_without_its_calls():
+    command = [sys.executable, "-c", WITHOUT_LLGUIDANCE]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["False"], done.stderr

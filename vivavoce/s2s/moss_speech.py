@@ -5,6 +5,7 @@
 
 import asyncio
 import json
+import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.dialogue.backend import ConversationState, OnTranscript, ReplyPlan, ReplyTranscriber
 from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.dialogue.summary import SummaryWriter
+from vivavoce.engine import constraints
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import Sampling
 from vivavoce.engine.sequence import Admission
@@ -45,6 +47,8 @@ from vivavoce.s2s.remote_codec import SPEECH_ENCODER, VOCODER, RemoteCodec, Remo
 from vivavoce.s2s.reply import FirstSound, MossSpeechReply
 from vivavoce.s2s.speech_cost import BusySeconds, SpeechCost
 from vivavoce.s2s.written_turns import WrittenTurnConversation
+
+logger = logging.getLogger(__name__)
 
 MAX_FIRST_SOUNDS = 256
 MANY_STARTING = 3  # replies without output from which on they delay each other's next chunks: on a GPU the first chunk
@@ -437,5 +441,8 @@ def checkpoint_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOp
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file} has invalid sampling settings ({error})") from error
     assert isinstance(sampling, Sampling)
+    if abilities["calls_tools"] and options.calls_tools is None and not constraints.is_available():
+        logger.info("%s can call tools, which needs llguidance: pip install 'vivavoce[tools]'", folder.name)
+        abilities["calls_tools"] = False
     known: dict[str, Any] = {name: value for name, value in abilities.items() if getattr(options, name) is None}
     return replace(options, sampling=sampling, left_chunks=left, **known)
