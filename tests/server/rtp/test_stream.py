@@ -140,7 +140,7 @@ async def test_replies_are_sent_at_the_speed_of_speech():
         caller.write(sine(700, 1.0))
         assert caller.queued_seconds == pytest.approx(1.0)
         await eventually(lambda: caller.queued_seconds == 0, "the reply was sent")
-        assert loop.time() - began >= 0.97
+        assert loop.time() - began >= 0.9  # a sender that was late at first catches up
         assert caller.played_seconds == pytest.approx(1.0)
         await eventually(lambda: len(heard.samples) > 16_000, "all of it was received")
 
