@@ -31,7 +31,7 @@ class AddressedTurns:
         """How the user usually sounds."""
         self._judge, self._is_on = judge, is_on
         self._before = UserLevel()  # before the sound that may become a turn
-        self._alone = UserLevel()  # of that sound alone
+        self._alone = UserLevel()  # of that sound alone, after a dropped turn
         # Its first windows, and which of them are speech.
         self._sound: deque[tuple[AudioWindow, bool]] = deque(maxlen=MAX_START_WINDOWS)
         self._watch: WatchedTurn | None = None
@@ -43,8 +43,9 @@ class AddressedTurns:
             if turn.voiced_ms == WINDOW_MS and not turn.has_started:
                 self._before, self._alone = self.levels.copy(), UserLevel()
                 self._sound.clear()
-            for levels in (self.levels, self._alone):
-                levels.update(window.level_db, window.samples)
+            self.levels.update(window.level_db, window.samples)
+            if self._dropped:
+                self._alone.update(window.level_db, window.samples)
         if self._watch is not None:
             if turn.silence_ms <= END_WINDOWS * WINDOW_MS:
                 self._step(self._watch, window, turn.is_speech)

@@ -117,12 +117,9 @@ def _language_model_steps(options: RecipeOptions) -> list[RecipeStep]:
     assert options.init is not None
     out, codec = options.out, options.init / "codec"
     voices = (*(("voices",) if options.kokoro is not None else ()), "callers")
-    seed = ["--seed", options.seed]
     data = ["lm-data", "--corpus", out / "speech", *_kokoro(options), *_replies(options), "--speech-encoder", codec]
     data += ["--out", out / "data", *_device(options), *_dialogues(options)]
-    learn = ["lm", "--data", out / "data", "--init", options.init, "--new-vocabulary", "--out", out / "lm"]
-    learn += ["--seconds", TINY_SECONDS] if options.tiny else _seconds(options, "lm")
-    learn += [*_device(options), *(["--tiny"] if options.tiny else []), *seed]
+    learn = _trained(options, "lm", "lm", "--data", out / "data", "--init", options.init, "--new-vocabulary")
     package = ["package", "--lm", out / "lm", "--codec", codec, "--out", out / "mini-speech"]
     return [_step("data", data, *voices), _step("lm", learn, "data"), _step("package", package, "lm")]
 
@@ -143,14 +140,12 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
     folders = [out / name for name, has in (("kokoro", by_kokoro), ("classic", has_classic)) if has]
     mixed = [*from_kokoro, *([out / "classic" / "mixed"] if has_classic else [])]
     reply_voices = [f"{KOKORO}{REPLY_VOICES[code]}" for code in options.languages] if by_kokoro else []
-    common = [*_device(options), *(["--tiny"] if options.tiny else []), "--seed", options.seed]
     encoder = ["--speech-encoder", options.speech_encoder or out / "encoder"]
     held_out = [folder / "held_out" for folder in folders]
     speech = ["--corpus", out / "speech"] if options.classic else []
 
     def trained(name: str, *arguments: object) -> list[object]:
-        seconds = ["--seconds", TINY_SECONDS] if options.tiny else _seconds(options, name)
-        return [*arguments, "--out", out / name, *seconds, *common]
+        return _trained(options, name, *arguments)
 
     first, first_flow, first_vocoder = _beginnings(options)
     first += ["--reply-voice", *reply_voices] if reply_voices else []
@@ -198,6 +193,13 @@ def _beginnings(options: RecipeOptions) -> tuple[list[object], list[object], lis
 
 def _step(name: str, arguments: Sequence[object], *needs: str) -> RecipeStep:
     return RecipeStep(name, tuple(map(str, arguments)), needs)
+
+
+def _trained(options: RecipeOptions, name: str, *arguments: object) -> list[object]:
+    """The arguments of a step that trains: its time, device and seed, and where the result goes."""
+    seconds = ["--seconds", TINY_SECONDS] if options.tiny else _seconds(options, name)
+    tiny = ["--tiny"] if options.tiny else []
+    return [*arguments, "--out", options.out / name, *seconds, *_device(options), *tiny, "--seed", options.seed]
 
 
 def _seconds(options: RecipeOptions, name: str) -> list[object]:
