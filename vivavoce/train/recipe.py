@@ -66,8 +66,12 @@ class RecipeOptions:
     """Whether those of `init` are kept, and only its language model is trained on, with a new vocabulary."""
     begin: Path | None = None
     """What the speech encoder begins with in its place, written by `viva train causal-whisper`."""
+    continued_encoder: Path | None = None
+    """A trained speech encoder, which is trained on, for example in another language."""
     speech_encoder: Path | None = None
     """A trained speech encoder, which is taken as it is."""
+    text_from: Path | None = None
+    """An earlier language model, which keeps what it knows of texts, and learns the codes anew."""
     reply_voice: Path | None = None
     """Flow and vocoder in the reply voice, which are continued in place of those of `init`."""
     tiny: bool = False
@@ -152,6 +156,9 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
     vocabulary = (
         [] if len(options.languages) == 1 else ["--set", f"text_entries={TEXT_ENTRIES * len(options.languages)}"]
     )
+    earlier_lm: list[object] = []
+    if options.text_from is not None:
+        earlier_lm = ["--init", options.text_from, "--new-vocabulary", "--new-codes"]
     learn = trained("encoder", "speech-encoder", "--corpus", *mixed, "--held-out", *held_out, *first)
     data = ["lm-data", *speech, *_kokoro(options), *encoder, "--out", out / "data", *_device(options)]
     parts = [*encoder, "--flow", out / "flow", "--vocoder", out / "vocoder"]
@@ -168,7 +175,7 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
         *vocoders,
         _step("data", [*data, *_dialogues(options)], *encoded, *(("callers",) if options.classic else ())),
         _step("flow", trained("flow", "flow", "--corpus", teacher, *encoder, *first_flow), *encoded),
-        _step("lm", trained("lm", "lm", "--data", out / "data", *vocabulary), "data"),
+        _step("lm", trained("lm", "lm", "--data", out / "data", *vocabulary, *earlier_lm), "data"),
         _step("vocoder", trained("vocoder", *again), "flow", *(step.name for step in vocoders)),
         _step("codec", ["assemble", *parts, "--corpus", teacher, "--out", out / "codec"], "vocoder"),
         _step(
@@ -185,6 +192,8 @@ def _beginnings(options: RecipeOptions) -> tuple[list[object], list[object], lis
     encoder: list[object] = [] if codec is None else ["--init", codec]
     if options.begin is not None:
         encoder = ["--begin", options.begin]
+    if options.continued_encoder is not None:
+        encoder = ["--init", options.continued_encoder]
     if options.reply_voice is not None:
         return encoder, ["--init", options.reply_voice], []
     flow: list[object] = [] if codec is None else ["--init", codec / "flow"]
@@ -310,7 +319,9 @@ def main(arguments: list[str] | None = None) -> None:
         help="with --init: its language model alone is trained on, on new dialogues",
     )
     parser.add_argument("--begin", type=Path, help="begin with an encoder of `viva train causal-whisper` instead")
+    parser.add_argument("--continued-encoder", type=Path, help="train this speech encoder on instead")
     parser.add_argument("--speech-encoder", type=Path, help="take this trained one as it is; the others learn from it")
+    parser.add_argument("--text-from", type=Path, help="begin with the texts of this speech-to-speech model")
     parser.add_argument("--reply-voice", type=Path, help="continue flow and vocoder of this folder, of the same voice")
     parser.add_argument("--seconds-scale", type=float, default=1.0, help="factor on the time of every step")
     parser.add_argument("--device", help="default: CUDA where there is one")
@@ -325,8 +336,9 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("the synthesizers speak English only: --languages needs --kokoro")
     if options.plan is not None and options.kokoro is None:
         parser.error("--plan needs --kokoro")
-    if options.speech_encoder is not None and (options.begin is not None or options.init is not None):
-        parser.error("--speech-encoder is not trained again: it goes with neither --begin nor --init")
+    beginnings = (options.init, options.begin, options.continued_encoder)
+    if options.speech_encoder is not None and any(each is not None for each in beginnings):
+        parser.error("--speech-encoder is not trained again: without --init, --begin and --continued-encoder")
     if options.keep_codec and (options.init is None or options.without_synthesizers or options.languages != ["en"]):
         parser.error("--keep-codec needs --init, and the synthesizers' English voices for the replies")
     wanted = steps(
@@ -343,7 +355,9 @@ def main(arguments: list[str] | None = None) -> None:
             init=options.init,
             keep_codec=options.keep_codec,
             begin=options.begin,
+            continued_encoder=options.continued_encoder,
             speech_encoder=options.speech_encoder,
+            text_from=options.text_from,
             reply_voice=options.reply_voice,
             tiny=options.tiny,
         )

@@ -102,9 +102,10 @@ class TeacherSpeech:
 
 
 def segment_starts(speech: TeacherSpeech, frames: int, utterances: Tensor | None = None) -> Tensor:
-    """Frames at which a segment of this length starts within one utterance.  # [segment] int64"""
+    """Frames at which a segment of this length starts within one utterance; shorter ones have none.  # [segment] int64"""
     chosen = torch.arange(len(speech)) if utterances is None else utterances
-    runs = [torch.arange(int(speech.starts[i]), int(speech.starts[i + 1]) - frames + 1) for i in chosen.tolist()]
+    spans = [(int(speech.starts[i]), int(speech.starts[i + 1]) - frames + 1) for i in chosen.tolist()]
+    runs = [torch.arange(first, max(first, end)) for first, end in spans]
     starts = torch.cat(runs) if runs else torch.zeros(0, dtype=torch.int64)
     return starts.to(speech.mel.device)
 

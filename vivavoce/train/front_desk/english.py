@@ -3,7 +3,15 @@
 import re
 
 from vivavoce.train.front_desk.english_text import is_recognised_value, is_value, plain_words, same_word, spoken_words
-from vivavoce.train.front_desk.english_values import DAYS, DIRECTIONS, NUMBERS, PRICES, VALUES, WAYS_TO_SAY
+from vivavoce.train.front_desk.english_values import (
+    DAYS,
+    DIRECTIONS,
+    NUMBERS,
+    PRICES,
+    VALUES,
+    WAYS_TO_SAY,
+    number_words,
+)
 from vivavoce.train.front_desk.language import SpokenLanguage
 from vivavoce.train.front_desk.templates import by_name, read
 
@@ -99,4 +107,7 @@ ENGLISH = SpokenLanguage(
     is_value=is_value,
     same_word=same_word,
     is_recognised_value=is_recognised_value,
+    number_words=number_words,
+    currency="euros",
+    per_euro=1,
 )

@@ -49,6 +49,10 @@ class SpokenLanguage:
     """Whether one of these words is a number, time, name, dish or day."""
     same_word: Callable[[str, str], bool]
     is_recognised_value: Callable[[str, str], bool]
+    number_words: Callable[[int], str]
+    currency: str
+    per_euro: int
+    """What one euro is in this currency."""
     edition: int = 1
     added: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
     """Phrasings of edition 2, by split and intent."""
@@ -67,8 +71,8 @@ class SpokenLanguage:
 
         def word(match: re.Match[str]) -> str:
             name = match[1]
-            if name in DERIVED and name in slots:  # another value than the desk's own
-                return slots[name]
+            if name in DERIVED and name in slots:  # another price than the desk's own
+                return self.number_words(int(slots[name]))
             value = slots[DERIVED.get(name, name)]
             return self.words.get(name, {}).get(value, value)
 

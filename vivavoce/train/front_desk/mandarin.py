@@ -9,6 +9,8 @@ from vivavoce.train.front_desk.mandarin_values import (
     ROOM_PRICE,
     VALUES,
     WAYS_TO_SAY,
+    YUAN_PER_EURO,
+    number_words,
 )
 from vivavoce.train.front_desk.templates import by_name, read
 
@@ -97,4 +99,7 @@ MANDARIN = SpokenLanguage(
     is_value=is_value,
     same_word=same_word,
     is_recognised_value=same_word,
+    number_words=number_words,
+    currency="yuan",
+    per_euro=YUAN_PER_EURO,
 )

@@ -21,11 +21,12 @@ SUBJECTS = {  # of `look_up`, by intent, with what it finds
     "restaurant_hours": ("restaurant", "noon to 11, every day"),
     "breakfast": ("breakfast", "7 to 10 in the morning"),
     "menu": ("menu", "soup, salmon, chicken, steak, curry"),
-    "room_price": ("room", "90 euros a night, with breakfast"),
+    "room_price": ("room", "{price} {currency} a night, with breakfast"),
     "wifi": ("wifi", "free, password garden"),
     "check_in": ("check in", "from 3 in the afternoon"),
     "check_out": ("check out", "by 11 in the morning"),
 }
+ROOM_EUROS = 90
 FULL = 0.1  # share of bookings that are not possible
 OTHER_PRICE = 0.5  # share of prices that are not the usual ones, so that the output is what counts
 EUROS = (3, 39)
@@ -75,18 +76,20 @@ def tool_of(call: str) -> str:
 
 @dataclass
 class ToolDialogueState(DialogueState):
-    """A dialogue whose desk calls functions; in English."""
+    """A dialogue whose desk calls functions."""
 
     wanted: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: REQUIRED)
     random_source: random.Random = field(default_factory=lambda: random.Random(0))
     used: tuple[str, str] = (NO_CALL, "")
     """The call of the last turn and its output."""
+    currency: tuple[str, int] = ("euros", 1)
+    """Of the last turn's language, and what one euro is in it."""
 
     def exchange(
         self, intent: str, user: str, slots: tuple[tuple[str, str], ...], language: SpokenLanguage
     ) -> Exchange:
         """A user turn with its call, output and reply; updates the state."""
-        self.used = (NO_CALL, "")
+        self.used, self.currency = (NO_CALL, ""), (language.currency, language.per_euro)
         reply = self.answer(intent, dict(slots), language)
         return Exchange(intent, user, reply, slots, *self.used)
 
@@ -96,11 +99,14 @@ class ToolDialogueState(DialogueState):
             self._use("order", {"dish": slots["dish"]}, {"status": "ok"})
         elif intent == "price":
             is_other = self.random_source.random() < OTHER_PRICE
-            euros = self.random_source.randint(*EUROS) if is_other else USUAL[slots["dish"]]
-            self._use("look_up", {"subject": slots["dish"]}, {"euros": euros})
-            return (("price", {**slots, "price": number_words(euros)}),)
+            currency, per_euro = self.currency
+            price = per_euro * (self.random_source.randint(*EUROS) if is_other else USUAL[slots["dish"]])
+            self._use("look_up", {"subject": slots["dish"]}, {currency: price})
+            return (("price", {**slots, "price": str(price)}),)
         elif intent in SUBJECTS:
             subject, found = SUBJECTS[intent]
+            currency, per_euro = self.currency
+            found = found.format(price=ROOM_EUROS * per_euro, currency=currency)
             self._use("look_up", {"subject": subject}, {"found": found})
         return reply
 

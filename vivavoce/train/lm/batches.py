@@ -16,7 +16,7 @@ from vivavoce.models.moss_speech.model import MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, SpeechTokenizerProtocol
 from vivavoce.train.front_desk import Exchange
 from vivavoce.train.lm.dialogue_data import Codes, SpokenDialogues
-from vivavoce.train.lm.tool_examples import CALL_SHARES, Offers, decision_of, returned, written
+from vivavoce.train.lm.tool_examples import DECISION_SHARES, Offers, has_tools, kind_of_decision, returned, written
 
 TRANSCRIBE = "Write down what is said."
 READ = "Read this aloud."
@@ -158,7 +158,7 @@ class LMBatches:
     def decision(self, user_modality: Modality, random_source: np.random.Generator) -> LMExample:
         """A dialogue up to a user's turn, tools that are offered, and the call or that there is none."""
         turns = self._decisions[user_modality]
-        shares = np.array([CALL_SHARES[name] for name in turns])
+        shares = np.array([DECISION_SHARES[name] for name in turns])
         name = list(turns)[int(random_source.choice(len(shares), p=shares / shares.sum()))]
         line, last = turns[name][int(random_source.integers(len(turns[name])))]
         earlier, exchange = self.data.dialogues[line][:last], self.data.dialogues[line][last]
@@ -263,13 +263,16 @@ class LMBatches:
             self._text_turn(example, "user", returned(exchange))
 
     def _turns_by_decision(self, lines: Iterable[int]) -> dict[str, list[tuple[int, int]]]:
-        """Dialogues with tools and their turns, by what is called in the turn."""
+        """Turns that call functions or need none, by what is decided, if any dialogue has tools.
+
+        What is declined at the beginning of a dialogue without tools needs none, either.
+        """
         turns: dict[str, list[tuple[int, int]]] = {}
         for line in lines:
             for number, exchange in enumerate(self.data.dialogues[line]):
-                if exchange.call:
-                    turns.setdefault(decision_of(exchange), []).append((line, number))
-        return turns
+                if exchange.call or (number == 0 and exchange.intent == "decline"):
+                    turns.setdefault(kind_of_decision(exchange), []).append((line, number))
+        return turns if any(has_tools(self.data.dialogues[line]) for line in lines) else {}
 
     def _text_turn(self, example: LMExample, role: str, text: str) -> None:
         example.add(self._text(f"<|im_start|>{role}\n"))

@@ -18,9 +18,13 @@ OFFERS = 400  # distinct lists of tools; each is tokenised once
 OFFERED = 0.6  # probability that a tool of the desk is in a list
 MAX_OTHERS = 2
 WITHHELD = 0.12  # share of calls whose tool is not offered, so that none is right
-CALL_SHARES = {"book_table": 0.26, "book_room": 0.1, "order": 0.12, "look_up": 0.14, NO_CALL: 0.38}
-"""What is decided in a batch, by the tool that is called."""
-
+DECLINED, INCOMPLETE = "declined", "incomplete"  # kinds of turns without a call
+DECISION_SHARES = {
+    **{"book_table": 0.23, "book_room": 0.08, "order": 0.1, "look_up": 0.17},
+    **{DECLINED: 0.2, INCOMPLETE: 0.08, NO_CALL: 0.14},
+}
+"""What is decided in a batch, by the tool that is called, or by the kind of a turn without a call."""
+BOOKINGS = ("table", "room", "give_", "correct_")  # beginnings of the intents that make one
 
 EVALUATED_TOOLS = (*OTHERS[:1], *TOOLS.values(), *OTHERS[-1:])
 
@@ -31,8 +35,18 @@ def has_tools(line: Sequence[Exchange]) -> bool:
 
 
 def decision_of(exchange: Exchange) -> str:
-    """The tool that a turn of a dialogue with tools calls, or that there is none."""
-    return exchange.call if exchange.call == NO_CALL else tool_of(exchange.call)
+    """The tool that a turn calls, or that there is none."""
+    return tool_of(exchange.call) if exchange.output else NO_CALL
+
+
+def kind_of_decision(exchange: Exchange) -> str:
+    """The tool that a turn calls; without a call what kind of turn it is."""
+    decision = decision_of(exchange)
+    if decision != NO_CALL:
+        return decision
+    if exchange.intent == "decline":
+        return DECLINED
+    return INCOMPLETE if exchange.intent.startswith(BOOKINGS) else NO_CALL
 
 
 def written(exchange: Exchange) -> str:

@@ -282,17 +282,19 @@ def train(
     report: Callable[[str], None] = print,
     earlier: Path | None = None,
     has_new_vocabulary: bool = False,
+    has_new_codes: bool = False,
 ) -> tuple[MossSpeech, TextTokenizer]:
     """Train all stages, or the last from an earlier model; saves averaged weights, config and tokenizer.
 
-    `has_new_vocabulary`: the earlier model gets a tokenizer of this data.
+    `has_new_vocabulary`: the earlier model gets a tokenizer of this data. `has_new_codes`, with it: what the earlier
+    model knows of single codes is left out, since another speech encoder wrote them.
     """
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     if earlier is None or has_new_vocabulary:
         model, tokenizer = init_fresh(recipe, data, out, device, seed)
         if earlier is not None:
-            take_over(model, tokenizer, earlier)
+            take_over(model, tokenizer, earlier, has_same_codes=not has_new_codes)
     else:
         model, tokenizer = init_from_earlier(earlier, out, device)
     config = model.config
@@ -327,17 +329,19 @@ def init_fresh(
 
 
 @torch.no_grad()
-def take_over(model: MossSpeech, tokenizer: TextTokenizer, folder: Path) -> None:
-    """Take the weights of an earlier model with another tokenizer.
+def take_over(model: MossSpeech, tokenizer: TextTokenizer, folder: Path, has_same_codes: bool = True) -> None:
+    """Take the weights of an earlier model with another tokenizer, and perhaps with codes of another encoder.
 
     A text entry gets the mean of those that the earlier tokenizer writes it with.
     """
     earlier, former = MossSpeech.load(folder, device="cpu", dtype=torch.float32), TextTokenizer.load(folder)
     tables = {"model.embed_tokens.weight", "text_lm_head.weight"}
     weights, mine = earlier.state_dict(), model.state_dict()
-    if any(name not in tables and tensor.shape != mine[name].shape for name, tensor in weights.items()):
+    of_codes = set() if has_same_codes else {"model.audio_embed.weight", "audio_lm_head.weight"}
+    taken = weights.keys() - tables - of_codes
+    if any(weights[name].shape != mine[name].shape for name in taken):
         raise InputError(f"the language model in {folder} has other sizes than this recipe")
-    for name in weights.keys() - tables:
+    for name in taken:
         mine[name].copy_(weights[name])
     for entry in range(model.config.vocab_size):
         ids = former.encode(tokenizer.bytes_of(entry).decode(errors="ignore"))
@@ -395,6 +399,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for model, metrics and curves")
     parser.add_argument("--init", type=Path, help="folder of an earlier model to start the last stage from")
     parser.add_argument("--new-vocabulary", action="store_true", help="with --init: a tokenizer of this data's texts")
+    parser.add_argument("--new-codes", action="store_true", help="with --new-vocabulary: another encoder wrote its codes")
     parser.add_argument("--seconds", type=float, help="total time, evaluation included; default: by steps")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
@@ -402,6 +407,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to test the pipeline")
     options = parser.parse_args(arguments)
+    if options.new_codes and not options.new_vocabulary:
+        parser.error("--new-codes needs --init and --new-vocabulary")
     started = time.monotonic()
     recipe = TINY if options.tiny else LMRecipe()
     changes = {
@@ -421,6 +428,7 @@ def main(arguments: list[str] | None = None) -> None:
         _print,
         options.init,
         options.new_vocabulary,
+        options.new_codes,
     )
     picture = plot_curves(options.out / RUN_FOLDER / STAGES[-1].name)
     if picture is not None:
