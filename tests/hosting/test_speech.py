@@ -15,7 +15,7 @@ from openai import AsyncOpenAI, BadRequestError
 
 from tests.hosting.processes import viva_serve
 from vivavoce.audio.io import float_to_pcm16, read, write
-from vivavoce.bench.answer import QUESTIONS
+from vivavoce.evaluation.questions import QUESTIONS
 
 
 @pytest.fixture(scope="module")
