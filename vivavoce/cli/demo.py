@@ -24,7 +24,7 @@ from vivavoce.audio.player import PlaybackClock
 from vivavoce.cascade.interfaces import ChatModel, ChatText
 from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
-from vivavoce.cli.demo_languages import front_desk_instructions, require_language
+from vivavoce.cli.demo_languages import hotel_instructions, require_language
 from vivavoce.dialogue.events import Event, InputTranscript, ReplyAudio, ReplyDone, ReplyText, SpeechStopped
 from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
@@ -181,9 +181,7 @@ def run_cascade(
     """
     chosen = parts or CascadeParts()
     require_language(language, chosen.asr, chosen.chat, chosen.tts)
-    settings = ConversationSettings(
-        instructions=front_desk_instructions(language) if instructions is None else instructions
-    )
+    settings = ConversationSettings(instructions=hotel_instructions(language) if instructions is None else instructions)
 
     def load() -> DemoSubject:
         cascade = load_cascade(chosen, device)

@@ -2,7 +2,7 @@
 
 from vivavoce.errors import InputError
 from vivavoce.hub.languages import LANGUAGES, language_names, spoken_languages
-from vivavoce.train.front_desk import language as desk_language
+from vivavoce.train.front_desk import language
 
 FACTS = ("breakfast", "restaurant_hours", "menu", "room_price", "wifi", "check_in", "check_out", "pay_card")
 """Intents whose replies say what a cascade has to know of the hotel."""
@@ -13,20 +13,20 @@ ROLES = {
 }
 
 
-def front_desk_instructions(language: str) -> str:
+def hotel_instructions(code: str) -> str:
     """What a cascade is told to be for the bundled question of a language."""
-    replies = desk_language(language).replies
-    return "\n".join([ROLES[language], *(f"- {replies[intent]}" for intent in FACTS)])
+    replies = language(code).replies
+    return "\n".join([ROLES[code], *(f"- {replies[intent]}" for intent in FACTS)])
 
 
-def require_language(language: str, *models: object) -> None:
+def require_language(code: str, *models: object) -> None:
     """Raise where the demo has no question in a language, or where one of the models does not know it."""
-    if language not in ROLES:
-        raise InputError(f"the demo asks in {' or '.join(ROLES)}, not in {language!r}")
+    if code not in ROLES:
+        raise InputError(f"the demo asks in {' or '.join(ROLES)}, not in {code!r}")
     for model in models:
         spoken = spoken_languages(str(model))
-        if language not in spoken:
+        if code not in spoken:
             raise InputError(
-                f"{model} knows {language_names(spoken)}, not {LANGUAGES[language]}: name another model or stack, or "
+                f"{model} knows {language_names(spoken)}, not {LANGUAGES[code]}: name another model or stack, or "
                 f"give --language {spoken[0]}"
             )
