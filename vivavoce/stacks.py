@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import tomllib
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,29 @@ import typer
 
 from vivavoce import hub
 from vivavoce.errors import InputError
+from vivavoce.hub.languages import LANGUAGES, spoken_languages
 
 logger = logging.getLogger(__name__)
 CONFIG_VARIABLE = "VIVA_CONFIG"
 PARTS = ("model", "asr", "chat", "tts")
-ENGLISH_PACKAGES = {"mini-speech", "hibari"}  # models that are not fetched; of others the catalogue knows the languages
 MODULES_OF_MODEL = {  # of optional packages
     "moonshine-base-en": ("onnxruntime",),
     "hibari": ("hibari",),
     "kokoro-82m": ("onnx", "hibari", "misaki", "jieba", "pypinyin"),
 }
-HOTEL_EXAMPLES = (
-    *("What time is breakfast?", "Please wake us at eight thirty.", "What do I pay for the vegetable curry?"),
-)
+HOTEL_INTRODUCTION = {
+    "en": "This is the front desk of the Garden Hotel. You may ask for a table or a room, opening hours, the menu and "
+    "prices, the wifi, a taxi or a wake-up call.",
+    "zh-Hant": "這裡是花園飯店的櫃檯。您可以訂位、訂房，詢問營業時間、菜單、價格和無線網路，"
+    "也可以請我們叫計程車或叫您起床。",
+    "zh-Hans": "这里是花园饭店的前台。您可以订位、订房，询问营业时间、菜单、价格和无线网络，"
+    "也可以请我们叫出租车或叫您起床。",
+}
+HOTEL_EXAMPLES = {
+    "en": ("What time is breakfast?", "Please wake us at eight thirty.", "What do I pay for the vegetable curry?"),
+    "zh-Hant": ("早餐幾點開始？", "請八點半叫我們起床。", "蔬菜咖哩多少錢？"),
+    "zh-Hans": ("早餐几点开始？", "请八点半叫我们起床。", "蔬菜咖喱多少钱？"),
+}
 ASSISTANT = """\
 You are a friendly voice assistant. Your answers are read aloud: answer in one or two short sentences of plain words, \
 without lists, code or markup. Answer in the language of the question: 用中文問你，就用中文回答。"""
@@ -40,8 +51,6 @@ class Stack:
 
     name: str
     what: str
-    languages: tuple[str, ...]
-    """Codes such as `en`."""
     model: str | None = None
     asr: str | None = None
     """The recogniser; beside a speech-to-speech model, it writes the user's turns down, and the model reads them."""
@@ -50,8 +59,10 @@ class Stack:
     chat: str | None = None
     tts: str | None = None
     instructions: str = ""
-    examples: tuple[str, ...] = ()
-    """What it may be asked."""
+    introduction: Mapping[str, str] = field(default_factory=dict)
+    """What it is and may be asked, by the language of the page that says it (`en`, `zh-Hant`, `zh-Hans`)."""
+    examples: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Questions that it may be asked, by language as well."""
     memory: int = 0
     """Bytes: of the GPU where it needs one, else resident in a process that has been warmed up."""
     needs_gpu: bool = False
@@ -60,6 +71,12 @@ class Stack:
     def models(self) -> tuple[str, ...]:
         """Its models, in the order in which a turn passes them."""
         return tuple(name for name in (self.asr, self.model, self.chat, self.tts) if name is not None)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes, such as `en`, of the languages that all its models know."""
+        known = [spoken_languages(name) for name in self.models]
+        return tuple(code for code in LANGUAGES if all(code in each for each in known))
 
     @property
     def parameters(self) -> int | None:
@@ -112,8 +129,7 @@ class Stack:
             raise InputError(f"the stack {self.name} is a cascade: it has asr, chat and tts, but no model")
         if {"chat", "tts"} & set(given) and self.chat is None:
             raise InputError(f"the stack {self.name} has a speech-to-speech model, but no chat and no tts")
-        changed = replace(self, **given)  # type: ignore[arg-type]
-        return replace(changed, languages=("en",)) if any(map(_is_english_only, changed.models)) else changed
+        return replace(self, **given)  # type: ignore[arg-type]
 
 
 STACKS = {
@@ -122,25 +138,24 @@ STACKS = {
         Stack(
             "mini",
             "the bundled miniature: the front desk of a hotel, for synthetic voices",
-            ("en",),
             model="mini-speech",
+            introduction=HOTEL_INTRODUCTION,
             examples=HOTEL_EXAMPLES,
             memory=680_000_000,
         ),
         Stack(
             "desk",
             "the front desk of a hotel, for people: a recogniser, then the bundled miniature",
-            ("en",),
             asr="moonshine-base-en",
             bundled_asr="mini-asr",
             model="mini-speech",
+            introduction=HOTEL_INTRODUCTION,
             examples=HOTEL_EXAMPLES,
             memory=890_000_000,
         ),
         Stack(
             "assistant",
             "general questions: recogniser, chat model and synthesizer",
-            ("en", "zh"),
             asr="whisper-base",
             chat="qwen2.5-coder-0.5b-instruct",
             tts="kokoro-82m",
@@ -150,7 +165,6 @@ STACKS = {
         Stack(
             "s2s",
             "general questions: one speech-to-speech model on a GPU",
-            ("en", "zh"),
             model="fnlp/MOSS-Speech",
             memory=28_000_000_000,
             needs_gpu=True,
@@ -167,11 +181,6 @@ def stack_named(name: str) -> Stack:
     if name not in STACKS:
         raise InputError(f"there is no stack {name!r}; known are {', '.join(STACKS)}")
     return STACKS[name]
-
-
-def _is_english_only(name: str) -> bool:
-    model = hub.known(name)
-    return name in ENGLISH_PACKAGES if model is None else model.languages == "English"
 
 
 def parameters_of(name: str) -> int | None:

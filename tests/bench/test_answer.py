@@ -5,11 +5,19 @@ import pytest
 from typer.testing import CliRunner
 
 from vivavoce.audio.io import Sound
-from vivavoce.bench.answer import AskedQuestion, ScoredAnswer, _figures, _teacher_figures, _word_error_rates
+from vivavoce.bench.answer import (
+    AskedQuestion,
+    ScoredAnswer,
+    _figures,
+    _teacher_figures,
+    _word_error_rates,
+    recorded_questions,
+)
 from vivavoce.bench.answer_questions import kokoro_questions
 from vivavoce.cli import app
 from vivavoce.errors import InputError
-from vivavoce.train.front_desk import Exchange
+from vivavoce.evaluation.questions import bundled_questions
+from vivavoce.train.front_desk import Exchange, language_of
 
 SILENCE = Sound(np.zeros(16_000, np.float32), 16_000)
 TAXI = Exchange("taxi", "A taxi, please.", "I will call a taxi for you right away.")
@@ -55,8 +63,22 @@ def test_the_recognisers_error_on_the_training_voice_is_reported():
     assert _teacher_figures([], FixedRecogniser()) == {"word_error_rate_of_teacher": None, "right_of_teacher": None}
 
 
-def test_questions_in_other_languages_need_kokoro_and_a_number():
-    result = CliRunner().invoke(app, ["bench", "answer", "--language", "zh"])
-    assert result.exit_code and "--kokoro" in str(result.exception)
+@pytest.mark.parametrize("others", [["--count", "3"], ["--text"]], ids=" ".join)
+def test_new_questions_in_other_languages_need_kokoro(others):
+    result = CliRunner().invoke(app, ["bench", "answer", "--language", "zh", *others])
+    assert isinstance(result.exception, InputError) and "--kokoro" in str(result.exception)
+
+
+def test_the_bundled_questions_of_a_language_are_asked_with_the_silence_that_turns_have():
+    asked = recorded_questions("zh")
+    assert [each.exchange.reply for each in asked] == [each.reply for each in bundled_questions("zh")]
+    for each in asked:
+        assert language_of(each.exchange.user).code == "zh" and not each.earlier
+        assert each.sound.rate == 16_000 and not each.sound.samples[0, : int(0.2 * 16_000)].any()
+    with pytest.raises(InputError, match="no bundled questions in 'fr'"):
+        recorded_questions("fr")
+
+
+def test_kokoros_questions_in_other_languages_need_a_number():
     with pytest.raises(InputError, match="give a number of questions"):
         kokoro_questions(None, 0, "cpu", "zh")

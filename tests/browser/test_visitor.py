@@ -15,7 +15,14 @@ pytestmark = [pytest.mark.debian("chromium"), pytest.mark.full]
 
 KEY = "a-secret-of-the-house"
 EXAMPLES = ("What time is breakfast?", "Could you wake us at seven?", "What does the curry cost?")
-MODEL = ModelCard("hotel-speech", parameters=9_100_000_000, languages=("en", "zh"), examples=EXAMPLES)
+MANDARIN = ("早餐幾點開始？", "請七點叫我們起床。", "咖哩多少錢？")
+MODEL = ModelCard(
+    "hotel-speech",
+    parameters=9_100_000_000,
+    languages=("en", "zh"),
+    introduction={"en": "This is a hotel. Ask for a room.", "zh-Hant": "這裡是飯店。您可以訂房。"},
+    examples={"en": EXAMPLES, "zh-Hant": MANDARIN},
+)
 
 # How far the corners of the button's texts and pictures are inside its circle, in pixels; negative: outside.
 INSIDE = """() => {
@@ -38,7 +45,8 @@ async def hotel(running):
 async def test_the_page_says_who_answers_and_what_may_be_asked(hotel, tmp_path):
     async with visiting(hotel, tmp_path) as visit:
         await visit.shows("#about", "You are talking to hotel-speech, 9.1B parameters, in English and Chinese.")
-        assert await visit.page.locator("#examples button").all_inner_texts() == list(EXAMPLES)
+        await visit.shows("#welcome", "This is a hotel. Ask for a room.")
+        assert await visit.page.locator("#examples button").all_inner_texts() == [*EXAMPLES, MANDARIN[-1]]
         assert await visit.page.is_hidden("#recorded")
         await visit.page.click("#examples button >> nth=1")
         await visit.shows(".user .words", EXAMPLES[1])
@@ -71,6 +79,14 @@ async def test_the_language_is_the_browsers_and_can_be_changed(hotel, tmp_path, 
         assert await visit.page.get_attribute("html", "lang") == other
         await visit.page.reload(wait_until="networkidle")
         await visit.shows("#talk", starts[other])
+        assert visit.complaints == []
+
+
+async def test_the_first_word_to_a_mandarin_browser(hotel, tmp_path):
+    async with visiting(hotel, tmp_path, locale="zh-TW") as visit:
+        await visit.shows("#welcome", "這裡是飯店。您可以訂房。")
+        assert await visit.page.locator("#examples button").all_inner_texts() == [*MANDARIN, EXAMPLES[-1]]
+        assert await visit.page.get_attribute("#examples button >> nth=3", "lang") == "en"
         assert visit.complaints == []
 
 

@@ -15,7 +15,8 @@ from openai import AsyncOpenAI, BadRequestError
 
 from tests.hosting.processes import viva_serve
 from vivavoce.audio.io import float_to_pcm16, read, write
-from vivavoce.bench.answer import QUESTIONS
+from vivavoce.evaluation.questions import QUESTIONS
+from vivavoce.hub.languages import spoken_languages
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +173,8 @@ def test_the_page_the_models_and_the_metrics_are_there(address):
         assert json.load(answer)["data"][0]["id"] == "mini-speech"
     with urllib.request.urlopen(f"http://{address}/about") as answer:
         (told,) = json.load(answer)["models"]
-    assert (told["id"], told["languages"], len(told["examples"])) == ("mini-speech", ["en"], 3)
+    assert (told["id"], tuple(told["languages"])) == ("mini-speech", spoken_languages("mini-speech"))
+    assert told["introduction"].keys() == told["examples"].keys() == {"en", "zh-Hant", "zh-Hans"}
     assert 24e6 < told["parameters"] < 26e6  # as its card says
     assert (told["stack"], told["parts"]) == ("mini", ["mini-speech"])
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:

@@ -8,7 +8,7 @@ import pytest
 from tests.server.harness import RunningServer
 from tests.server.phones import TwilioPhone
 from vivavoce.audio.io import read
-from vivavoce.bench.answer import QUESTIONS
+from vivavoce.evaluation.questions import QUESTIONS
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting import load_host
 

@@ -6,8 +6,8 @@ import pytest
 
 from vivavoce import hub
 from vivavoce.audio.io import read
-from vivavoce.bench.answer import QUESTIONS
 from vivavoce.engine.sampling import GREEDY, Generation
+from vivavoce.evaluation.questions import QUESTIONS
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.s2s.captions import WRITE_DOWN
 from vivavoce.s2s.moss_speech import load_moss_speech

@@ -9,6 +9,7 @@ import pytest
 from tests.models.tiny_kokoro import tiny_kokoro, write_folder
 from vivavoce.errors import InputError, VivaError
 from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
+from vivavoce.hub.languages import spoken_languages
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.train import recipe
 from vivavoce.train.recipe import RecipeOptions, RecipeRun, RecipeStep, main, steps
@@ -72,7 +73,8 @@ def test_a_tiny_run_makes_a_model_that_calls_tools(tmp_path):
     main(["--out", str(tmp_path), "--tiny", "--device", "cpu"])
     model = tmp_path / "mini-speech"
     assert MossSpeech.load(model).config.vocab_size > 300
-    assert json.loads((model / "generation_config.json").read_text())["tool_calls"] is True
+    stored = json.loads((model / "generation_config.json").read_text())
+    assert stored["tool_calls"] is True and stored["languages"] == ["en"]
     main(["--out", str(tmp_path / "on"), "--tiny", "--device", "cpu", "--init", str(model), "--keep-codec"])
     continued = tmp_path / "on" / "mini-speech"
     for file in (model / "codec").rglob("*.*"):
@@ -93,6 +95,7 @@ def test_a_tiny_run_in_kokoros_voices_and_both_languages(tmp_path):
     main([*command, "--device", "cpu"])
     metrics = json.loads((tmp_path / "work" / "lm" / "metrics.json").read_text())
     assert {"en", "zh"} == set(metrics["speech_speech"]["by_language"])
+    assert spoken_languages(str(tmp_path / "work" / "mini-speech")) == ("en", "zh")
     codec = tmp_path / "work" / "mini-speech" / "codec"
     assert [file.stem for file in (codec / "voices").iterdir()] == ["af_heart"]
     main([*command, "--device", "cpu", "--resume"])

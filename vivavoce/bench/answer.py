@@ -25,6 +25,7 @@ from vivavoce.bench.noisy_speech import NoiseBeds, noise_beds
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import MissingDependencyError
 from vivavoce.evaluation.machine import stage
+from vivavoce.evaluation.questions import bundled_questions, question_folder
 from vivavoce.evaluation.scoring import DNSMOS
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
@@ -41,7 +42,6 @@ SHARES = (  # printed as percentages
     *("right", "right_inside", "declined_outside", "right_of_teacher"),
     *("word_error_rate", "word_error_rate_of_right_replies", "word_error_rate_of_teacher"),
 )
-QUESTIONS = hub.BUNDLED / "questions"
 TeacherSounds = list[tuple[Exchange, Sound]]  # expected replies synthesised in the training voice
 
 
@@ -83,12 +83,13 @@ def run(
 ) -> dict[str, Any]:
     """Ask, score and print; write `answer.json` and `answer.png` to `out`. `questions` are asked in place of others.
 
-    `count` None asks the bundled questions; a number synthesises that many. Without `judge_model`, the name or
-    folder of an independent recogniser, the model's own transcript of its reply is scored without a word error rate.
+    `count` None asks the bundled questions in `language`; a number synthesises that many in English. Without
+    `judge_model`, the name or folder of an independent recogniser, the model's own transcript of its reply is scored
+    without a word error rate.
     """
     recogniser = None if judge_model is None else JudgeRecogniser.load(judge_model, language)
     if questions is None:
-        questions = bundled_questions() if count is None else _synthesised_questions(count, seed)
+        questions = recorded_questions(language) if count is None else _synthesised_questions(count, seed)
     if (beds := noise_beds(snr, noise)) is not None:
         questions = [_with_noise(asked, beds, number) for number, asked in enumerate(questions)]
     if denoise:
@@ -112,15 +113,16 @@ def run(
     return result
 
 
-def bundled_questions() -> list[AskedQuestion]:
-    entries = json.loads((QUESTIONS / "questions.json").read_text(encoding="utf8"))
+def recorded_questions(language: str = "en") -> list[AskedQuestion]:
+    """The bundled questions in a language."""
+    folder = question_folder(language)
     return [
         AskedQuestion(
-            Exchange(entry["intent"], entry["text"], entry["reply"], tuple(tuple(pair) for pair in entry["slots"])),
-            entry["voice"],
-            padded_with_silence(read(QUESTIONS / entry["file"], rate=ENCODER_RATE)),
+            Exchange(question.intent, question.text, question.reply, question.slots),
+            question.voice,
+            padded_with_silence(read(folder / question.file, rate=ENCODER_RATE)),
         )
-        for entry in entries
+        for question in bundled_questions(language)
     ]
 
 

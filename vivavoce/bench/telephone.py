@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vivavoce.bench.answer import AskedQuestion, bundled_questions
+from vivavoce.bench.answer import AskedQuestion, recorded_questions
 from vivavoce.bench.serve_server import LOCAL
 from vivavoce.bench.serve_sounds import one_turn_questions
 from vivavoce.bench.telephone_caller import AskedTurn, CallFailedError, Sideband, SipCaller, SocketCaller
@@ -248,7 +248,7 @@ async def _answers(server: Served, options: TelephoneOptions) -> dict[str, Any]:
     """The bundled questions, each in a call and in a session of its own, at the same time."""
     right: dict[str, list[bool]] = {"sip": [], "websocket": []}
     replies = []
-    for asked in bundled_questions()[: options.questions]:
+    for asked in recorded_questions()[: options.questions]:
         heard = await asyncio.gather(_answer_by_call(server, asked), _answer_by_socket(server, asked))
         for name, transcript in zip(right, heard, strict=True):
             right[name].append(judge(transcript, asked.exchange))

@@ -18,7 +18,6 @@ from typing import Any
 from rich.progress import track
 
 from vivavoce.audio.io import Sound, float_to_pcm16
-from vivavoce.bench.answer_questions import spoken_by_kokoro
 from vivavoce.bench.tools import RATE, ManualTurnClient
 from vivavoce.bench.turn_client import Event, connect, realtime_url
 from vivavoce.errors import InputError, VivaError
@@ -28,6 +27,7 @@ from vivavoce.train.front_desk import Exchange, language, tool_dialogues
 from vivavoce.train.front_desk.english_values import NUMBERS, SHORT_DISHES, TIMES
 from vivavoce.train.front_desk.tools import CLOCK, SUBJECTS, tool_of
 from vivavoce.train.lm.tool_examples import EVALUATED_TOOLS
+from vivavoce.train.questions import spoken_by_kokoro
 from vivavoce.train.voices import HELD_OUT, programs, speak
 from vivavoce.train.voices import RATE as PROGRAM_RATE
 

@@ -166,6 +166,9 @@ def demo(
         str | None,
         typer.Option(help="The cascade's chat model: smollm2, a .gguf file, a folder or a URL. Default: smollm2."),
     ] = None,
+    language: Annotated[
+        str, typer.Option(help="Language of the bundled question, and of what a cascade is told: en or zh.")
+    ] = "en",
     as_json: Json = False,
 ) -> None:
     """Ask a spoken question in real time and print the answer, its latency and the cost of each stage."""
@@ -181,13 +184,13 @@ def demo(
         from vivavoce.cli.demo import run, run_cascade, run_stack
 
         if cascade:
-            result = run_cascade(device, CascadeParts(chat=chat or "smollm2"), wav, microphone, out)
+            result = run_cascade(device, CascadeParts(chat=chat or "smollm2"), wav, microphone, out, language=language)
         elif model is not None:
-            result = run(device, model, wav, microphone, out)
+            result = run(device, model, wav, microphone, out, language)
         else:
             from vivavoce.stacks import choose_stack
 
-            result = run_stack(choose_stack(stack), device, wav, microphone, out)
+            result = run_stack(choose_stack(stack), device, wav, microphone, out, language)
     if as_json:
         print_json(result)
 

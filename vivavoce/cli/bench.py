@@ -136,7 +136,7 @@ def bench_answer(
             help="Recogniser that transcribes the replies, by name or folder: moonshine-base-en, whisper-base, …",
         ),
     ] = None,
-    language: Annotated[str, typer.Option(help="Language of Kokoro's questions: en or zh.")] = "en",
+    language: Annotated[str, typer.Option(help="Language of the bundled and of Kokoro's questions: en or zh.")] = "en",
     count: Annotated[
         int | None, typer.Option(min=1, help="Synthesize this many questions. Default: use the bundled ones.")
     ] = None,
@@ -163,8 +163,8 @@ def bench_answer(
     """Share of correct answers to held-out questions and voices, and the speech quality of the replies."""
     if text and (judge is not None or count is not None or snr is not None or kokoro):
         raise InputError("--text asks and answers without sound: leave out --judge, --count, --snr and --kokoro")
-    if language != "en" and not kokoro:
-        raise InputError("questions in other languages than English are spoken by Kokoro: add --kokoro")
+    if language != "en" and (text or (count is not None and not kokoro)):
+        raise InputError("--text and the synthesis programs are English: leave out --text, and add --kokoro to --count")
     with progress_to(as_json):
         from vivavoce.bench import answer, answer_questions, answer_text
 

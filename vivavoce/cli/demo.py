@@ -3,6 +3,7 @@
 The question is streamed to a live conversation at the pace of a microphone: voice activity detection, speech encoder
 and prefill run during the question; the reply is started at its likely end and released once the end is confirmed.
 With --cascade or a stack that is one, the same question goes to a recogniser, a chat model and a TTS model.
+--language chooses the bundled question, and what a cascade is told.
 """
 
 import asyncio
@@ -18,18 +19,19 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from vivavoce import hub
 from vivavoce.audio.io import Sound, read, write
 from vivavoce.audio.player import PlaybackClock
 from vivavoce.cascade.interfaces import ChatModel, ChatText
 from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
+from vivavoce.cli.demo_languages import hotel_instructions, require_language
 from vivavoce.dialogue.events import Event, InputTranscript, ReplyAudio, ReplyDone, ReplyText, SpeechStopped
 from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
 from vivavoce.engine.sampling import Generation
 from vivavoce.errors import InputError, MissingDependencyError
+from vivavoce.evaluation.questions import QuestionRecording, bundled_questions, question_folder
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.models.whisper.steps import TranscriptionOptions
@@ -38,23 +40,12 @@ from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_
 from vivavoce.stacks import Stack
 from vivavoce.tts.text import numbers_as_words
 
-QUESTIONS = hub.BUNDLED / "questions"
-DEFAULT_QUESTION = "15-breakfast.opus"  # which mini-speech answers correctly; `viva bench answer` asks them all
+INTENT = "breakfast"  # of the bundled question; `viva bench answer` asks them all
 PACKET_SECONDS = 0.02
 MAX_WAIT_SECONDS = 20.0  # after the question
 QUIET = 10 ** (-40 / 20)  # of the peak; lower samples are not voiced
 TURN_SILENCE_MS = 200
 FOR_ONE = MossSpeechOptions(captioner="model", voices_together=2, warm_batches=(1, 2))
-FRONT_DESK = """\
-You are the voice of the front desk of the Garden Hotel. Answer in one short sentence, and only from these facts:
-- Breakfast is served from seven until ten in the morning.
-- The restaurant is open every day from noon until eleven.
-- We have soup, salmon, chicken, steak and curry.
-- A room is ninety euros a night, with breakfast.
-- The wifi is free. The password is garden.
-- You can check in from three in the afternoon.
-- Please check out by eleven in the morning.
-- You can pay by card or in cash."""
 
 
 @dataclass
@@ -118,16 +109,18 @@ def run_stack(
     wav: Path | None = None,
     microphone: float | None = None,
     out: Path | None = None,
+    language: str = "en",
 ) -> dict[str, Any]:
     """Ask a stack. The bundled question is one for the front desk, which a cascade is told to be for it."""
     if stack.chat is not None and stack.asr is not None and stack.tts is not None:
         is_own = wav is not None or microphone is not None
-        instructions = stack.instructions if is_own else FRONT_DESK
-        return run_cascade(device, CascadeParts(stack.asr, stack.chat, stack.tts), wav, microphone, out, instructions)
+        instructions = stack.instructions if is_own else None
+        parts = CascadeParts(stack.asr, stack.chat, stack.tts)
+        return run_cascade(device, parts, wav, microphone, out, instructions, language)
     assert stack.model is not None
     if stack.asr is None:
-        return run(device, stack.model, wav, microphone, out)
-    return run_written(device, stack.asr, stack.model, wav, microphone, out)
+        return run(device, stack.model, wav, microphone, out, language)
+    return run_written(device, stack.asr, stack.model, wav, microphone, out, language)
 
 
 def run_written(
@@ -137,8 +130,10 @@ def run_written(
     wav: Path | None = None,
     microphone: float | None = None,
     out: Path | None = None,
+    language: str = "en",
 ) -> dict[str, Any]:
     """Ask a speech-to-speech model that reads what a recogniser writes down of the question."""
+    require_language(language, asr, model)
 
     def load() -> DemoSubject:
         recogniser = LocalRecogniser.load(asr, device=device)
@@ -150,7 +145,7 @@ def run_written(
 
         return DemoSubject(f"{asr} → {model}", pipeline, costs, _written_cost_line, parts=(recogniser,))
 
-    return demonstrate(load, wav, microphone, out)
+    return demonstrate(load, wav, microphone, out, language)
 
 
 def run(
@@ -159,14 +154,16 @@ def run(
     wav: Path | None = None,
     microphone: float | None = None,
     out: Path | None = None,
+    language: str = "en",
 ) -> dict[str, Any]:
     """Ask, print what was heard and said and how long each stage took, and return it; with `out`, write the reply."""
+    require_language(language, model)
 
     def load() -> DemoSubject:
         pipeline = load_speech(model, device, options=FOR_ONE)
         return DemoSubject(model, pipeline, lambda question, _: _stage_costs(pipeline, question), _cost_line)
 
-    return demonstrate(load, wav, microphone, out)
+    return demonstrate(load, wav, microphone, out, language)
 
 
 def run_cascade(
@@ -175,11 +172,16 @@ def run_cascade(
     wav: Path | None = None,
     microphone: float | None = None,
     out: Path | None = None,
-    instructions: str = FRONT_DESK,
+    instructions: str | None = None,
+    language: str = "en",
 ) -> dict[str, Any]:
-    """Ask, print what was heard and said and how long each stage took, and return it; with `out`, write the reply."""
+    """Ask, print what was heard and said and how long each stage took, and return it; with `out`, write the reply.
+
+    `instructions` None: to be the front desk, in `language`.
+    """
     chosen = parts or CascadeParts()
-    settings = ConversationSettings(instructions=instructions)
+    require_language(language, chosen.asr, chosen.chat, chosen.tts)
+    settings = ConversationSettings(instructions=hotel_instructions(language) if instructions is None else instructions)
 
     def load() -> DemoSubject:
         cascade = load_cascade(chosen, device)
@@ -188,18 +190,22 @@ def run_cascade(
         name = f"{chosen.asr} → {chosen.chat} → {chosen.tts}"
 
         def costs(question: Sound, answer: DemoResult) -> dict[str, float]:
-            return _cascade_costs(cascade, question, answer)
+            return _cascade_costs(cascade, question, answer, settings)
 
         return DemoSubject(name, cascade, costs, _cascade_cost_line, settings)
 
-    return demonstrate(load, wav, microphone, out)
+    return demonstrate(load, wav, microphone, out, language)
 
 
 def demonstrate(
-    load: Callable[[], DemoSubject], wav: Path | None, microphone: float | None, out: Path | None
+    load: Callable[[], DemoSubject],
+    wav: Path | None,
+    microphone: float | None,
+    out: Path | None,
+    language: str = "en",
 ) -> dict[str, Any]:
     """Ask any subject, print and return the figures; with `out`, write the reply."""
-    question, expected = _question(wav, microphone)
+    question, expected = _question(wav, microphone, language)
     if not question.samples.any():
         raise InputError("the question is silent; check the microphone or the file")
     started = time.perf_counter()
@@ -219,14 +225,13 @@ def demonstrate(
     return result
 
 
-def _question(wav: Path | None, microphone: float | None) -> tuple[Sound, dict[str, Any] | None]:
+def _question(wav: Path | None, microphone: float | None, language: str) -> tuple[Sound, QuestionRecording | None]:
     if microphone is not None:
         return _record(microphone), None
     if wav is not None:
         return read(wav, rate=ENCODER_RATE), None
-    listed = json.loads((QUESTIONS / "questions.json").read_text(encoding="utf8"))
-    about = next(entry for entry in listed if entry["file"] == DEFAULT_QUESTION)
-    return read(QUESTIONS / DEFAULT_QUESTION, rate=ENCODER_RATE), about
+    about = next(question for question in bundled_questions(language) if question.intent == INTENT)
+    return read(question_folder(language) / about.file, rate=ENCODER_RATE), about
 
 
 def _record(seconds: float) -> Sound:
@@ -314,12 +319,14 @@ def _stage_costs(pipeline: MossSpeechBackend, question: Sound) -> dict[str, floa
     }
 
 
-def _cascade_costs(cascade: LoadedCascade, question: Sound, answer: DemoResult) -> dict[str, float]:
+def _cascade_costs(
+    cascade: LoadedCascade, question: Sound, answer: DemoResult, settings: ConversationSettings
+) -> dict[str, float]:
     """The time of each stage by itself, measured on the same question after the conversation."""
     assert isinstance(cascade.asr, LocalRecogniser)
     assert isinstance(cascade.voice, TTSSynthesiser)
     recogniser = _recogniser_ms(cascade.asr, question)
-    first_words, chat = asyncio.run(_chat_times(cascade.chat, answer.heard))
+    first_words, chat = asyncio.run(_chat_times(cascade.chat, settings, answer.heard))
     started = time.perf_counter()
     first_sound, seconds = 0.0, 0.0
     for piece in cascade.voice.speaker.stream(answer.said or "Yes."):
@@ -345,9 +352,9 @@ def _recogniser_ms(recogniser: LocalRecogniser, question: Sound) -> float:
     return (time.perf_counter() - started) * 1e3
 
 
-async def _chat_times(chat: ChatModel, heard: str) -> tuple[float, float]:
+async def _chat_times(chat: ChatModel, settings: ConversationSettings, heard: str) -> tuple[float, float]:
     """Seconds to the first text of a reply and to its end, with the instructions prefilled."""
-    messages = [{"role": "system", "content": FRONT_DESK}, {"role": "user", "content": heard}]
+    messages = [{"role": "system", "content": settings.instructions}, {"role": "user", "content": heard}]
     async with AsyncExitStack() as stack:
         if isinstance(chat, LocalChat):  # a new one, since its thread ended with the conversation
             local = await stack.enter_async_context(LocalChat(chat.core, chat.tokenizer, chat.options))
@@ -368,13 +375,13 @@ def _cascade_cost_line(result: dict[str, Any]) -> str:
 
 
 def _report(
-    answer: DemoResult, voiced_end: float, costs: dict[str, float], about: dict[str, Any] | None
+    answer: DemoResult, voiced_end: float, costs: dict[str, float], about: QuestionRecording | None
 ) -> dict[str, Any]:
     after = {name: (moment - voiced_end) * 1e3 for name, moment in answer.times.items()}
     return {
         "heard": answer.heard,
         "said": answer.said.strip(),
-        "expected": None if about is None else {"heard": about["text"], "said": about["reply"]},
+        "expected": None if about is None else {"heard": about.text, "said": about.reply},
         "turn_end_ms": after.get("turn_end", 0.0),
         "first_sound_ms": after["first_sound"],
         "v2v_ms": after.get("first_voice", after["first_sound"]),

@@ -50,7 +50,6 @@ from vivavoce.models.quantised import QUANTISED
 from vivavoce.models.registry import family_of, model_type, read_model_config
 from vivavoce.models.whisper.cpu import has_plain_products
 from vivavoce.models.whisper.model import Whisper
-from vivavoce.s2s.moss_speech import CODEC_FOLDER
 
 EXTRAS = {
     "media": "m4a, webm, mp4 and all other formats of FFmpeg",
@@ -278,7 +277,7 @@ def _moss_speech(folder: Path, device: Device, dtype: str) -> Iterator[Choice]:
     lm = choose_moss_speech_lm(device, dtype, is_plain)
     yield lm
     yield from _engine(device, lm.dtype)
-    yield from _moss_speech_codec(folder / CODEC_FOLDER, device)
+    yield from _moss_speech_codec(folder / hub.CODEC_FOLDER, device)
 
 
 def _moss_speech_codec(folder: Path, device: Device) -> Iterator[Choice]:

@@ -155,11 +155,13 @@ def _stack_table(machine: MachineSummary) -> Table:
 
 def _print_models(console: Console, stack: "Stack") -> None:
     """The models of a stack with size and licence, and whether they are here."""
+    from vivavoce.hub.languages import language_names, spoken_languages
+
     missing = {model.name for model in stack.missing_models}
     shown = table(f"Models of {stack.name}", "model", "size", "licence", "languages", "")
     for model in stack.fetched:
         action = "to fetch" if model.name in missing else "here"
         shown.add_row(model.name, gigabytes(model.bytes), model.licence, model.languages, action)
     for name in (name for name in stack.models if name not in {model.name for model in stack.fetched}):
-        shown.add_row(name, "", "Apache-2.0", "English", "installed")
+        shown.add_row(name, "", "Apache-2.0", language_names(spoken_languages(name)), "installed")
     console.print(shown)

@@ -41,7 +41,7 @@ STEPS = {  # name: module and function, help
     "turn-end": ("vivavoce.train.turn_end.train:main", "Train the turn-end model."),
     "barge-in-data": ("vivavoce.train.barge_in.corpus:main", "Synthesize what is said over replies, on the CPU."),
     "barge-in": ("vivavoce.train.barge_in.train:main", "Train the barge-in model, on the CPU."),
-    "questions": ("vivavoce.train.corpus:questions_main", "Synthesize spoken questions that no training uses."),
+    "questions": ("vivavoce.train.questions:main", "Synthesize spoken questions that no training uses."),
     "all": ("vivavoce.train.recipe:main", "Run all steps of mini-speech, side by side where that is possible."),
     "package": ("vivavoce.train.package:main", "Pack a trained miniature for distribution."),
 }

@@ -13,11 +13,16 @@ from vivavoce.hub.fetch import fetch_listed
 from vivavoce.hub.listed import LISTED
 
 BUNDLED = Path(__file__).parent.parent / "minis"
+CODEC_FOLDER = "codec"  # inside a checkpoint that includes its codec
+GENERATION_CONFIG = "generation_config.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 NEVER_FETCHED = ["*.py", ".gitattributes"]  # published code is never run, so it is not downloaded
 TRUE_WORDS = {"1", "on", "yes", "true"}
 KNOWN: tuple[KnownModel, ...] = (*LISTED, *PUBLISHED)
 __all__ = [
+    "BUNDLED",
+    "CODEC_FOLDER",
+    "GENERATION_CONFIG",
     "INDEX_NAME",
     "KNOWN",
     "CheckReport",

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vivavoce import hub
 from vivavoce.audio.io import Sound, read
 from vivavoce.device import pick
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.errors import CheckpointError, InputError, MissingDependencyError
+from vivavoce.evaluation.questions import QUESTIONS, bundled_questions
 from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.models.cosyvoice.folder import SIZES, CosyVoiceSizes, language_model, version_of
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM, CosyVoiceLMConfig
@@ -96,13 +96,10 @@ class SpeechSet:
 
 def project_set() -> SpeechSet:
     """The bundled questions with expected answers, in voices not used in training."""
-    folder = hub.BUNDLED / "questions"
-    listed = json.loads((folder / "questions.json").read_text(encoding="utf8"))
     items = []
-    for entry in listed:
-        slots = tuple(tuple(pair) for pair in entry["slots"])
-        exchange = Exchange(entry["intent"], entry["text"], entry["reply"], slots)
-        items.append(SpokenSample(entry["text"], read(folder / entry["file"], rate=RATE), exchange))
+    for question in bundled_questions():
+        exchange = Exchange(question.intent, question.text, question.reply, question.slots)
+        items.append(SpokenSample(question.text, read(QUESTIONS / question.file, rate=RATE), exchange))
     return SpeechSet("bundled questions", tuple(items))
 
 

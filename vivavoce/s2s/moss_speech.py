@@ -336,8 +336,6 @@ def chunk_policy(unit: ChunkUnit, device: str, is_graphed: bool) -> LeadPolicy:
     return LeadPolicy(unit)
 
 
-CODEC_FOLDER = "codec"  # inside a checkpoint that includes its codec
-GENERATION_CONFIG = "generation_config.json"
 ABILITIES = {"calls_tools": "tool_calls", "writes_summaries": "summaries"}  # names of options, and in that file
 
 
@@ -352,7 +350,7 @@ def load_speech(
 ) -> MossSpeechBackend:
     """A speech-to-speech model with the codec in its folder, the named one, or the one it was published with."""
     folder, known = hub.resolve(name), hub.known(name)
-    if codec is None and known is not None and not (folder / CODEC_FOLDER).is_dir():
+    if codec is None and known is not None and not (folder / hub.CODEC_FOLDER).is_dir():
         codec = known.codec
     source = hub.resolve(codec) if isinstance(codec, str) else codec
     return load_moss_speech(folder, source, voice, device, dtype, limits, options)
@@ -385,7 +383,7 @@ def load_moss_speech(
             core, codec, MossSpeechPrompt(model.config, tokenizer), tokenizer, checkpoint_settings
         )
     if codec is None:
-        codec = folder / CODEC_FOLDER
+        codec = folder / hub.CODEC_FOLDER
         if not codec.is_dir():
             raise InputError(f"{folder} has no codec; name one, such as fnlp/MOSS-Speech-Codec")
     model, tokenizer = _language_model(folder, device_info, dtype), TextTokenizer.load(folder)
@@ -429,7 +427,7 @@ def codec_voices(codec: MossSpeechCodec, folder: Path, recording: Path | None) -
 
 def checkpoint_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOptions:
     """The options with those of the checkpoint's generation_config.json applied."""
-    file = folder / GENERATION_CONFIG
+    file = folder / hub.GENERATION_CONFIG
     if not file.is_file():
         return options
     try:

@@ -35,8 +35,10 @@ class ModelCard:
     """How many it has; None: not known, as of a chat model at an address."""
     languages: tuple[str, ...] = ()
     """Codes such as `en`; empty: not known."""
-    examples: tuple[str, ...] = ()
-    """What it may be asked."""
+    introduction: Mapping[str, str] = field(default_factory=dict)
+    """What it is and may be asked, by the language of the page (`en`, `zh-Hant`, `zh-Hans`)."""
+    examples: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Questions that it may be asked, by language as well."""
     stack: str = ""
     """The name of the stack that answers; empty: models that were named one by one."""
     parts: tuple[str, ...] = ()

@@ -11,7 +11,6 @@ desk. It writes the plan (`plan.jsonl`) and shards, from which a stopped run res
 """
 
 import argparse
-import dataclasses
 import json
 import multiprocessing
 import random
@@ -26,10 +25,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.audio.io import Sound, write
 from vivavoce.cores import usable_cores
 from vivavoce.errors import InputError, MissingDependencyError, VivaError
-from vivavoce.train.front_desk import dialogues, general_sentences, reply_sentences, user_sentences
+from vivavoce.train.front_desk import general_sentences, reply_sentences, user_sentences
 from vivavoce.train.front_desk.answers import fixed_replies, slotted_replies
 from vivavoce.train.front_desk.general import word_strings
 from vivavoce.train.synthesizers import Programs
@@ -43,7 +41,6 @@ from vivavoce.train.voices import (
     SyntheticVoice,
     draw,
     programs,
-    speak,
     speak_many,
     training_voices,
 )
@@ -299,43 +296,6 @@ def _is_sampled(name: str) -> bool:
     return zlib.crc32(name.encode()) % OTHER_VOICES_DIVISOR == 0
 
 
-LIST = "questions.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class QuestionRecording:
-    """An audio file with its text, voice and the expected reply."""
-
-    file: str
-    text: str
-    reply: str
-    intent: str
-    voice: str
-    slots: tuple[tuple[str, str], ...] = ()
-
-
-def write_questions(out: Path, count: int, seed: int) -> list[QuestionRecording]:
-    """Write questions of different intents as Opus files with a JSON list."""
-    out.mkdir(parents=True, exist_ok=True)
-    source, installed, seen = random.Random(f"questions {seed}"), programs(), set[str]()
-    questions: list[QuestionRecording] = []
-    for (exchange,) in dialogues("held_out", 40 * count, seed, (1, 1)):
-        if len(questions) == count:
-            break
-        if exchange.intent in seen and len(seen) < count:
-            continue
-        seen.add(exchange.intent)
-        voice: SyntheticVoice = source.choice(HELD_OUT)
-        file = f"{len(questions):02d}-{exchange.intent.replace('_', '-')}.opus"
-        write(out / file, Sound(speak(voice, exchange.user, installed), RATE))
-        questions.append(
-            QuestionRecording(file, exchange.user, exchange.reply, exchange.intent, voice.name, exchange.slots)
-        )
-    content = [dataclasses.asdict(question) for question in questions]
-    (out / LIST).write_text(json.dumps(content, indent=1), encoding="utf8")
-    return questions
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -396,16 +356,6 @@ def kokoro_corpora(options: argparse.Namespace) -> dict[str, Corpus]:
     finally:
         tts.close()
     return join(options.out, utterances, options.shard)
-
-
-def questions_main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args(arguments)
-    questions = write_questions(options.out, options.count, options.seed)
-    print(f"{len(questions)} questions in {options.out}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,8 +48,7 @@ WEIGHTS = "model.safetensors"
 def package_speech(lm: Path, codec: Path, out: Path) -> int:
     """Write a speech-to-speech model folder; returns its size in bytes."""
     _package(lm, SPEECH_FILES, out)
-    replies = REPLIES | ({"tool_calls": True} if _calls_tools(lm) else {})
-    (out / "generation_config.json").write_text(json.dumps(replies, indent=2), encoding="utf8")
+    (out / "generation_config.json").write_text(json.dumps(REPLIES | _abilities(lm), indent=2), encoding="utf8")
     for file in sorted(codec.rglob("*")):
         target = out / "codec" / file.relative_to(codec)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,10 +59,14 @@ def package_speech(lm: Path, codec: Path, out: Path) -> int:
     return _size(out)
 
 
-def _calls_tools(lm: Path) -> bool:
-    """Whether the language model was trained to call functions: then its evaluation has figures of them."""
+def _abilities(lm: Path) -> dict[str, Any]:
+    """What the language model was trained for: its evaluation has figures of languages and, if any, of tools."""
     metrics = lm / "metrics.json"
-    return metrics.is_file() and "tools" in json.loads(metrics.read_text(encoding="utf8"))
+    if not metrics.is_file():
+        return {}
+    figures = json.loads(metrics.read_text(encoding="utf8"))
+    languages = sorted(figures.get("speech_speech", {}).get("by_language", {}))
+    return ({"tool_calls": True} if "tools" in figures else {}) | ({"languages": languages} if languages else {})
 
 
 def package_tts(tts: Path, codec: Path, out: Path) -> int:

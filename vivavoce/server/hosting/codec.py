@@ -26,7 +26,6 @@ from vivavoce.log import log_failure
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.s2s.local_codec import LocalCodec
 from vivavoce.s2s.moss_speech import (
-    CODEC_FOLDER,
     MossSpeechOptions,
     checkpoint_options,
     chunk_policy,
@@ -138,8 +137,8 @@ def load_codec(codec: str, device: str = "auto", voice: Path | None = None) -> C
     """The codec of a bundled name, folder or hub id; of a model that contains one, that one."""
     folder = hub.resolve(codec)
     options = checkpoint_options(folder, MossSpeechOptions())
-    if (folder / CODEC_FOLDER).is_dir():
-        folder = folder / CODEC_FOLDER
+    if (folder / hub.CODEC_FOLDER).is_dir():
+        folder = folder / hub.CODEC_FOLDER
     loaded = load_moss_codec(folder, pick(device))
     return CodecHost(LocalCodec(loaded, options.left_chunks), codec_voices(loaded, folder, voice))
 

@@ -37,6 +37,7 @@ from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.engine.sequence import Admission
 from vivavoce.errors import CapacityError, InputError
+from vivavoce.hub.languages import spoken_languages
 from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
 from vivavoce.s2s.read_aloud import ReadAloud
 from vivavoce.server.host import ModelAbilities, ModelCard
@@ -344,12 +345,18 @@ def _tool_chat(options: ServingOptions) -> ChatModel | None:
 def _speech_card(options: ServingOptions) -> ModelCard:
     """What a visitor is told of a speech-to-speech model."""
     model = options.model or DEFAULT_MODEL
-    known = STACKS["mini"] if model == DEFAULT_MODEL else STACKS["s2s"]
     card = _stack_card(options, _short_name(model))
     if options.turns_as_text and card is not None:
         return card
-    described = card or ModelCard(_short_name(model), languages=known.languages, examples=known.examples)
-    return replace(described, parameters=count_parameters(hub.resolve(model)))
+    if card is None:
+        known = STACKS["mini"] if model == DEFAULT_MODEL else STACKS["s2s"]
+        card = ModelCard(
+            _short_name(model),
+            languages=spoken_languages(model),
+            introduction=known.introduction,
+            examples=known.examples,
+        )
+    return replace(card, parameters=count_parameters(hub.resolve(model)))
 
 
 def _stack_card(options: ServingOptions, id: str) -> ModelCard | None:
@@ -363,6 +370,7 @@ def _stack_card(options: ServingOptions, id: str) -> ModelCard | None:
         id,
         parameters=stack.parameters,
         languages=stack.languages,
+        introduction=stack.introduction,
         examples=stack.examples,
         stack=stack.name,
         parts=parts,

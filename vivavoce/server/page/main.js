@@ -21,7 +21,7 @@ const MICROPHONE_PROBLEMS = {
 const CALM_FRAME_MS = 250;
 
 const part = (id) => document.getElementById(id);
-const strings = new Strings(navigator.language);
+const strings = new Strings(navigator.languages);
 strings.apply(document);
 const keys = new Keys();
 const settings = new Settings(part("settings"), strings);
@@ -33,7 +33,7 @@ const sides = [strings.say("you"), strings.say("reply")];
 const timeline = new Timeline(part("timeline"), () => audio?.context.currentTime ?? 0, sides);
 timeline.describe(strings.say("timeline", { summary: strings.say("noTurns") }));
 const calls = new Calls({ card: part("calls-card"), list: part("calls") }, strings, keys);
-const visitor = new Visitor({ about: part("about"), examples: part("examples"), recorded: part("recorded") }, strings);
+const visitor = new Visitor({ welcome: part("welcome"), about: part("about"), examples: part("examples"), recorded: part("recorded") }, strings);
 part("language").replaceChildren(...Object.entries(LANGUAGE_NAMES).map(([tag, name]) => new Option(name, tag)));
 part("language").value = strings.language;
 

@@ -66,6 +66,8 @@ const ENGLISH = {
   aboutStack: " (stack {stack})",
   aboutSize: ", {size} parameters",
   aboutLanguages: ", in {languages}",
+  welcome: "You may talk about anything.",
+  speakIn: "Please speak {languages}.",
   tryThis: "You may ask, for example:",
   example1: "What can you do?",
   example2: "Tell me a short story.",
@@ -156,6 +158,8 @@ const TRADITIONAL_CHINESE = {
   aboutStack: "（組合 {stack}）",
   aboutSize: "，{size} 參數",
   aboutLanguages: "，語言：{languages}",
+  welcome: "您可以聊任何話題。",
+  speakIn: "請說{languages}。",
   tryThis: "例如可以問：",
   example1: "你會做什麼？",
   example2: "說一個小故事給我聽。",
@@ -246,6 +250,8 @@ const SIMPLIFIED_CHINESE = {
   aboutStack: "（组合 {stack}）",
   aboutSize: "，{size} 参数",
   aboutLanguages: "，语言：{languages}",
+  welcome: "您可以聊任何话题。",
+  speakIn: "请说{languages}。",
   tryThis: "例如可以问：",
   example1: "你会做什么？",
   example2: "给我讲个小故事。",
@@ -275,10 +281,14 @@ export const LANGUAGE_NAMES = { en: "English", "zh-Hant": "繁體中文", "zh-Ha
 
 const STORE = "vivavoce.language";
 
-// The language of a browser's tag, such as zh-TW.
-export function languageOf(tag) {
-  const { language, script } = new Intl.Locale(tag).maximize();
-  return language === "zh" ? `zh-${script === "Hant" ? "Hant" : "Hans"}` : "en";
+// The first of a browser's tags, such as zh-TW, that the page has a language for.
+export function languageOf(tags) {
+  for (const tag of tags) {
+    const { language, script } = new Intl.Locale(tag).maximize();
+    if (language === "zh") return script === "Hant" ? "zh-Hant" : "zh-Hans";
+    if (language in LANGUAGES) return language;
+  }
+  return "en";
 }
 
 export class Strings {
@@ -296,8 +306,8 @@ export class Strings {
     }
   }
 
-  say(name, values = {}) {
-    return LANGUAGES[this.language][name].replace(/\{(\w+)\}/g, (_, key) => values[key]);
+  say(name, values = {}, language = this.language) {
+    return LANGUAGES[language][name].replace(/\{(\w+)\}/g, (_, key) => values[key]);
   }
 
   // Elements say which string is theirs, and where it goes.

@@ -1,9 +1,9 @@
 // What a visitor is told before the conversation: who answers, what may be asked, and whether it is recorded.
 
-const GENERAL = ["example1", "example2", "example3"];
+import { welcome } from "./welcome.js";
 
 export class Visitor extends EventTarget {
-  #parts; // { about, examples, recorded }
+  #parts; // { welcome, about, examples, recorded }
   #strings;
   #about = null;
 
@@ -19,16 +19,17 @@ export class Visitor extends EventTarget {
     const models = about.models ?? [];
     const model = models.find(({ id }) => id === chosen) ?? models[0];
     this.#parts.recorded.hidden = !about.is_recorded;
-    this.#parts.about.hidden = !model;
+    for (const part of [this.#parts.welcome, this.#parts.about]) part.hidden = !model;
     if (!model) return;
+    const { text, examples } = welcome(model, this.#strings);
+    this.#parts.welcome.textContent = text;
     this.#parts.about.textContent = this.#strings.say("about", {
       model: model.parts?.length ? model.parts.join(" → ") : model.id,
       stack: model.stack ? this.#strings.say("aboutStack", { stack: model.stack }) : "",
       size: model.parameters ? this.#strings.say("aboutSize", { size: this.#count(model.parameters) }) : "",
       languages: model.languages?.length ? this.#strings.say("aboutLanguages", { languages: this.#names(model.languages) }) : "",
     });
-    const examples = model.examples?.length ? model.examples : GENERAL.map((name) => this.#strings.say(name));
-    this.#parts.examples.replaceChildren(...examples.slice(0, 3).map((text) => this.#chip(text)));
+    this.#parts.examples.replaceChildren(...examples.map((example) => this.#chip(example)));
   }
 
   translate() {
@@ -44,10 +45,11 @@ export class Visitor extends EventTarget {
     return new Intl.ListFormat(this.#strings.language).format(languages.map((code) => names.of(code)));
   }
 
-  #chip(text) {
+  #chip({ text, language }) {
     const item = document.createElement("li");
     const button = document.createElement("button");
     button.type = "button";
+    button.lang = language;
     button.textContent = text;
     button.addEventListener("click", () => this.dispatchEvent(new CustomEvent("ask", { detail: text })));
     item.append(button);

@@ -1,6 +1,6 @@
 """`/about`: what the page shows of a server before a session is open."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -18,7 +18,10 @@ class AboutModel(Struct):
     id: str
     parameters: int | None
     languages: Sequence[str]
-    examples: Sequence[str]
+    introduction: Mapping[str, str]
+    """What it is and may be asked, by the language of the page; empty: anything."""
+    examples: Mapping[str, Sequence[str]]
+    """Questions that it may be asked, by language as well."""
     stack: str
     """The name of its stack; empty: its models were named one by one."""
     parts: Sequence[str]
@@ -45,7 +48,9 @@ class AboutApi:
     async def read(self, request: Request, caller: Identity) -> Response:
         """The models and the voices of conversations."""
         models = [
-            AboutModel(card.id, card.parameters, card.languages, card.examples, card.stack, card.parts)
+            AboutModel(
+                card.id, card.parameters, card.languages, card.introduction, card.examples, card.stack, card.parts
+            )
             for card in self._host.models
         ]
         options = self._options
