@@ -132,6 +132,11 @@ def test_a_new_text_entry_is_the_mean_of_what_it_was_written_with(memorised, tmp
             several += len(ids) > 1
     assert several, "some entries are new"
     torch.testing.assert_close(model.audio_lm_head.weight, earlier.audio_lm_head.weight)
+    anew, tokenizer = lm.init_fresh(recipe, data, tmp_path, torch.device("cpu"), 0)
+    own = anew.audio_lm_head.weight.clone()
+    lm.take_over(anew, tokenizer, folder, has_same_codes=False)
+    torch.testing.assert_close(anew.audio_lm_head.weight, own)
+    torch.testing.assert_close(anew.model.embed_tokens.weight, table)
     wider = dataclasses.replace(recipe, hidden=2 * recipe.hidden)
     other, tokenizer = lm.init_fresh(wider, data, tmp_path, torch.device("cpu"), 0)
     with pytest.raises(InputError, match="other sizes"):

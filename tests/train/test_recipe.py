@@ -135,6 +135,21 @@ def test_a_trained_speech_encoder_is_taken_as_it_is(tmp_path):
         main(["--out", str(tmp_path), "--speech-encoder", "trained", "--begin", "whisper"])
 
 
+def test_an_encoder_learns_another_language_and_texts_are_kept(tmp_path):
+    options = RecipeOptions(
+        tmp_path, kokoro="K", continued_encoder=tmp_path / "e", text_from=tmp_path / "m", languages=("en", "zh")
+    )
+    named = {step.name: step for step in steps(options)}
+    assert _option(named["encoder"], "--init") == str(tmp_path / "e")
+    assert str(tmp_path / "kokoro/callers") in named["encoder"].arguments
+    assert _option(named["lm"], "--init") == str(tmp_path / "m")
+    assert {"--new-vocabulary", "--new-codes", "text_entries=2048"} <= set(named["lm"].arguments)
+    one = {step.name: step for step in steps(RecipeOptions(tmp_path, kokoro="K"))}
+    assert int(_option(named["data"], "--spoken")) > int(_option(one["data"], "--spoken"))
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path), "--speech-encoder", "trained", "--continued-encoder", "e"])
+
+
 def test_with_the_codec_kept_only_the_language_model_is_trained(tmp_path):
     found = steps(RecipeOptions(tmp_path, init=tmp_path / "earlier", keep_codec=True))
     assert [step.name for step in found] == ["callers", "data", "lm", "package"]

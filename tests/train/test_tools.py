@@ -12,12 +12,23 @@ from vivavoce.models.moss_speech.prompt import MossSpeechPrompt, Turn
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.s2s.text_branch import NO_CALL, call_turn, offer, output_turn
 from vivavoce.train.front_desk import language, tool_dialogues
+from vivavoce.train.front_desk.mandarin_values import number_words
 from vivavoce.train.front_desk.tools import OTHERS, TOOLS, ToolDialogueState
 from vivavoce.train.lm import train_tokenizer
 from vivavoce.train.lm.batches import REPLY_TEXT, LMBatches, LMBatchOptions
 from vivavoce.train.lm.corpus import pseudo_data
 from vivavoce.train.lm.dialogue_plan import DialoguePlan
-from vivavoce.train.lm.tool_examples import CALL_SHARES, Offers, decision_of, offer_text, returned, written
+from vivavoce.train.lm.tool_examples import (
+    DECISION_SHARES,
+    DECLINED,
+    INCOMPLETE,
+    Offers,
+    decision_of,
+    kind_of_decision,
+    offer_text,
+    returned,
+    written,
+)
 from vivavoce.train.lm.train import TINY, make_config
 
 ENGLISH = language("en", 2)
@@ -67,10 +78,45 @@ def test_the_reply_has_the_price_that_was_looked_up():
     assert len(euros) > 10 and {each.reply.split(" is ")[1] for each in lines} >= {"twenty four euros."}
 
 
+def test_a_price_is_said_in_the_words_and_the_currency_of_the_language():
+    lines = [line[0] for line in tool_dialogues("train", 300, 1, (1, 1), language("zh", 2))]
+    prices = [line for line in lines if line.intent == "price"]
+    for line in prices:
+        words = number_words(json.loads(line.output)["yuan"])
+        assert line.reply.endswith(f"一份{words}元。")
+    assert len({line.reply for line in prices}) > 10
+    assert {json.loads(line.output)["found"] for line in lines if line.intent == "room_price"} == {
+        "3150 yuan a night, with breakfast"
+    }
+
+
+@pytest.mark.parametrize(
+    ("intent", "slots", "kind"),
+    [
+        ("table", {"people": "four"}, INCOMPLETE),
+        ("table", {"people": "four", "time": "half past seven"}, "book_table"),
+        ("decline", {}, DECLINED),
+        ("thanks", {}, NO_CALL),
+    ],
+)
+def test_the_kind_of_a_decision(intent, slots, kind):
+    assert kind_of_decision(_exchange(intent, **slots)) == kind
+
+
+def test_what_is_declined_without_tools_is_a_turn_without_a_call(batches):
+    declined = [
+        (line, number)
+        for line, number in batches._decisions["text"][DECLINED]
+        if not any(exchange.call for exchange in batches.data.dialogues[line])
+    ]
+    assert declined and all(number == 0 for _, number in declined)
+
+
 def test_every_turn_is_a_call_or_none_and_nearly_all_kinds_occur():
     lines = tool_dialogues("held_out", 300, 0, (1, 3), ENGLISH)
     decisions = [decision_of(exchange) for line in lines for exchange in line]
-    assert set(decisions) == {*TOOLS, NO_CALL} == CALL_SHARES.keys()
+    assert set(decisions) == {*TOOLS, NO_CALL}
+    assert {kind_of_decision(exchange) for line in lines for exchange in line} == DECISION_SHARES.keys()
     assert all(bool(exchange.output) == (exchange.call != NO_CALL) for line in lines for exchange in line)
     assert lines == tool_dialogues("held_out", 300, 0, (1, 3), ENGLISH)
 

@@ -80,6 +80,7 @@ def test_segments_never_cross_from_one_utterance_into_the_next(speech):
     starts = segment_starts(speech, 30)
     assert len(starts) == 6 * 71
     assert ((starts % 100) <= 70).all()
+    assert len(segment_starts(speech, 101)) == 0, "longer than any utterance"
 
 
 def test_the_training_forward_equals_inference(speech, losses):

@@ -187,6 +187,11 @@ def _transcribe_codes(pipeline: MossSpeechBackend, codes: Sequence[int]) -> str:
     return pipeline.tokenizer.decode(model.written_ids(row for row in rows if not model.ends(row)))
 
 
+def _shown(text: str) -> str:
+    """The beginning of a transcript; English numbers in words, so that equal ones are counted together."""
+    return (normalise(text) if language_of(text).code == "en" else text)[:60]
+
+
 def _figures(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
     by_intent: dict[str, list[bool]] = defaultdict(list)
     by_speaker: dict[str, list[bool]] = defaultdict(list)
@@ -195,7 +200,7 @@ def _figures(answers: Sequence[ScoredAnswer]) -> dict[str, Any]:
         by_speaker[_speaker(answer.asked.voice)].append(answer.is_right)
     inside = [answer.is_right for answer in answers if answer.asked.exchange.intent != "decline"]
     wrong = Counter(
-        (answer.asked.exchange.intent, normalise(answer.heard_text)[:60]) for answer in answers if not answer.is_right
+        (answer.asked.exchange.intent, _shown(answer.heard_text)) for answer in answers if not answer.is_right
     )
     seconds = sum(answer.sound.seconds for answer in answers)
     return {

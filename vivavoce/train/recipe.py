@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vivavoce.cores import usable_cores
@@ -27,6 +27,7 @@ from vivavoce.train.reply_voice import KOKORO
 from vivavoce.train.utterances import REPLY_VOICES
 
 DIALOGUES = DialoguePlan(spoken=14_000, general=4_000, slot_questions=3_000, tools=5_000, edition=2, versions=3)
+DIALOGUES_OF_TWO = replace(DIALOGUES, spoken=22_000, slot_questions=5_000, tools=7_000)  # languages
 SECONDS = {"voices": 280, "encoder": 700, "vocoder1": 300, "flow": 240, "lm": 880, "vocoder": 420}
 CLASSIC_SCALE = 0.4  # of the synthesizers' corpora beside Kokoro's
 TEXT_ENTRIES = 1_024  # of the language model's tokenizer, for each language
@@ -140,7 +141,7 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
     has_classic = _needs_classic(options)
     voices = (*(("voices",) if by_kokoro else ()), *(("classic",) if has_classic else ()))
     teacher = out / ("kokoro" if by_kokoro else "classic") / "teacher"
-    from_kokoro = [out / "kokoro" / part for part in ("mixed", "teacher")] if by_kokoro else []
+    from_kokoro = [out / "kokoro" / part for part in ("mixed", "teacher", "callers")] if by_kokoro else []
     folders = [out / name for name, has in (("kokoro", by_kokoro), ("classic", has_classic)) if has]
     mixed = [*from_kokoro, *([out / "classic" / "mixed"] if has_classic else [])]
     reply_voices = [f"{KOKORO}{REPLY_VOICES[code]}" for code in options.languages] if by_kokoro else []
@@ -233,7 +234,8 @@ def _dialogues(options: RecipeOptions) -> list[object]:
     if options.tiny:
         return ["--tiny", "--tools", 6, "--edition", DIALOGUES.edition, *spoken]
     names = ("spoken", "general", "slot_questions", "tools", "edition", "versions")
-    numbers = [word for name in names for word in (f"--{name.replace('_', '-')}", getattr(DIALOGUES, name))]
+    plan = DIALOGUES if len(options.languages) == 1 else DIALOGUES_OF_TWO
+    numbers = [word for name in names for word in (f"--{name.replace('_', '-')}", getattr(plan, name))]
     return [*numbers, *spoken]
 
 

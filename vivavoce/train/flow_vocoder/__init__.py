@@ -102,7 +102,7 @@ class TeacherSpeech:
 
 
 def segment_starts(speech: TeacherSpeech, frames: int, utterances: Tensor | None = None) -> Tensor:
-    """Frames at which a segment of this length starts within one utterance; shorter ones have none.  # [segment] int64"""
+    """Frames at which a segment of this length starts within one utterance, if it is long enough.  # [segment] int64"""
     chosen = torch.arange(len(speech)) if utterances is None else utterances
     spans = [(int(speech.starts[i]), int(speech.starts[i + 1]) - frames + 1) for i in chosen.tolist()]
     runs = [torch.arange(first, max(first, end)) for first, end in spans]

@@ -10,7 +10,8 @@ from vivavoce.train.front_desk.scripts import simplified
 
 NUMBER = "[0-9]+|[零〇一二三四五六七八九十百千万两]+"
 MINUTES = rf"(?:(半)|([一三])刻|({NUMBER})(?:分|(?!\d))(?!钟))"
-TIME = re.compile(rf"(?<![<\d])(\d{{1,2}}):(\d{{2}})|({NUMBER})点(?:钟|整)?{MINUTES}?")
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+TIME = re.compile(rf"(?<![<\d])(\d{{1,2}})(?::|\.(?=\d\d分))(\d{{2}})分?|({NUMBER})点(?:钟|整)?{MINUTES}?")
 BEFORE = re.compile(rf"差一刻({NUMBER})点")
 DAY = re.compile(r"(?:星期|礼拜|周)([一二三四五六日天])")
 TOKENS = re.compile(rf"<[^>]*>|{NUMBER}|[a-z']+|[㐀-鿿]")
@@ -31,7 +32,7 @@ def plain_words(phrasing: str) -> tuple[str, ...]:
 
 def spoken_words(text: str) -> tuple[str, ...]:
     """Syllables of a text in either script; a number, a time, a day, a name and a dish are one word each."""
-    text = simplified(unicodedata.normalize("NFKC", text).lower())
+    text = THOUSANDS.sub("", simplified(unicodedata.normalize("NFKC", text).lower()))
     text = DAY.sub(lambda match: f"<day {match[1].replace('天', '日')}>", text)
     text = BEFORE.sub(lambda match: f"<{(number_value(match[1]) - 2) % 12 + 1}:45>", text)
     text = TIME.sub(_time, text)
