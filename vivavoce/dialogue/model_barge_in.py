@@ -15,6 +15,7 @@ from vivavoce.audio.vad import WINDOW, WINDOW_MS
 from vivavoce.dialogue.barge_in import (
     ECHO_SHARE,
     END_WINDOWS,
+    AskTurnModel,
     OverlapClassifier,
     OverlapJudge,
     OverlapVerdict,
@@ -23,6 +24,7 @@ from vivavoce.dialogue.barge_in import (
 )
 from vivavoce.dialogue.front_end import AudioWindow, WindowFeatures, window_features
 from vivavoce.dialogue.items import Samples
+from vivavoce.dialogue.joined_turns import AnsweredTurn
 from vivavoce.dialogue.overlap_model import (
     BUNDLED,
     CONTEXT,
@@ -90,8 +92,6 @@ def overlap_judge(name: str = BY_MODEL) -> OverlapJudge:
 
 class ModelClassifier:
     """Makes the watches of overlaps. Threads and conversations may share it."""
-
-    asks_turn_model = True
 
     def __init__(self, weights: str | Path | OverlapNetwork = BUNDLED, limits: ModelLimits | None = None) -> None:
         self.name = "a model" if isinstance(weights, OverlapNetwork) else f"the model {weights}"
@@ -179,10 +179,17 @@ class ModelWatch:
         early = max(0, limits.usual_ms - self.lasted_ms) / WINDOW_MS
         return self.lasted_ms >= limits.earliest_ms and self.odds > enough + limits.early_margin * early
 
-    def goes_on(self, finished: float | None) -> bool:
+    def goes_on(self, before: AnsweredTurn | None, ask_turn_model: AskTurnModel | None) -> bool:
         """Whether the user goes on with the turn before: less evidence is enough where it was not finished."""
         limits = self.classifier.limits
-        return finished is not None and finished < limits.unfinished and self._is_turn(limits.enough_going_on)
+        if before is None:
+            return False
+        if ask_turn_model is None:
+            return self.may_be_turn
+        if before.finished is None:
+            ask_turn_model(before)
+            return False
+        return before.finished < limits.unfinished and self._is_turn(limits.enough_going_on)
 
     @property
     def _is_loud_voice(self) -> bool:
