@@ -1,6 +1,7 @@
 """Barge-in by the trained network: a function of the sound, with the rules where there is no network."""
 
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from vivavoce.bench.turn_sounds import gather, voiced_bounds
 from vivavoce.dialogue import model_barge_in
 from vivavoce.dialogue.barge_in import OverlapClassifier, OverlapVerdict, UserLevel
 from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, InlineFrontEnd, window_features
+from vivavoce.dialogue.joined_turns import AnsweredTurn
 from vivavoce.dialogue.model_barge_in import ModelClassifier, ModelLimits, log_odds, overlap_judge
 from vivavoce.dialogue.overlap_model import (
     BUNDLED,
@@ -26,6 +28,7 @@ from vivavoce.dialogue.overlap_model import (
     read_overlap_network,
     usual_spectrum,
 )
+from vivavoce.dialogue.reply import ActiveReply
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import CheckpointError
 from vivavoce.evaluation.overlaps import Stop, heard_each, judge
@@ -149,11 +152,13 @@ def test_a_voice_as_loud_as_the_user_interrupts_after_a_second_whatever_it_is_ta
 )
 def test_less_evidence_is_enough_for_a_user_who_goes_on_with_an_unfinished_turn(odds, finished, goes_on):
     watch = ModelClassifier(network_in_doubt(odds)).watch()
-    sound, heard = talk(0.6, 1), []
+    before = AnsweredTurn("item", (), 0, cast(ActiveReply, None), finished=finished)
+    sound, heard, asked = talk(0.6, 1), [], []
     for start in range(0, len(sound) - WINDOW + 1, WINDOW):
         watch.step(sound[start : start + WINDOW], 0.9, 0.0, True, USER)
-        heard.append(watch.goes_on(finished))
+        heard.append(watch.goes_on(before, asked.append))
     assert watch.verdict is not OverlapVerdict.INTERRUPTION
+    assert (before in asked) is (finished is None) and not watch.goes_on(None, asked.append)
     assert heard[-1] is goes_on and not any(heard[: ModelLimits().earliest_ms // 32 - 1])
 
 

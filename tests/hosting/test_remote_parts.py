@@ -26,7 +26,8 @@ from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.s2s.local_codec import LocalCodec
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, RemoteCodecPipeline
+from vivavoce.s2s.moss_speech import MossSpeechBackend, RemoteCodecPipeline
+from vivavoce.s2s.options import MossSpeechOptions
 from vivavoce.s2s.remote_codec import RemoteCodec, RemoteSpeechEncoder, RemoteState, RemoteVocoder
 from vivavoce.server.app import build_app
 from vivavoce.server.cluster.registry import RegistryActor, RegistryClient, ReplicaRegistry, ReplicaReport

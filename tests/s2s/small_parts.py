@@ -24,7 +24,8 @@ from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.models.whisper.model import Whisper
 from vivavoce.nn.decoder import TrunkSizes
 from vivavoce.nn.modules import fill_randomly
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
+from vivavoce.s2s.moss_speech import MossSpeechBackend
+from vivavoce.s2s.options import MossSpeechOptions
 from vivavoce.train.asr import Vocabulary, save_whisper
 from vivavoce.train.asr.train import TINY
 from vivavoce.train.tts import initialise as initialise_codec

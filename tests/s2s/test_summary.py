@@ -21,7 +21,8 @@ from vivavoce.dialogue.items import Message, TextPart
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.settings import ConversationSettings, Truncation
 from vivavoce.models.llama import chat_file
-from vivavoce.s2s.moss_speech import MossSpeechOptions, load_speech
+from vivavoce.s2s.moss_speech import load_speech
+from vivavoce.s2s.options import MossSpeechOptions
 
 FACT = re.compile(r"k\d+=\d+")
 WRITTEN = ConversationSettings(modality="text", instructions="Be kind.", max_output_tokens=2)

@@ -18,7 +18,7 @@ from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, ReplyPlan
 from vivavoce.dialogue.events import ReplyAudio, ReplyDone
 from vivavoce.dialogue.items import HostedCall, Item, Message, TextPart, ToolCall, ToolOutput
 from vivavoce.dialogue.settings import ConversationSettings, HostedTool, Tool
-from vivavoce.s2s.moss_speech import MossSpeechOptions, checkpoint_options
+from vivavoce.s2s.options import MossSpeechOptions, checkpoint_options
 from vivavoce.s2s.text_branch import NO_CALL, call_turn, offer, output_turn
 
 pytest.importorskip("llguidance")

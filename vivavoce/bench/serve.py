@@ -43,7 +43,8 @@ from vivavoce.models.moss_speech.codec import ENCODER_RATE
 from vivavoce.nn.process_settings import frozen_heap
 from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.s2s.local_codec import SPEECH_ENCODER
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
+from vivavoce.s2s.moss_speech import MossSpeechBackend
+from vivavoce.s2s.options import MossSpeechOptions
 
 PACKET_SECONDS = 0.08
 PROBE_SECONDS = 1.6  # length of a newcomer's reply

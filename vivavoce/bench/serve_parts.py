@@ -28,7 +28,8 @@ from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.s2s.conversation import REPLY_ROOM
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_moss_speech
+from vivavoce.s2s.moss_speech import MossSpeechBackend, load_moss_speech
+from vivavoce.s2s.options import MossSpeechOptions
 
 SHAPES = ("true", "tiny", "mini")
 ROWS_A_SECOND = 12.5

@@ -146,7 +146,7 @@ def serve_plan(plan: ServerPlan) -> None:
     from vivavoce.engine.sequence import Admission
     from vivavoce.log import configure
     from vivavoce.runtime import event_loop
-    from vivavoce.s2s.moss_speech import MossSpeechOptions
+    from vivavoce.s2s.options import MossSpeechOptions
     from vivavoce.server.config import ServerOptions
     from vivavoce.server.hosting import SpeechHost, serve
     from vivavoce.server.hosting.config import ConversationOptions

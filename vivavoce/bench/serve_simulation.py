@@ -34,7 +34,8 @@ from vivavoce.models.moss_speech.prompt import MossSpeechPrompt
 from vivavoce.plan.figures import Curve
 from vivavoce.runtime.executor import AS_EARLY_AS_POSSIBLE
 from vivavoce.s2s.local_codec import max_quick_codes
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions
+from vivavoce.s2s.moss_speech import MossSpeechBackend
+from vivavoce.s2s.options import MossSpeechOptions
 
 Spend = Callable[[float, float], None]  # seconds on the idle device, and the share of it that is occupied
 STEP_FILLS = 0.9  # share of the device: a step is bandwidth-bound

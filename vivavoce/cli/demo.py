@@ -36,7 +36,8 @@ from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.models.whisper.steps import TranscriptionOptions
 from vivavoce.nn.process_settings import frozen_heap
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
+from vivavoce.s2s.moss_speech import MossSpeechBackend, load_speech
+from vivavoce.s2s.options import MossSpeechOptions
 from vivavoce.stacks import Stack
 from vivavoce.tts.text import numbers_as_words
 

@@ -7,7 +7,7 @@ interruption lasts, changes its spectrum as words do, and is as loud as the user
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
@@ -18,6 +18,10 @@ import numpy as np
 from vivavoce.audio.vad import WINDOW_MS
 from vivavoce.dialogue.front_end import AudioWindow, WindowFeatures, spectral_change, window_features
 from vivavoce.dialogue.items import Samples
+from vivavoce.dialogue.joined_turns import AnsweredTurn
+
+AskTurnModel = Callable[[AnsweredTurn], None]
+"""Asks whether a turn is finished; its `finished` has the answer later."""
 
 BACKCHANNELS = frozenset(
     "mm mhm mmhm mmhmm hm hmm uh-huh uhhuh uh huh aha ah oh okay ok yeah yep yes right sure I see got it good great "
@@ -135,25 +139,16 @@ class WatchedOverlap(Protocol):
         """Whether it may be the user who speaks."""
         ...
 
-    def goes_on(self, finished: float | None) -> bool:
-        """Whether the user, who has hardly heard the reply, goes on with the turn before it.
+    def goes_on(self, before: AnsweredTurn | None, ask_turn_model: AskTurnModel | None) -> bool:
+        """Whether the user, who has hardly heard the reply, goes on with the turn before it; None: there is none.
 
-        `finished`: the turn model's probability that this turn was finished, if known.
+        Where it matters whether this turn was finished, the turn model is asked; None: there is no such model.
         """
         ...
 
 
-class WatchedTurn(Protocol):
-    """The watch of a turn in silence, which may be another person's."""
-
-    def step(self, samples: Samples, probability: float, echo: float, is_speech: bool, levels: UserLevel) -> None:
-        """Add a window."""
-        ...
-
-    @property
-    def verdict(self) -> OverlapVerdict | None:
-        """The class of the sound; None: undecided."""
-        ...
+class WatchedTurn(WatchedOverlap, Protocol):
+    """The watch of a turn in silence, which may be another person's: it is judged as a sound over a reply is."""
 
     @property
     def bystander_odds(self) -> float:
@@ -171,8 +166,6 @@ class OverlapJudge(Protocol):
 
     name: str
     """What the server's log calls it."""
-    asks_turn_model: bool
-    """Whether the turn model is asked about the turn before a sound that its user may be going on with."""
 
     def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> WatchedOverlap:
         """The watch of a new overlap; `before`: the windows before it."""
@@ -187,7 +180,6 @@ class OverlapClassifier:
     """Steps an `OverlapState`. A verdict is final, except that it may still become an interruption."""
 
     name = "the rules"
-    asks_turn_model = False
 
     def __init__(self, limits: OverlapLimits | None = None) -> None:
         self.limits = limits or OverlapLimits()
@@ -348,7 +340,7 @@ class OverlapWatch:
         """Whether it may be the user who speaks."""
         return not self.is_echo
 
-    def goes_on(self, finished: float | None) -> bool:
+    def goes_on(self, before: AnsweredTurn | None, ask_turn_model: AskTurnModel | None) -> bool:
         """Whether it may be the user: the rules let a reply that was hardly heard yield to any voice."""
         return self.may_be_turn
 

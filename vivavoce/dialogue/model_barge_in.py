@@ -15,6 +15,7 @@ from vivavoce.audio.vad import WINDOW, WINDOW_MS
 from vivavoce.dialogue.barge_in import (
     ECHO_SHARE,
     END_WINDOWS,
+    AskTurnModel,
     OverlapClassifier,
     OverlapJudge,
     OverlapVerdict,
@@ -23,6 +24,7 @@ from vivavoce.dialogue.barge_in import (
 )
 from vivavoce.dialogue.front_end import AudioWindow, WindowFeatures, window_features
 from vivavoce.dialogue.items import Samples
+from vivavoce.dialogue.joined_turns import AnsweredTurn
 from vivavoce.dialogue.overlap_model import (
     BUNDLED,
     CONTEXT,
@@ -34,6 +36,7 @@ from vivavoce.dialogue.overlap_model import (
     read_overlap_network,
     usual_spectrum,
 )
+from vivavoce.dialogue.talker_distance import TalkerDistance
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +78,9 @@ class ModelLimits:
     """The turn model's probability below which the turn before was not finished: the user may go on with it."""
     enough_going_on: float = -1.5
     """Log-odds of a turn from which on the user does."""
+    distance_from_ms: int = 256
+    """Of speech over a reply, from which on its distance counts: clear interruptions are decided sooner."""
+    distance_in_silence_from_ms: int = 128
 
 
 @cache
@@ -91,8 +97,6 @@ def overlap_judge(name: str = BY_MODEL) -> OverlapJudge:
 class ModelClassifier:
     """Makes the watches of overlaps. Threads and conversations may share it."""
 
-    asks_turn_model = True
-
     def __init__(self, weights: str | Path | OverlapNetwork = BUNDLED, limits: ModelLimits | None = None) -> None:
         self.name = "a model" if isinstance(weights, OverlapNetwork) else f"the model {weights}"
         self.network = weights if isinstance(weights, OverlapNetwork) else read_overlap_network(Path(weights))
@@ -100,13 +104,16 @@ class ModelClassifier:
 
     def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> "ModelWatch":
         """The watch of a new overlap; `before`: the windows before it, the last ones count."""
-        watch = ModelWatch(self)
-        watch.hear_before(before[-CONTEXT:], levels or UserLevel())
-        return watch
+        return self._watch(before, levels or UserLevel(), self.limits.distance_from_ms)
 
     def watch_turn(self, before: Sequence[AudioWindow], levels: UserLevel) -> "ModelWatch":
-        """The watch of a turn in silence: it is judged as over a reply."""
-        return self.watch(before, levels)
+        """The watch of a turn in silence: it is judged as over a reply, but for its distance, which counts sooner."""
+        return self._watch(before, levels, self.limits.distance_in_silence_from_ms)
+
+    def _watch(self, before: Sequence[AudioWindow], levels: UserLevel, distance_from_ms: int) -> "ModelWatch":
+        watch = ModelWatch(self)
+        watch.hear_before(before[-CONTEXT:], levels, distance_from_ms)
+        return watch
 
 
 @dataclass
@@ -130,19 +137,24 @@ class ModelWatch:
     _power: float = 0.0  # of the windows of speech, relative to the user's level
     _echo: float = 0.0  # sum over windows
     _usual: Array | None = None  # spectrum of the user's speech
+    _distance: TalkerDistance = field(default_factory=TalkerDistance)
 
     def __post_init__(self) -> None:
         self._state = self.classifier.network.initial_state()
 
-    def hear_before(self, windows: Sequence[AudioWindow], levels: UserLevel) -> None:
+    def hear_before(self, windows: Sequence[AudioWindow], levels: UserLevel, distance_from_ms: int) -> None:
         """Let the network hear the windows before the overlap, and know how the user usually sounds."""
         self._usual = usual_spectrum(levels.loud, levels.user)
+        self._distance = TalkerDistance.from_usual(levels.loud, distance_from_ms // WINDOW_MS)
         for index, window in enumerate(windows):
             self._advance(window.samples, window.probability, window.echo, index - len(windows), levels)
 
     def step(self, samples: Samples, probability: float, echo: float, is_speech: bool, levels: UserLevel) -> None:
         """Add a window."""
         features = self._advance(samples, probability, echo, self.windows, levels)
+        if is_speech and echo < MIN_ECHO:
+            self._distance.hear(samples, features.level_db)
+        self.log_probabilities = with_evidence(self.log_probabilities, self._distance.evidence)
         self.windows += 1
         self._echo += echo
         self._speech += is_speech
@@ -179,10 +191,17 @@ class ModelWatch:
         early = max(0, limits.usual_ms - self.lasted_ms) / WINDOW_MS
         return self.lasted_ms >= limits.earliest_ms and self.odds > enough + limits.early_margin * early
 
-    def goes_on(self, finished: float | None) -> bool:
+    def goes_on(self, before: AnsweredTurn | None, ask_turn_model: AskTurnModel | None) -> bool:
         """Whether the user goes on with the turn before: less evidence is enough where it was not finished."""
         limits = self.classifier.limits
-        return finished is not None and finished < limits.unfinished and self._is_turn(limits.enough_going_on)
+        if before is None:
+            return False
+        if ask_turn_model is None:
+            return self.may_be_turn
+        if before.finished is None:
+            ask_turn_model(before)
+            return False
+        return before.finished < limits.unfinished and self._is_turn(limits.enough_going_on)
 
     @property
     def _is_loud_voice(self) -> bool:
@@ -231,6 +250,13 @@ class ModelWatch:
         if self._echo >= ECHO_SHARE * self.windows:
             return -WORDS_ODDS
         return log_odds(self.log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL)
+
+
+def with_evidence(log_probabilities: Array, distant: float) -> Array:
+    """Log-probabilities of the kinds after evidence, as log-odds, that the voice is farther away than the user's."""
+    likely = log_probabilities.copy()
+    likely[SoundKind.BYSTANDER] += distant
+    return (likely - np.logaddexp.reduce(likely)).astype(np.float32)
 
 
 def log_odds(log_probabilities: Array, *kinds: SoundKind) -> float:

@@ -1,6 +1,6 @@
-"""The user's side of a conversation: turns as they start, pause and end, and sound made over a reply.
+"""The user's side of a conversation: turns as they start, pause and end.
 
-`UserTurns` applies turn detection (`turn_taker.py`), the classification of sound over a reply (`barge_in.py`), the
+`UserTurns` applies turn detection (`turn_taker.py`), the judgement of sound over a reply (`reply_overlaps.py`), the
 joining of turns that were ended too early (`joined_turns.py`) and the recognition of the user's voice (`speaker.py`) to
 the audio of a conversation.
 """
@@ -14,11 +14,9 @@ import numpy as np
 
 from vivavoce.audio.vad import RATE, WINDOW_MS
 from vivavoce.dialogue.addressed_turns import AddressedTurns
-from vivavoce.dialogue.barge_in import ECHO_SHARE, OverlapVerdict, WatchedOverlap
+from vivavoce.dialogue.barge_in import ECHO_SHARE, WatchedOverlap
 from vivavoce.dialogue.events import (
     IgnoredReason,
-    OverlapJudged,
-    OverlapKind,
     SpeechStarted,
     SpeechStopped,
     TurnCommitted,
@@ -32,7 +30,8 @@ from vivavoce.dialogue.items import AudioPart, Item, Message, Samples
 from vivavoce.dialogue.joined_turns import AnsweredTurn, OpenTurn
 from vivavoce.dialogue.listening_options import ListeningOptions
 from vivavoce.dialogue.replies import ConversationContext, Replies
-from vivavoce.dialogue.speaker import SpeakerVerdict, SpeakerWatch
+from vivavoce.dialogue.reply_overlaps import OverlapOutcome, ReplyOverlaps
+from vivavoce.dialogue.speaker import SpeakerWatch
 from vivavoce.dialogue.turn_taker import TurnEvent, TurnState, TurnTaker, ended
 from vivavoce.errors import InputError
 
@@ -40,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 RECENT_WINDOWS = 96  # about three seconds: covers the prefix of a turn and an undecided overlap
 MAX_TURN_SECONDS = 180.0
-TRANSCRIBED_AT_MS = 224  # into an overlap, where a transcriber is available
 
 
 class UserTurns:
@@ -58,7 +56,7 @@ class UserTurns:
         self._late_ms = 0  # by which its sound is later than the windows count
         self._open: OpenTurn | None = None
         self._answered: AnsweredTurn | None = None  # the last turn, if it was answered
-        self._overlap: WatchedOverlap | None = None
+        self._overlaps = ReplyOverlaps(context, replies, options, self._goes_on)
         self._finished: float | None = None
         self._idle_ms = 0
         self._speaker = options.speaker
@@ -121,7 +119,7 @@ class UserTurns:
             self._open = None
             self._context.conversation_state.discard_turn()
         self._addressed.accept()
-        self._end_overlap()
+        self._overlaps.end()
         self._turn = ended(self._turn)
 
     @property
@@ -156,14 +154,14 @@ class UserTurns:
         event, self._turn = self._taker.step(self._turn, window.probability, self._finished, window.quiet_ms)
         # A reply is heard longer than it is played: its echo comes back later.
         is_audible = self._replies.is_audible(self._moment) or window.echo >= ECHO_SHARE
-        if not is_audible and self._overlap is None:
+        if not is_audible and not self._overlaps.is_open:
             self._addressed.hear(window, self._turn)
         if self._speaker is not None and self._turn.is_speech and window.echo < ECHO_SHARE:
             self._speaker.hear(window.samples, window.level_db)
         if self._open is not None:
             self._in_turn(self._open, event, window)
-        elif self._overlap is not None or (is_audible and self._turn.is_speech and self._may_interrupt):
-            self._in_overlap(window)
+        elif self._overlaps.is_open or (is_audible and self._turn.is_speech and self._may_interrupt):
+            self._in_overlap()
         elif event is TurnEvent.BEGAN:
             is_in_silence = not is_audible and self._replies.generating is None
             self._begin_turn()
@@ -226,48 +224,18 @@ class UserTurns:
         self._context.conversation_state.listen(np.concatenate(turn.waiting))
         turn.waiting.clear()
 
-    def _in_overlap(self, window: AudioWindow) -> None:
-        """Classify sound made while a reply plays: duck first, then interrupt or play on."""
-        if self._overlap is None:
-            self._overlap = self._options.classifier.watch(list(self._recent)[:-1], self._addressed.levels)
-        watch, turn = self._overlap, self._turn
-        watch.step(window.samples, window.probability, window.echo, turn.is_speech, self._addressed.levels)
-        outlasts = watch.verdict is None and not self._replies.is_audible(self._moment)
-        is_late_turn = outlasts and turn.has_started and watch.may_be_turn
-        is_interruption = watch.verdict is OverlapVerdict.INTERRUPTION or is_late_turn
-        interrupts = is_interruption or (turn.has_started and self._goes_on(watch))
-        speaker = (
-            SpeakerVerdict.USER if self._speaker is None or not interrupts else self._speaker.over_reply(watch.is_over)
-        )
-        if interrupts and speaker is SpeakerVerdict.USER:
-            self._context.emit(OverlapJudged("interruption" if is_interruption else "continuation"))
+    def _in_overlap(self) -> None:
+        """Judge sound made while a reply plays."""
+        outcome = self._overlaps.step(list(self._recent), self._turn, self._addressed.levels)
+        if outcome is OverlapOutcome.TURN:
             self._begin_turn()
-        elif watch.is_over and speaker is not SpeakerVerdict.UNSURE:
-            if turn.has_started:
-                self._context.emit(OverlapJudged("other_speaker" if interrupts else _kind_of(watch.verdict)))
-            self._end_overlap()
-            if self._speaker is not None:
-                self._speaker.clear()
-            self._turn = ended(turn)
-        else:
-            is_undecided = watch.verdict is None or speaker is SpeakerVerdict.UNSURE
-            self._replies.set_gain(self._options.ducked_gain if is_undecided else 1.0)
-            if watch.lasted_ms == TRANSCRIBED_AT_MS and self._options.request_words is not None:
-                overlap = list(self._recent)[-watch.lasted_ms // WINDOW_MS - 2 :]
-                self._options.request_words(watch, np.concatenate([each.samples for each in overlap]))
+        elif outcome is OverlapOutcome.ENDED:
+            self._turn = ended(self._turn)
 
     def _goes_on(self, watch: WatchedOverlap) -> bool:
         """Whether the user goes on with the turn before a reply that was hardly heard, and which came too soon then."""
-        if not self._replies.has_hardly_started(self._speech_start):
-            return False
-        before = self._turn_before
-        if before is None or not self._options.classifier.asks_turn_model:
-            return watch.goes_on(None)
-        if self._options.request_turn_model is None:
-            return watch.may_be_turn
-        if before.finished is None:
-            self._ask_turn_model(before)
-        return watch.goes_on(before.finished)
+        ask = None if self._options.request_turn_model is None else self._ask_turn_model
+        return self._replies.has_hardly_started(self._speech_start) and watch.goes_on(self._turn_before, ask)
 
     @property
     def _turn_before(self) -> AnsweredTurn | None:
@@ -276,10 +244,6 @@ class UserTurns:
         if before is None or not before.goes_on(start_ms, self._speech_start, within_ms, self._context.history):
             return None
         return before
-
-    def _end_overlap(self) -> None:
-        self._overlap = None
-        self._replies.set_gain(1.0)
 
     def _idle(self, is_audible: bool) -> None:
         if is_audible or self._replies.generating is not None or self._turn.voiced_ms:
@@ -300,7 +264,7 @@ class UserTurns:
         self._context.emit(SpeechStarted(turn.item, max(0, self._turn.speech_from_ms - padding - self._late_ms)))
         if self._may_interrupt:
             self._interrupt(turn)
-        self._end_overlap()
+        self._overlaps.end()
         if self._speaker is not None:
             self._speaker.begin_turn(turn.joined)
         for samples in turn.prefix:
@@ -396,7 +360,3 @@ class UserTurns:
         for samples in turn.prefix:
             self._listen(turn, samples)
         self._answer(self._commit(turn))
-
-
-def _kind_of(verdict: OverlapVerdict | None) -> OverlapKind:
-    return (verdict or OverlapVerdict.NOISE).value

@@ -4,15 +4,13 @@
 """
 
 import asyncio
-import json
-import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 
@@ -23,12 +21,9 @@ from vivavoce.audio.level import buzz
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.dialogue.backend import ConversationState, OnTranscript, ReplyPlan, ReplyTranscriber
 from vivavoce.dialogue.settings import ConversationSettings
-from vivavoce.dialogue.summary import SummaryWriter
-from vivavoce.engine import constraints
 from vivavoce.engine.engine import Engine, EngineLimits
-from vivavoce.engine.sampling import Sampling
 from vivavoce.engine.sequence import Admission
-from vivavoce.errors import CheckpointError, InputError, MissingDependencyError
+from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.implementations import choose_moss_speech_codec, choose_moss_speech_lm
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE, GraphedCodec, MossSpeechCodec
@@ -43,12 +38,11 @@ from vivavoce.runtime.grammars import ReplyGrammars
 from vivavoce.s2s.captions import MossSpeechTranscriber
 from vivavoce.s2s.conversation import MossSpeechConversation
 from vivavoce.s2s.local_codec import SOON_SECONDS, LocalCodec
+from vivavoce.s2s.options import MossSpeechOptions, checkpoint_options
 from vivavoce.s2s.remote_codec import SPEECH_ENCODER, VOCODER, RemoteCodec, RemoteSpeechEncoder, RemoteVocoder
 from vivavoce.s2s.reply import FirstSound, MossSpeechReply
 from vivavoce.s2s.speech_cost import BusySeconds, SpeechCost
 from vivavoce.s2s.written_turns import WrittenTurnConversation
-
-logger = logging.getLogger(__name__)
 
 MAX_FIRST_SOUNDS = 256
 MANY_STARTING = 3  # replies without output from which on they delay each other's next chunks: on a GPU the first chunk
@@ -67,49 +61,6 @@ class TurnPace(NamedTuple):
 
 CPU_PACE, QUICK_PACE = TurnPace(3, 1), TurnPace(1, 1)
 CROWDED_PACE = TurnPace(32, 64)  # a step with a prefill is not replayed as a graph, and delays all replies
-
-
-@dataclass(frozen=True)
-class MossSpeechOptions:
-    """Defaults of replies, and limits of the backend."""
-
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.6, top_k=20, top_p=0.95))
-    max_output_tokens: int = 1500
-    """Two minutes of speech."""
-    min_output_tokens: int = 0
-    """The minimum length of a reply: for benchmarks on untrained weights."""
-    seed: int | None = None
-    """Seed of sampling; None: a random one for each reply."""
-    left_chunks: int | None = 10
-    """Chunks of left context in the flow decoder, which bounds the memory of a long reply; None: all."""
-    max_loop: int | None = 50
-    """Codes in a repeating loop after which a reply is ended as stuck; None: no limit."""
-    captioner: ReplyTranscriber | Literal["model"] | None = None
-    """Transcribes spoken replies, for captions and moderation; "model": the language model itself."""
-    caption_seconds: float = 1.6
-    """A caption covers at least this much sound, up to its next pause, at most three times as much."""
-    recogniser: ReplyTranscriber | None = None
-    """Writes the user's turns down, which the model then reads; None: the model hears them."""
-    normalise: Callable[[str], str] | None = None
-    """Brings such words into the form that the model was trained on."""
-    words_first: bool = False
-    """Whether sound waits for its caption, so that moderation sees the text first."""
-    calls_tools: bool | None = None
-    """Whether the model decides on tool calls itself, in a branch that writes; None: where its checkpoint says so."""
-    summary_writer: SummaryWriter | None = None
-    """Sums up long conversations; None: the model itself if it can, otherwise turns are dropped."""
-    writes_summaries: bool | None = None
-    """Whether the model can sum up; None: where its checkpoint says so."""
-    threads: int | None = None
-    """Torch threads on a CPU; None: half its cores, as engine and vocoder run concurrently."""
-    switch_seconds: float = 0.0005
-    """The interpreter's thread switch interval."""
-    voices_together: int | None = None
-    """The largest batch of the vocoder; None: 32, on a CPU 4, where larger ones save nothing."""
-    warm_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    """Batch sizes of the vocoder whose CUDA graphs are captured at warm-up."""
-    admission: Admission | None = None
-    """When one more conversation is admitted; None: always."""
 
 
 class MossSpeechBackend:
@@ -336,9 +287,6 @@ def chunk_policy(unit: ChunkUnit, device: str, is_graphed: bool) -> LeadPolicy:
     return LeadPolicy(unit)
 
 
-ABILITIES = {"calls_tools": "tool_calls", "writes_summaries": "summaries"}  # names of options, and in that file
-
-
 def load_speech(
     name: str,
     device: str = "auto",
@@ -423,24 +371,3 @@ def codec_voices(codec: MossSpeechCodec, folder: Path, recording: Path | None) -
     if not voices:
         raise InputError(f"{folder} has no voice; give a recording of one, at most 30 s")
     return voices
-
-
-def checkpoint_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOptions:
-    """The options with those of the checkpoint's generation_config.json applied."""
-    file = folder / hub.GENERATION_CONFIG
-    if not file.is_file():
-        return options
-    try:
-        stored: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
-        checkpoint_settings = {name: stored[name] for name in ("temperature", "top_k", "top_p") if name in stored}
-        sampling = replace(options.sampling, **checkpoint_settings) if checkpoint_settings else options.sampling
-        left = stored.get("left_chunks", options.left_chunks)
-        abilities = {name: stored.get(key) is True for name, key in ABILITIES.items()}
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{file} has invalid sampling settings ({error})") from error
-    assert isinstance(sampling, Sampling)
-    if abilities["calls_tools"] and options.calls_tools is None and not constraints.is_available():
-        logger.info("%s can call tools, which needs llguidance: pip install 'vivavoce[tools]'", folder.name)
-        abilities["calls_tools"] = False
-    known: dict[str, Any] = {name: value for name, value in abilities.items() if getattr(options, name) is None}
-    return replace(options, sampling=sampling, left_chunks=left, **known)

@@ -25,14 +25,9 @@ from vivavoce.errors import VivaError
 from vivavoce.log import log_failure
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.s2s.local_codec import LocalCodec
-from vivavoce.s2s.moss_speech import (
-    MossSpeechOptions,
-    checkpoint_options,
-    chunk_policy,
-    chunk_unit,
-    codec_voices,
-)
+from vivavoce.s2s.moss_speech import chunk_policy, chunk_unit, codec_voices
 from vivavoce.s2s.moss_speech import load_codec as load_moss_codec
+from vivavoce.s2s.options import MossSpeechOptions, checkpoint_options
 from vivavoce.s2s.remote_codec import SPEECH_ENCODER, unpack
 from vivavoce.server.auth import Keys, request_key
 from vivavoce.server.config import ServerOptions

@@ -38,7 +38,8 @@ from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.engine.sequence import Admission
 from vivavoce.errors import CapacityError, InputError
 from vivavoce.hub.languages import spoken_languages
-from vivavoce.s2s.moss_speech import MossSpeechBackend, MossSpeechOptions, load_speech
+from vivavoce.s2s.moss_speech import MossSpeechBackend, load_speech
+from vivavoce.s2s.options import MossSpeechOptions
 from vivavoce.s2s.read_aloud import ReadAloud
 from vivavoce.server.host import ModelAbilities, ModelCard
 from vivavoce.server.hosting.config import DEFAULT_MODEL, ServingOptions
