@@ -189,7 +189,7 @@ def parameters_of(name: str) -> int | None:
     return BUNDLED_PARAMETERS.get(name) if model is None else model.parameters
 
 
-BUNDLED_PARAMETERS = {"mini-speech": 25_000_000, "mini-asr": 20_000_000, "mini-tts": 7_400_000}
+BUNDLED_PARAMETERS = {"mini-speech": 31_000_000, "mini-asr": 20_000_000, "mini-tts": 7_400_000}
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def test_in_bfloat16_mel_and_sound_are_the_same_but_for_coarse_rounding_however_
 def test_in_bfloat16_the_error_with_trained_weights_is_inaudible():
     plain = MossSpeechCodec.load(hub.resolve("mini-speech") / "codec")
     coarse = CpuCodec(plain, torch.bfloat16)
-    prompt = plain.named.prompt("rms")
+    prompt = plain.named.prompt("af_heart")
     with torch.inference_mode():
         mels = [
             each.flow.step(each.flow.start(each.flow.voice(prompt), 2), prompt.codes[:20], final=True)[0]

@@ -399,9 +399,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for model, metrics and curves")
     parser.add_argument("--init", type=Path, help="folder of an earlier model to start the last stage from")
     parser.add_argument("--new-vocabulary", action="store_true", help="with --init: a tokenizer of this data's texts")
-    parser.add_argument(
-        "--new-codes", action="store_true", help="with --new-vocabulary: codes of another encoder"
-    )
+    parser.add_argument("--new-codes", action="store_true", help="with --new-vocabulary: codes of another encoder")
     parser.add_argument("--seconds", type=float, help="total time, evaluation included; default: by steps")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
