@@ -38,7 +38,9 @@ def _written(pipeline, turns):
 
 def test_it_is_small_whole_and_nothing_in_it_can_run():
     files = [file for file in hub.BUNDLED.rglob("*") if file.is_file() and file.suffix != ".py"]
-    assert sum(file.stat().st_size for file in files) <= 60_000_000
+    miniatures = [file for file in files if file.relative_to(hub.BUNDLED).parts[0].startswith("mini-")]
+    assert sum(file.stat().st_size for file in miniatures) <= 60_000_000
+    assert sum(file.stat().st_size for file in files) <= 64_000_000, "with the voice activity model and the like"
     assert {file.suffix for file in files} <= {".safetensors", ".json", ".md", ".model", ".opus", ".pyc", ""}
     assert hub.check(FOLDER).ok
     card = (FOLDER / "README.md").read_text(encoding="utf8")

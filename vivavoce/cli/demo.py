@@ -25,7 +25,15 @@ from vivavoce.cascade.interfaces import ChatModel, ChatText
 from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
 from vivavoce.cli.demo_languages import hotel_instructions, require_language
-from vivavoce.dialogue.events import Event, InputTranscript, ReplyAudio, ReplyDone, ReplyText, SpeechStopped
+from vivavoce.dialogue.events import (
+    Event,
+    InputTranscript,
+    ReplyAudio,
+    ReplyDone,
+    ReplyText,
+    SpeechStarted,
+    SpeechStopped,
+)
 from vivavoce.dialogue.items import Samples
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation
 from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
@@ -84,11 +92,18 @@ class DemoResult:
                 self.pieces.append(samples)
                 self.player.feed(now, len(samples) / self.rate)
             case ReplyDone(reason="turn_detected"):  # the question went on after a pause: another reply follows
-                self.heard = self.said = ""
-                self.pieces, self.player = [], PlaybackClock()
-                self.times = {name: at for name, at in self.times.items() if not name.startswith("first_")}
+                self._forget()
+            case SpeechStarted() if self.reason is not None:  # it went on after the whole reply was made
+                self._forget()
             case ReplyDone(reason=reason, error=error):
                 self.reason, self.error = reason, error
+
+    def _forget(self) -> None:
+        """Forget a reply that was begun too early."""
+        self.heard = self.said = ""
+        self.reason = None
+        self.pieces, self.player = [], PlaybackClock()
+        self.times = {name: at for name, at in self.times.items() if not name.startswith("first_")}
 
 
 @dataclass(frozen=True)
@@ -268,6 +283,8 @@ async def _ask(subject: DemoSubject, question: Sound) -> tuple[DemoResult, float
                 answer.take(event, time.perf_counter() - started)
                 if answer.reason is not None and answer.heard:
                     over.set()
+                else:
+                    over.clear()
 
         listening = asyncio.create_task(listen())
         await _play(conversation, samples, started, over)
@@ -280,8 +297,8 @@ async def _ask(subject: DemoSubject, question: Sound) -> tuple[DemoResult, float
 async def _play(conversation: LiveConversation, samples: Samples, started: float, over: asyncio.Event) -> None:
     """Send the question, then silence, in packets at the pace of a microphone, until the reply is over."""
     packet = int(PACKET_SECONDS * ENCODER_RATE)
-    number = 0
-    while not over.is_set() and number * PACKET_SECONDS < len(samples) / ENCODER_RATE + MAX_WAIT_SECONDS:
+    number, seconds = 0, len(samples) / ENCODER_RATE
+    while number * PACKET_SECONDS < (seconds if over.is_set() else seconds + MAX_WAIT_SECONDS):
         piece = samples[number * packet : (number + 1) * packet]
         number += 1
         await asyncio.sleep(max(0.0, started + number * PACKET_SECONDS - time.perf_counter()))

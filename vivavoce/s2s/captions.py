@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 PAUSE_DBFS = -45.0
+CAPTION_SECONDS, WAITING_SECONDS = 4.8, 1.6  # of sound in a caption at least; where sound waits for it
 AHEAD_SECONDS = 1.0  # captions that are less far ahead of playback are brought forward
 PARTIAL_SECONDS = 0.3  # of new sound between two captions of an unfinished segment
 PARTIAL_ROWS_PER_SECOND = 6  # of speech: more tokens than are spoken
@@ -82,7 +83,8 @@ class Captions:
         self._captioner = backend.options.captioner
         self.delays_sound = backend.options.words_first and self._captioner is not None
         self._words, self._language, self._put = backend.words, plan.settings.recognition.language, put
-        self._min_samples = round(backend.options.caption_seconds * DECODER_RATE)
+        seconds = WAITING_SECONDS if self.delays_sound else CAPTION_SECONDS
+        self._min_samples = round((backend.options.caption_seconds or seconds) * DECODER_RATE)
         self._played = plan.played
         self._segment = Segment(0.0)
         self._upcoming: Sequence[int] = ()

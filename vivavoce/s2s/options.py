@@ -37,8 +37,9 @@ class MossSpeechOptions:
     """Codes in a repeating loop after which a reply is ended as stuck; None: no limit."""
     captioner: ReplyTranscriber | Literal["model"] | None = None
     """Transcribes spoken replies, for captions and moderation; "model": the language model itself."""
-    caption_seconds: float = 1.6
-    """A caption covers at least this much sound, up to its next pause, at most three times as much."""
+    caption_seconds: float | None = None
+    """A caption covers at least this much sound, up to its next pause, at most three times as much; None: 4.8, since a
+    part of a sentence is easily misread, and 1.6 where sound waits for its caption."""
     recogniser: ReplyTranscriber | None = None
     """Writes the user's turns down, which the model then reads; None: the model hears them."""
     normalise: Callable[[str], str] | None = None
