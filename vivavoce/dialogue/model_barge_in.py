@@ -129,6 +129,7 @@ class ModelWatch:
     """Since its start."""
     log_probabilities: Array = field(default_factory=lambda: np.zeros(len(SoundKind), np.float32))
     """Of the kinds, after the last window."""
+    _by_network: Array = field(default_factory=lambda: np.zeros(len(SoundKind), np.float32))  # without distance
     _state: Array = field(init=False)
     _last: Samples = field(default_factory=lambda: np.zeros(WINDOW, np.float32))
     _speech: int = 0  # windows
@@ -154,7 +155,7 @@ class ModelWatch:
         features = self._advance(samples, probability, echo, self.windows, levels)
         if is_speech and echo < MIN_ECHO:
             self._distance.hear(samples, features.level_db)
-        self.log_probabilities = with_evidence(self.log_probabilities, self._distance.evidence)
+        self.log_probabilities = with_evidence(self._by_network, self._distance.evidence)
         self.windows += 1
         self._echo += echo
         self._speech += is_speech
@@ -171,37 +172,43 @@ class ModelWatch:
         features = window_features(samples)
         window = OverlapWindow(samples, self._last, features, probability, echo, since, levels.user, self._usual)
         outputs, self._state = self.classifier.network.step(self._state, network_inputs(window)[None])
-        self.log_probabilities, self._last = outputs[0], samples
+        self._by_network, self._last = outputs[0], samples
         return features
 
     def _decide(self) -> None:
         limits, odds = self.classifier.limits, self.odds
-        is_turn = self._is_turn(limits.enough)
+        is_turn = self._is_turn(odds, limits.enough)
         spoken_ms = self._speech * WINDOW_MS
-        goes_on = spoken_ms >= limits.max_backchannel_ms and self._user_odds > limits.enough_user
+        is_user = self._user_odds(self.log_probabilities) > limits.enough_user
+        goes_on = spoken_ms >= limits.max_backchannel_ms and is_user
         goes_on = goes_on or (spoken_ms >= limits.max_loud_ms and self._is_loud_voice)
         if is_turn or (goes_on and self.words is None):
             self.verdict = OverlapVerdict.INTERRUPTION
         elif self.is_over or (self.lasted_ms >= limits.harmless_ms and odds < limits.harmless):
             self.verdict = VERDICTS[SoundKind(int(self.log_probabilities.argmax()))]
 
-    def _is_turn(self, enough: float) -> bool:
-        """Whether the odds pass a threshold, which is higher at first."""
+    def _is_turn(self, odds: float, enough: float) -> bool:
+        """Whether odds pass a threshold, which is higher at first."""
         limits = self.classifier.limits
         early = max(0, limits.usual_ms - self.lasted_ms) / WINDOW_MS
-        return self.lasted_ms >= limits.earliest_ms and self.odds > enough + limits.early_margin * early
+        return self.lasted_ms >= limits.earliest_ms and odds > enough + limits.early_margin * early
 
     def goes_on(self, before: AnsweredTurn | None, ask_turn_model: AskTurnModel | None) -> bool:
-        """Whether the user goes on with the turn before: less evidence is enough where it was not finished."""
+        """Whether the user goes on with the turn before: less evidence is enough where it was not finished.
+
+        A word between two pauses is too short to tell its distance, which does not count here.
+        """
         limits = self.classifier.limits
         if before is None:
             return False
         if ask_turn_model is None:
-            return self.may_be_turn
+            return self._may_be_turn(self._by_network)
         if before.finished is None:
             ask_turn_model(before)
             return False
-        return before.finished < limits.unfinished and self._is_turn(limits.enough_going_on)
+        return before.finished < limits.unfinished and self._is_turn(
+            self._turn_odds(self._by_network), limits.enough_going_on
+        )
 
     @property
     def _is_loud_voice(self) -> bool:
@@ -222,11 +229,14 @@ class ModelWatch:
     @property
     def odds(self) -> float:
         """Log-odds that the user takes the turn."""
+        return self._turn_odds(self.log_probabilities)
+
+    def _turn_odds(self, log_probabilities: Array) -> float:
         is_harmless = None if self.words is None else is_backchannel(self.words)
         if is_harmless is not None:
             return -WORDS_ODDS if is_harmless else WORDS_ODDS
         echo = max(0.0, self._echo / max(1, self.windows) - MIN_ECHO)
-        return log_odds(self.log_probabilities, SoundKind.TURN) - ECHO_WEIGHT * echo
+        return log_odds(log_probabilities, SoundKind.TURN) - ECHO_WEIGHT * echo
 
     @property
     def lasted_ms(self) -> int:
@@ -241,15 +251,17 @@ class ModelWatch:
     @property
     def may_be_turn(self) -> bool:
         """Whether it is rather the user who speaks than a noise, another voice or echo."""
-        limits = self.classifier.limits
-        return self.lasted_ms >= limits.earliest_ms and self._user_odds > limits.enough
+        return self._may_be_turn(self.log_probabilities)
 
-    @property
-    def _user_odds(self) -> float:
+    def _may_be_turn(self, log_probabilities: Array) -> bool:
+        limits = self.classifier.limits
+        return self.lasted_ms >= limits.earliest_ms and self._user_odds(log_probabilities) > limits.enough
+
+    def _user_odds(self, log_probabilities: Array) -> float:
         """Log-odds that it is the user's voice, whatever it says."""
         if self._echo >= ECHO_SHARE * self.windows:
             return -WORDS_ODDS
-        return log_odds(self.log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL)
+        return log_odds(log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL)
 
 
 def with_evidence(log_probabilities: Array, distant: float) -> Array:
