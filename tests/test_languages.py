@@ -119,7 +119,7 @@ def test_the_demo_asks_a_model_that_lists_mandarin_in_mandarin(tmp_path):
 
 
 @pytest.mark.parametrize("code", LANGUAGES)
-def test_a_cascade_is_told_what_the_right_reply_says(code):
+def test_the_instructions_of_a_cascade_contain_the_right_reply(code):
     (asked,) = [question for question in bundled_questions(code) if question.intent == "breakfast"]
     assert asked.reply in hotel_instructions(code)
 

@@ -1,4 +1,4 @@
-"""The first word to a newcomer: the page's language, what may be asked and in which languages, run in Node."""
+"""The introduction on the page: its language, what may be asked and in which languages, run in Node."""
 
 import json
 import shutil
@@ -70,7 +70,7 @@ def test_a_model_of_two_languages_is_introduced_in_the_browsers_with_an_example_
     assert welcomed(page, DESK, tag) == (tag, HOTEL_INTRODUCTION[tag], expected)
 
 
-def test_who_reads_mandarin_is_told_that_a_model_speaks_english_alone(page):
+def test_a_page_in_mandarin_says_that_a_model_speaks_english_alone(page):
     _, text, examples = welcomed(page, ENGLISH, "zh-TW")
     assert text == HOTEL_INTRODUCTION["zh-Hant"] + "請說英文。"
     assert examples == list(HOTEL_EXAMPLES["en"])

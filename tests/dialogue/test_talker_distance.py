@@ -52,7 +52,7 @@ def loud_windows(sound: np.ndarray) -> np.ndarray:
 def evidence(usual: np.ndarray, heard: np.ndarray) -> float:
     distance = TalkerDistance.from_usual(list(usual))
     for window in heard:
-        distance.hear(window, 10 * np.log10(np.square(window).mean() + 1e-10))
+        distance.add(window, 10 * np.log10(np.square(window).mean() + 1e-10))
     return distance.evidence
 
 
@@ -92,8 +92,8 @@ def test_there_is_no_evidence_where_too_little_is_known():
 def test_evidence_is_bounded_and_so_is_what_is_kept():
     distance = TalkerDistance(usual=9.0)
     for window in [*voices()[3]] * 20:
-        distance.hear(window, -20.0)
-    assert distance.evidence == MAX_EVIDENCE and len(distance._heard) == KEPT_WINDOWS
+        distance.add(window, -20.0)
+    assert distance.evidence == MAX_EVIDENCE and len(distance._windows) == KEPT_WINDOWS
 
 
 @pytest.mark.parametrize("is_far", [False, True])

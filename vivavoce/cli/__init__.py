@@ -167,7 +167,7 @@ def demo(
         typer.Option(help="The cascade's chat model: smollm2, a .gguf file, a folder or a URL. Default: smollm2."),
     ] = None,
     language: Annotated[
-        str, typer.Option(help="Language of the bundled question, and of what a cascade is told: en or zh.")
+        str, typer.Option(help="Language of the bundled question, and of a cascade's instructions: en or zh.")
     ] = "en",
     as_json: Json = False,
 ) -> None:

@@ -3,7 +3,7 @@
 The question is streamed to a live conversation at the pace of a microphone: voice activity detection, speech encoder
 and prefill run during the question; the reply is started at its likely end and released once the end is confirmed.
 With --cascade or a stack that is one, the same question goes to a recogniser, a chat model and a TTS model.
---language chooses the bundled question, and what a cascade is told.
+--language chooses the bundled question, and a cascade's instructions.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ def run_stack(
     out: Path | None = None,
     language: str = "en",
 ) -> dict[str, Any]:
-    """Ask a stack. The bundled question is one for the front desk, which a cascade is told to be for it."""
+    """Ask a stack. The bundled question is one for the front desk, and the instructions of a cascade are for it."""
     if stack.chat is not None and stack.asr is not None and stack.tts is not None:
         is_own = wav is not None or microphone is not None
         instructions = stack.instructions if is_own else None

@@ -1,11 +1,11 @@
-"""The languages of `viva demo`: which models can be asked in one, and what a cascade is told in it."""
+"""The languages of `viva demo`: which models can be asked in one, and the instructions of a cascade in it."""
 
 from vivavoce.errors import InputError
 from vivavoce.hub.languages import LANGUAGES, language_names, spoken_languages
 from vivavoce.train.front_desk import language
 
 FACTS = ("breakfast", "restaurant_hours", "menu", "room_price", "wifi", "check_in", "check_out", "pay_card")
-"""Intents whose replies say what a cascade has to know of the hotel."""
+"""Intents whose replies are the facts of the instructions."""
 ROLES = {
     "en": "You are the voice of the front desk of the Garden Hotel. Answer in one short sentence, and only from these "
     "facts:",
@@ -14,7 +14,7 @@ ROLES = {
 
 
 def hotel_instructions(code: str) -> str:
-    """What a cascade is told to be for the bundled question of a language."""
+    """The instructions of a cascade for the bundled question of a language."""
     replies = language(code).replies
     return "\n".join([ROLES[code], *(f"- {replies[intent]}" for intent in FACTS)])
 

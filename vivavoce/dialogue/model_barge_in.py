@@ -154,7 +154,7 @@ class ModelWatch:
         """Add a window."""
         features = self._advance(samples, probability, echo, self.windows, levels)
         if is_speech and echo < MIN_ECHO:
-            self._distance.hear(samples, features.level_db)
+            self._distance.add(samples, features.level_db)
         self.log_probabilities = with_evidence(self._by_network, self._distance.evidence)
         self.windows += 1
         self._echo += echo

@@ -63,7 +63,7 @@ class TalkerDistance:
     """The user's usual sharpness; None: not known."""
     min_windows: int = MIN_WINDOWS
     """Of speech, before which there is no evidence."""
-    _heard: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS), repr=False)
+    _windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS), repr=False)
 
     @classmethod
     def from_usual(cls, loud: Sequence[Samples], min_windows: int = MIN_WINDOWS) -> "TalkerDistance":
@@ -71,16 +71,16 @@ class TalkerDistance:
         known = list(loud)[::USUAL_STEP]
         return cls(float(np.median(sharpness(known))) if len(known) >= MIN_WINDOWS else None, min_windows)
 
-    def hear(self, samples: Samples, level_db: float) -> None:
+    def add(self, samples: Samples, level_db: float) -> None:
         """Add a window of speech."""
         if self.usual is not None:
-            self._heard.append((level_db, float(sharpness([samples])[0])))
+            self._windows.append((level_db, float(sharpness([samples])[0])))
 
     @property
     def evidence(self) -> float:
         """Log-odds that the voice is farther away than the user; 0 where too little is known."""
-        if self.usual is None or len(self._heard) < self.min_windows:
+        if self.usual is None or len(self._windows) < self.min_windows:
             return 0.0
-        levels, sharp = np.array(self._heard).T
+        levels, sharp = np.array(self._windows).T
         heard = float(np.median(sharp[levels > levels.max() - LOUD_DB]))
         return float(np.clip(WEIGHT * (EVEN - heard + USUAL_SHARE * self.usual), -MAX_EVIDENCE, MAX_EVIDENCE))

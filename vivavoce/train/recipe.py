@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from vivavoce.cores import usable_cores
@@ -149,9 +150,7 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
     held_out = [folder / "held_out" for folder in folders]
     speech = ["--corpus", out / "speech"] if options.classic else []
 
-    def trained(name: str, *arguments: object) -> list[object]:
-        return _trained(options, name, *arguments)
-
+    trained = partial(_trained, options)
     first, first_flow, first_vocoder = _beginnings(options)
     first += ["--reply-voice", *reply_voices] if reply_voices else []
     vocabulary = (

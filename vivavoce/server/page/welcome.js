@@ -1,4 +1,4 @@
-// The first word to a newcomer: what may be asked, in the page's language, and examples in those that the model knows.
+// The introduction: what may be asked, in the page's language, and examples in those that the model knows.
 
 import { LANGUAGES } from "./strings.js";
 

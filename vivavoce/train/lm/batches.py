@@ -4,7 +4,7 @@ The system text comes first, as in live sessions; in a share of the examples its
 in the published prompt. Transcription and reading aloud have separate system texts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,15 @@ from vivavoce.models.moss_speech.model import MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Modality, MossSpeechPrompt, SpeechTokenizerProtocol
 from vivavoce.train.front_desk import Exchange
 from vivavoce.train.lm.dialogue_data import Codes, SpokenDialogues
-from vivavoce.train.lm.tool_examples import DECISION_SHARES, Offers, has_tools, kind_of_decision, returned, written
+from vivavoce.train.lm.tool_examples import (
+    DECISION_SHARES,
+    DECLINED,
+    Offers,
+    has_tools,
+    kind_of_decision,
+    returned,
+    written,
+)
 
 TRANSCRIBE = "Write down what is said."
 READ = "Read this aloud."
@@ -262,17 +270,20 @@ class LMBatches:
             self._text_turn(example, "assistant", written(exchange))
             self._text_turn(example, "user", returned(exchange))
 
-    def _turns_by_decision(self, lines: Iterable[int]) -> dict[str, list[tuple[int, int]]]:
+    def _turns_by_decision(self, lines: Sequence[int]) -> dict[str, list[tuple[int, int]]]:
         """Turns that call functions or need none, by what is decided, if any dialogue has tools.
 
         What is declined at the beginning of a dialogue without tools needs none, either.
         """
         turns: dict[str, list[tuple[int, int]]] = {}
+        if not any(has_tools(self.data.dialogues[line]) for line in lines):
+            return turns
         for line in lines:
             for number, exchange in enumerate(self.data.dialogues[line]):
-                if exchange.call or (number == 0 and exchange.intent == "decline"):
-                    turns.setdefault(kind_of_decision(exchange), []).append((line, number))
-        return turns if any(has_tools(self.data.dialogues[line]) for line in lines) else {}
+                kind = kind_of_decision(exchange)
+                if exchange.call or (number == 0 and kind == DECLINED):
+                    turns.setdefault(kind, []).append((line, number))
+        return turns
 
     def _text_turn(self, example: LMExample, role: str, text: str) -> None:
         example.add(self._text(f"<|im_start|>{role}\n"))
