@@ -13,7 +13,7 @@ from vivavoce.audio.io import Sound, read
 from vivavoce.audio.player import SimulatedClock
 from vivavoce.bench.turn_sounds import with_pause
 from vivavoce.cascade.backend import CascadeBackend
-from vivavoce.cascade.parts import LocalRecogniser
+from vivavoce.cascade.local_recogniser import LocalRecogniser
 from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.events import ReplyText, TurnCommitted
 from vivavoce.dialogue.session import DialogueOptions, LiveConversation

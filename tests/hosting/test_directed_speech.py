@@ -10,7 +10,7 @@ from tests.server.scripted import ScriptedHost
 from vivavoce.audio.io import Sound
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatEnd, ChatText
-from vivavoce.cascade.parts import TTSSynthesiser
+from vivavoce.cascade.local_synthesiser import TTSSynthesiser
 from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.dialogue.backend import Ended, ReplyPlan, Spoke
 from vivavoce.dialogue.items import Item, Message, TextPart

@@ -15,7 +15,8 @@ from vivavoce.asr import transcribe
 from vivavoce.audio.player import SimulatedClock
 from vivavoce.cascade.interfaces import ChatEnd, ChatText
 from vivavoce.cascade.local_chat import LocalChat, LocalChatOptions
-from vivavoce.cascade.parts import CascadeParts, LocalRecogniser, load_cascade, open_chat
+from vivavoce.cascade.local_recogniser import LocalRecogniser
+from vivavoce.cascade.parts import CascadeParts, load_cascade, open_chat
 from vivavoce.cascade.remote import ChatEndpoint
 from vivavoce.device import pick
 from vivavoce.dialogue.events import InputTranscript, ReplyAudio, ReplyDone, ReplyText

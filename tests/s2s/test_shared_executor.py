@@ -9,7 +9,7 @@ import torch
 from tests.dialogue.voices import talk
 from tests.s2s.small_parts import SpeechParts, small_asr, small_chat, small_speech
 from vivavoce.cascade.local_chat import LocalChat
-from vivavoce.cascade.parts import LocalRecogniser
+from vivavoce.cascade.local_recogniser import LocalRecogniser
 from vivavoce.dialogue.backend import Ended, ReplyPlan, Spoke
 from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.runtime.executor import DeadlineExecutor, executor_for

@@ -5,7 +5,7 @@ import pytest
 
 from vivavoce import hub
 from vivavoce.audio.io import read
-from vivavoce.cascade.parts import LocalRecogniser
+from vivavoce.cascade.local_recogniser import LocalRecogniser
 from vivavoce.errors import InputError
 from vivavoce.server.host import SpeakerReference, TranscriptionRequest
 from vivavoce.server.hosting.endpoints import ASREndpoint

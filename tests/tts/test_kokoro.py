@@ -10,7 +10,7 @@ import torch
 
 from tests.models.tiny_kokoro import tiny_kokoro, write_folder
 from vivavoce.audio.io import Sound
-from vivavoce.cascade.parts import TTSSynthesiser
+from vivavoce.cascade.local_synthesiser import TTSSynthesiser
 from vivavoce.errors import InputError, MissingDependencyError, NothingToSayError
 from vivavoce.models.kokoro.windows import WHOLE_SENTENCES, WindowLengths
 from vivavoce.tts import phonemes as phonemes_module

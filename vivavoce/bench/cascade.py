@@ -24,7 +24,9 @@ from vivavoce.bench.spoken_texts import simplified, spoken_characters, spoken_wo
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatEnd, ChatModel, ChatPiece, ChatPrompt, ReadingChatModel
 from vivavoce.cascade.live_turns import LiveTurns
-from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
+from vivavoce.cascade.local_recogniser import LocalRecogniser
+from vivavoce.cascade.local_synthesiser import TTSSynthesiser
+from vivavoce.cascade.parts import CascadeParts, LoadedCascade, load_cascade
 from vivavoce.cascade.whole_turns import WholeTurns
 from vivavoce.cores import usable_cores
 from vivavoce.dialogue.backend import TurnTranscript

@@ -23,7 +23,9 @@ from vivavoce.audio.io import Sound, read, write
 from vivavoce.audio.player import PlaybackClock
 from vivavoce.cascade.interfaces import ChatModel, ChatText
 from vivavoce.cascade.local_chat import LocalChat
-from vivavoce.cascade.parts import CascadeParts, LoadedCascade, LocalRecogniser, TTSSynthesiser, load_cascade
+from vivavoce.cascade.local_recogniser import LocalRecogniser
+from vivavoce.cascade.local_synthesiser import TTSSynthesiser
+from vivavoce.cascade.parts import CascadeParts, LoadedCascade, load_cascade
 from vivavoce.cli.demo_languages import hotel_instructions, require_language
 from vivavoce.dialogue.events import (
     Event,

@@ -11,7 +11,8 @@ from vivavoce.audio.diarization import KnownSpeaker, SpeakerLabels, SpeakerTurn,
 from vivavoce.audio.io import Sound
 from vivavoce.audio.vad import VoiceActivity, voice_activity
 from vivavoce.audio.voiced import voiced_samples
-from vivavoce.cascade.parts import LocalRecogniser, TTSSynthesiser
+from vivavoce.cascade.local_recogniser import LocalRecogniser
+from vivavoce.cascade.local_synthesiser import TTSSynthesiser
 from vivavoce.dialogue.items import Samples
 from vivavoce.errors import InputError
 from vivavoce.models.whisper.steps import TranscriptionOptions

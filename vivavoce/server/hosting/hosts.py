@@ -18,14 +18,9 @@ from vivavoce.audio.resample import LiveResampler
 from vivavoce.cascade.backend import CascadeBackend
 from vivavoce.cascade.interfaces import ChatModel, ChatPiece
 from vivavoce.cascade.local_chat import LocalChat
-from vivavoce.cascade.parts import (
-    CascadeParts,
-    LoadedCascade,
-    LocalRecogniser,
-    TTSSynthesiser,
-    load_cascade,
-    open_chat,
-)
+from vivavoce.cascade.local_recogniser import LocalRecogniser
+from vivavoce.cascade.local_synthesiser import TTSSynthesiser
+from vivavoce.cascade.parts import CascadeParts, LoadedCascade, load_cascade, open_chat
 from vivavoce.cascade.summary import ChatSummaryWriter
 from vivavoce.cascade.tool_delegate import ToolDelegate
 from vivavoce.cascade.whole_turns import WholeTurns
