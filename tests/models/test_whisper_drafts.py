@@ -7,7 +7,8 @@ import torch
 
 from tests.models.test_whisper_engine import CONFIG, model, windows_of  # noqa: F401 - a fixture
 from vivavoce.models.whisper.cpu import scripted
-from vivavoce.models.whisper.drafts import CpuDraftDecoder, CpuDraftHeads, DraftLimits, WhisperHeads
+from vivavoce.models.whisper.cpu_drafts import CpuDraftDecoder, CpuDraftHeads, DraftLimits
+from vivavoce.models.whisper.drafts import WhisperHeads
 from vivavoce.models.whisper.model import WindowMemory
 
 END, TIMES = 7, CONFIG.vocab_size

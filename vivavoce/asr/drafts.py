@@ -25,18 +25,9 @@ from vivavoce.implementations import choose_draft_heads, choose_draft_model
 from vivavoce.models.interface import Row
 from vivavoce.models.whisper.config import WhisperConfig
 from vivavoce.models.whisper.cpu import is_bf16, join_cross_kv, use_bf16_cross_kv
+from vivavoce.models.whisper.cpu_drafts import CpuDraftDecoder, CpuDraftText, DraftLimits, cpu_heads, pieces_to_bf16
 from vivavoce.models.whisper.decoding import FORBIDDEN
-from vivavoce.models.whisper.drafts import (
-    CpuDraftDecoder,
-    CpuDraftText,
-    DraftLimits,
-    PieceGuesser,
-    WhisperHeads,
-    cpu_heads,
-    draft_kind,
-    load_decoder,
-    pieces_to_bf16,
-)
+from vivavoce.models.whisper.drafts import PieceGuesser, WhisperHeads, draft_kind, load_decoder
 from vivavoce.models.whisper.engine import BEGUN, TOKEN, WINDOW, WhisperWriter, WindowHeads
 from vivavoce.models.whisper.model import Whisper, WhisperDecoder
 from vivavoce.models.whisper.steps import WriteText
