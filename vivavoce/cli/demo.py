@@ -10,115 +10,38 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 
 from vivavoce.audio.io import Sound, read, write
-from vivavoce.audio.player import PlaybackClock
-from vivavoce.cascade.interfaces import ChatModel, ChatText
-from vivavoce.cascade.local_chat import LocalChat
 from vivavoce.cascade.local_recogniser import LocalRecogniser
 from vivavoce.cascade.local_synthesiser import TTSSynthesiser
-from vivavoce.cascade.parts import CascadeParts, LoadedCascade, load_cascade
-from vivavoce.cli.demo_languages import hotel_instructions, require_language
-from vivavoce.dialogue.events import (
-    Event,
-    InputTranscript,
-    ReplyAudio,
-    ReplyDone,
-    ReplyText,
-    SpeechStarted,
-    SpeechStopped,
+from vivavoce.cascade.parts import CascadeParts, load_cascade
+from vivavoce.cli.demo_conversation import DemoResult, DemoSubject, ask
+from vivavoce.cli.demo_costs import (
+    cascade_cost_line,
+    cascade_costs,
+    recogniser_ms,
+    speech_cost_line,
+    speech_costs,
+    written_cost_line,
 )
-from vivavoce.dialogue.items import Samples
-from vivavoce.dialogue.session import DialogueOptions, LiveConversation
-from vivavoce.dialogue.settings import ConversationSettings, TurnSettings
-from vivavoce.engine.sampling import Generation
+from vivavoce.cli.demo_languages import hotel_instructions, require_language
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import InputError, MissingDependencyError
 from vivavoce.evaluation.questions import QuestionRecording, bundled_questions, question_folder
-from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE
-from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
-from vivavoce.models.whisper.steps import TranscriptionOptions
-from vivavoce.nn.process_settings import frozen_heap
-from vivavoce.s2s.moss_speech import MossSpeechBackend, load_speech
+from vivavoce.models.moss_speech.codec import ENCODER_RATE
+from vivavoce.s2s.moss_speech import load_speech
 from vivavoce.s2s.options import MossSpeechOptions
 from vivavoce.stacks import Stack
 from vivavoce.tts.text import numbers_as_words
 
 INTENT = "breakfast"  # of the bundled question; `viva bench answer` asks them all
-PACKET_SECONDS = 0.02
-MAX_WAIT_SECONDS = 20.0  # after the question
-QUIET = 10 ** (-40 / 20)  # of the peak; lower samples are not voiced
-TURN_SILENCE_MS = 200
 FOR_ONE = MossSpeechOptions(captioner="model", voices_together=2, warm_batches=(1, 2))
-
-
-@dataclass
-class DemoResult:
-    """The events of one conversation, with their times since the start of the question."""
-
-    times: dict[str, float] = field(default_factory=dict)
-    heard: str = ""
-    said: str = ""
-    pieces: list[Samples] = field(default_factory=list)
-    player: PlaybackClock = field(default_factory=PlaybackClock)
-    reason: str | None = None
-    error: str | None = None
-    rate: int = DECODER_RATE
-
-    @property
-    def sound(self) -> Sound:
-        """The audio of the reply."""
-        return Sound(np.concatenate(self.pieces) if self.pieces else np.zeros(1, np.float32), self.rate)
-
-    def take(self, event: Event, now: float) -> None:
-        """Record an event."""
-        match event:
-            case SpeechStopped():
-                self.times["turn_end"] = now
-            case InputTranscript(text=text, is_final=True):
-                self.heard = text
-            case ReplyText(delta=delta):
-                self.said += delta
-            case ReplyAudio(samples=samples) if len(samples):
-                self.times.setdefault("first_sound", now)
-                if "first_voice" not in self.times and np.abs(samples).max() > 0.01:
-                    begins = int(np.argmax(np.abs(samples) > 0.01))
-                    self.times["first_voice"] = now + begins / self.rate
-                self.pieces.append(samples)
-                self.player.feed(now, len(samples) / self.rate)
-            case ReplyDone(reason="turn_detected"):  # the question went on after a pause: another reply follows
-                self._forget()
-            case SpeechStarted() if self.reason is not None:  # it went on after the whole reply was made
-                self._forget()
-            case ReplyDone(reason=reason, error=error):
-                self.reason, self.error = reason, error
-
-    def _forget(self) -> None:
-        """Forget a reply that was begun too early."""
-        self.heard = self.said = ""
-        self.reason = None
-        self.pieces, self.player = [], PlaybackClock()
-        self.times = {name: at for name, at in self.times.items() if not name.startswith("first_")}
-
-
-@dataclass(frozen=True)
-class DemoSubject:
-    """The pipeline that is asked, and the measurement of its stages, as figures and as a line of text."""
-
-    name: str
-    pipeline: MossSpeechBackend | LoadedCascade
-    costs: Callable[[Sound, DemoResult], dict[str, float]]
-    cost_line: Callable[[dict[str, Any]], str]
-    settings: ConversationSettings = field(default_factory=ConversationSettings)
-    parts: tuple[AbstractAsyncContextManager[object], ...] = ()
-    """What must be entered besides the pipeline."""
 
 
 def run_stack(
@@ -159,9 +82,9 @@ def run_written(
         pipeline = load_speech(model, device, options=options)
 
         def costs(question: Sound, _: DemoResult) -> dict[str, float]:
-            return {"recogniser_ms": _recogniser_ms(recogniser, question), **_stage_costs(pipeline, question)}
+            return {"recogniser_ms": recogniser_ms(recogniser, question), **speech_costs(pipeline, question)}
 
-        return DemoSubject(f"{asr} → {model}", pipeline, costs, _written_cost_line, parts=(recogniser,))
+        return DemoSubject(f"{asr} → {model}", pipeline, costs, written_cost_line, parts=(recogniser,))
 
     return demonstrate(load, wav, microphone, out, language)
 
@@ -179,7 +102,7 @@ def run(
 
     def load() -> DemoSubject:
         pipeline = load_speech(model, device, options=FOR_ONE)
-        return DemoSubject(model, pipeline, lambda question, _: _stage_costs(pipeline, question), _cost_line)
+        return DemoSubject(model, pipeline, lambda question, _: speech_costs(pipeline, question), speech_cost_line)
 
     return demonstrate(load, wav, microphone, out, language)
 
@@ -208,9 +131,9 @@ def run_cascade(
         name = f"{chosen.asr} → {chosen.chat} → {chosen.tts}"
 
         def costs(question: Sound, answer: DemoResult) -> dict[str, float]:
-            return _cascade_costs(cascade, question, answer, settings)
+            return cascade_costs(cascade, question, answer, settings)
 
-        return DemoSubject(name, cascade, costs, _cascade_cost_line, settings)
+        return DemoSubject(name, cascade, costs, cascade_cost_line, settings)
 
     return demonstrate(load, wav, microphone, out, language)
 
@@ -231,7 +154,7 @@ def demonstrate(
     _print_line(
         f"{subject.name} loaded in {time.perf_counter() - started:.1f} s; asking {question.seconds:.1f} s of speech …"
     )
-    answer, voiced_end = asyncio.run(_ask(subject, question))
+    answer, voiced_end = asyncio.run(ask(subject, question))
     if answer.error is not None:
         raise InputError(f"there was no answer: {answer.error}")
     if answer.reason not in ("completed", "max_output_tokens") or "first_sound" not in answer.times:
@@ -262,138 +185,6 @@ def _record(seconds: float) -> Sound:
     return Sound(np.ascontiguousarray(recorded[:, 0]), ENCODER_RATE)
 
 
-async def _ask(subject: DemoSubject, question: Sound) -> tuple[DemoResult, float]:
-    """Stream the question in real time; the answer, and the time of the last voiced sample."""
-    samples = question.mono().resampled(ENCODER_RATE).samples[0]
-    voiced_end = (np.flatnonzero(np.abs(samples) > QUIET * np.abs(samples).max())[-1] + 1) / ENCODER_RATE
-    turn = TurnSettings(silence_duration_ms=TURN_SILENCE_MS)
-    settings = replace(subject.settings, transcribe_input=True, turn=turn)
-    pipeline = subject.pipeline
-    answer = DemoResult(rate=pipeline.output_rate)
-    async with AsyncExitStack() as stack:
-        for part in (pipeline, *subject.parts):
-            await stack.enter_async_context(part)
-        await (pipeline.warm_up(settings) if isinstance(pipeline, LoadedCascade) else pipeline.warm_up())
-        stack.enter_context(frozen_heap())
-        options = DialogueOptions(transcriber=pipeline.words)
-        conversation = LiveConversation(pipeline, settings, options, input_rate=ENCODER_RATE)
-        started = time.perf_counter()
-        over = asyncio.Event()
-
-        async def listen() -> None:
-            async for event in conversation.events():
-                answer.take(event, time.perf_counter() - started)
-                if answer.reason is not None and answer.heard:
-                    over.set()
-                else:
-                    over.clear()
-
-        listening = asyncio.create_task(listen())
-        await _play(conversation, samples, started, over)
-        await conversation.close()
-        await listening
-    answer.player.finish(time.perf_counter() - started)
-    return answer, float(voiced_end)
-
-
-async def _play(conversation: LiveConversation, samples: Samples, started: float, over: asyncio.Event) -> None:
-    """Send the question, then silence, in packets at the pace of a microphone, until the reply is over."""
-    packet = int(PACKET_SECONDS * ENCODER_RATE)
-    number, seconds = 0, len(samples) / ENCODER_RATE
-    while number * PACKET_SECONDS < (seconds if over.is_set() else seconds + MAX_WAIT_SECONDS):
-        piece = samples[number * packet : (number + 1) * packet]
-        number += 1
-        await asyncio.sleep(max(0.0, started + number * PACKET_SECONDS - time.perf_counter()))
-        conversation.hear(np.pad(piece, (0, packet - len(piece))))
-
-
-@torch.no_grad()
-def _stage_costs(pipeline: MossSpeechBackend, question: Sound) -> dict[str, float]:
-    """The time of each stage by itself, measured on the same question after the conversation."""
-    codec, core, prompt = pipeline.codec, pipeline.core, pipeline.prompt
-    started = time.perf_counter()
-    codes = codec.encode(question)
-    encoder = (time.perf_counter() - started) / max(1, len(codes))
-    turns = [Turn("system", DEFAULT_SYSTEM["speech"]), Turn("user", codes.tolist())]
-    sequence = core.open(prompt.rows(turns, "speech"))
-    core.step()
-    started = time.perf_counter()
-    rows = core.complete(sequence, Generation(pipeline.options.sampling, max_new_rows=250))
-    frame = (time.perf_counter() - started) / len(rows)
-    core.close(sequence)
-    spoken = torch.tensor(pipeline.model.spoken_codes(rows))
-    config = codec.flow.config
-    state = codec.start(pipeline.voice_of(None), pipeline.options.left_chunks)
-    first = config.chunk + config.lookahead
-    started = time.perf_counter()
-    sound, state = codec.step(state, spoken[:first])
-    chunk = time.perf_counter() - started
-    rest, _ = codec.step(state, spoken[first:], final=True)
-    seconds = (len(sound) + len(rest)) / DECODER_RATE
-    vocoder = time.perf_counter() - started
-    return {
-        "encoder_ms_per_frame": encoder * 1e3,
-        "lm_ms_per_frame": frame * 1e3,
-        "first_chunk_ms": chunk * 1e3,
-        "rtf": (frame * len(rows) + vocoder) / seconds,
-    }
-
-
-def _cascade_costs(
-    cascade: LoadedCascade, question: Sound, answer: DemoResult, settings: ConversationSettings
-) -> dict[str, float]:
-    """The time of each stage by itself, measured on the same question after the conversation."""
-    assert isinstance(cascade.asr, LocalRecogniser)
-    assert isinstance(cascade.voice, TTSSynthesiser)
-    recogniser = _recogniser_ms(cascade.asr, question)
-    first_words, chat = asyncio.run(_chat_times(cascade.chat, settings, answer.heard))
-    started = time.perf_counter()
-    first_sound, seconds = 0.0, 0.0
-    for piece in cascade.voice.speaker.stream(answer.said or "Yes."):
-        first_sound = first_sound or time.perf_counter() - started
-        seconds += piece.shape[-1] / cascade.output_rate
-    tts = time.perf_counter() - started
-    return {
-        "recogniser_ms": recogniser,
-        "first_words_ms": first_words * 1e3,
-        "first_piece_ms": first_sound * 1e3,
-        "rtf": (chat + tts) / seconds,
-    }
-
-
-def _recogniser_ms(recogniser: LocalRecogniser, question: Sound) -> float:
-    samples = torch.from_numpy(question.mono().resampled(recogniser.rate).samples[0])
-    started = time.perf_counter()
-    list(
-        recogniser.listener.segments(
-            samples, TranscriptionOptions(padding="trim", timestamps=False, temperatures=(0.0,))
-        )
-    )
-    return (time.perf_counter() - started) * 1e3
-
-
-async def _chat_times(chat: ChatModel, settings: ConversationSettings, heard: str) -> tuple[float, float]:
-    """Seconds to the first text of a reply and to its end, with the instructions prefilled."""
-    messages = [{"role": "system", "content": settings.instructions}, {"role": "user", "content": heard}]
-    async with AsyncExitStack() as stack:
-        if isinstance(chat, LocalChat):  # a new one, since its thread ended with the conversation
-            local = await stack.enter_async_context(LocalChat(chat.core, chat.tokenizer, chat.options))
-            await local.read(messages[:1])
-            chat = local
-        started, first = time.perf_counter(), 0.0
-        async for piece in chat.reply(messages, ConversationSettings()):
-            if isinstance(piece, ChatText):
-                first = first or time.perf_counter() - started
-        return first, time.perf_counter() - started
-
-
-def _cascade_cost_line(result: dict[str, Any]) -> str:
-    return (
-        f"cost: recogniser {result['recogniser_ms']:.0f} ms a turn, first words {result['first_words_ms']:.0f} ms, "
-        f"first piece of sound {result['first_piece_ms']:.0f} ms; RTF {result['rtf']:.2f}"
-    )
-
-
 def _report(
     answer: DemoResult, voiced_end: float, costs: dict[str, float], about: QuestionRecording | None
 ) -> dict[str, Any]:
@@ -409,20 +200,6 @@ def _report(
         "underruns": answer.player.underruns,
         **costs,
     }
-
-
-def _cost_line(result: dict[str, Any]) -> str:
-    return (
-        f"cost: encoder {result['encoder_ms_per_frame']:.1f} ms, language model {result['lm_ms_per_frame']:.1f} ms "
-        f"a frame of 80 ms, first chunk {result['first_chunk_ms']:.0f} ms; RTF {result['rtf']:.2f}"
-    )
-
-
-def _written_cost_line(result: dict[str, Any]) -> str:
-    return (
-        f"cost: recogniser {result['recogniser_ms']:.0f} ms a turn, language model {result['lm_ms_per_frame']:.1f} ms "
-        f"a frame of 80 ms, first chunk {result['first_chunk_ms']:.0f} ms; RTF {result['rtf']:.2f}"
-    )
 
 
 def _show(result: dict[str, Any], cost_line: str, question: Sound, reply: Sound, reply_begins: float) -> None:
