@@ -18,7 +18,7 @@ from vivavoce.errors import InputError
 from vivavoce.models.moss_audio_tokenizer.cuda import SlotDecoder, SlotState
 from vivavoce.models.moss_audio_tokenizer.model import CodecState
 from vivavoce.runtime.event_loop import iterate_on_thread
-from vivavoce.tts.frame_model import ChunkedPlayback, spare_cores
+from vivavoce.tts.chunked_decoding import ChunkedPlayback, spare_cores
 from vivavoce.tts.nano import BatchedDecoder, EngineFrameGenerator, SingleDecoder
 
 FRAMES = [tuple(frame) for frame in torch.randint(32, (40, 6), generator=torch.Generator().manual_seed(0)).tolist()]

@@ -15,7 +15,7 @@ from vivavoce.errors import CapacityError
 from vivavoce.models.moss_tts_nano.model import MossTTSNano
 from vivavoce.models.moss_tts_nano.prompt import MossTTSNanoPrompt
 from vivavoce.nn.quantised import to_int8
-from vivavoce.tts.frame_model import SequenceSampler
+from vivavoce.tts.frame_sampling import SequenceSampler
 from vivavoce.tts.nano import EngineFrameGenerator
 from vivavoce.tts.nano_cpu import CpuFrameGenerator, NanoCpuDecoder
 

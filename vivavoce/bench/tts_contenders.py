@@ -185,7 +185,7 @@ class NanoContender:
 
 
 def _cpu_stages(generator: CpuFrameGenerator) -> dict[str, Callable[[], object]]:
-    from vivavoce.tts.frame_model import SequenceSampler
+    from vivavoce.tts.frame_sampling import SequenceSampler
 
     decoder = generator.decoder
     config = decoder.model.config

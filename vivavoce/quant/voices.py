@@ -35,7 +35,7 @@ from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject, Sp
 from vivavoce.s2s.moss_speech import load_moss_speech
 from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences
 from vivavoce.train.tts.train import SEED
-from vivavoce.tts.frame_model import SequenceSampler
+from vivavoce.tts.frame_sampling import SequenceSampler
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, open_speech_model
 
 MAX_REPLY_CODES = 250  # maximum codes of a reply

@@ -1,7 +1,7 @@
-"""TTS with models that generate frames of codec codes: splitting a text, decoding in chunks, speed and pauses.
+"""TTS with models that generate frames of codec codes: splitting a text, its voice, deadlines, speed and pauses.
 
-`FrameTTS` is the base of `NanoTTS` (torch) and `OnnxTTS`, which generate and decode the frames; `SequenceSampler`
-samples codes in NumPy. Nothing here imports torch.
+`FrameTTS` is the base of `NanoTTS` (torch) and `OnnxTTS`, which generate and decode the frames. Nothing here imports
+torch.
 """
 
 import itertools
@@ -9,109 +9,20 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vivavoce._deprecated import former_arguments
-from vivavoce.audio.chunking import ChunkUnit, LeadPolicy, next_chunk
 from vivavoce.audio.io import Sound
 from vivavoce.audio.player import PlaybackClock
 from vivavoce.audio.stretch import TimeStretch
-from vivavoce.cores import usable_cores
 from vivavoce.errors import InputError
 from vivavoce.models.moss_tts_nano.prompt import Chunk, MossTTSNanoPrompt, chunks
-from vivavoce.runtime.event_loop import await_reader
+from vivavoce.tts.chunked_decoding import ChunkedPlayback, Frame, Samples
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, StoredVoice, VoiceStore
 from vivavoce.tts.text import cleaned, numbers_as_words
-
-Samples = NDArray[np.float32]
-Frame = tuple[int, ...]
-State = TypeVar("State")
-"""The state of a codec's decoder stream, an immutable value."""
-MAX_CHUNK_SECONDS, MAX_PARALLEL_CHUNK_SECONDS = 1.6, 0.32
-
-
-def spare_cores() -> int:
-    """Cores this process may use besides the one that generates frames."""
-    return usable_cores() - 1
-
-
-def decoding_executor() -> Executor | None:
-    """Threads that decode chunks while frames are generated; None if there is no spare core."""
-    return ThreadPoolExecutor(spare_cores(), "viva-sound") if spare_cores() > 0 else None
-
-
-class Decoder(Protocol[State]):
-    """Decodes the next frames of a codec stream."""
-
-    def __call__(self, state: State, codes: list[Frame], lead: float = 0.0) -> tuple[Samples, State]:
-        """Decode frames; the audio is needed in `lead` seconds.  # [channel, time]"""
-        ...
-
-
-@dataclass
-class ChunkedPlayback(Generic[State]):
-    """Decodes the frames of one part in chunks whose size grows with the lead over playback."""
-
-    decode: Decoder[State]
-    state: State
-    frame_seconds: float
-    player: PlaybackClock
-    clock: Callable[[], float]
-    executor: Executor | None = None
-    is_live: bool = True
-    """Whether audio is played while it is generated; if not, the chunk sizes do not depend on timing."""
-
-    def __post_init__(self) -> None:
-        max_seconds = MAX_CHUNK_SECONDS if self.executor is None else MAX_PARALLEL_CHUNK_SECONDS
-        self.policy = LeadPolicy(ChunkUnit(frame_seconds=self.frame_seconds), max_seconds=max_seconds)
-        self.chunks = 0
-
-    def sounds(self, frames: Iterator[Frame]) -> Iterator[Samples]:
-        """The audio of frames, chunk by chunk.  # pieces [channel, time]"""
-        waiting: list[Frame] = []
-        pending: Future[tuple[Samples, State]] | None = None
-        for frame in frames:
-            await_reader()
-            waiting.append(frame)
-            if pending is not None and (pending.done() if self.is_live else self._frames_due(len(waiting), False)):
-                yield self._accept(pending.result())
-                pending = None
-            if pending is None and (count := self._frames_due(len(waiting), False)):
-                codes, waiting = waiting[:count], waiting[count:]
-                if self.executor is None or self.chunks == 0:
-                    yield self._accept(self._decode_chunk(codes, self._lead()))
-                else:
-                    pending = self.executor.submit(self._decode_chunk, codes, self._lead())
-        if pending is not None:
-            yield self._accept(pending.result())
-        while count := self._frames_due(len(waiting), True):
-            codes, waiting = waiting[:count], waiting[count:]
-            yield self._accept(self._decode_chunk(codes, self._lead()))
-
-    def _lead(self) -> float:
-        return self.player.lead(self.clock())
-
-    def _frames_due(self, waiting: int, is_last: bool) -> int:
-        """The number of waiting frames to decode now."""
-        count = next_chunk(self.policy, waiting, is_last, self.chunks, self._lead()) if waiting else 0
-        if count and self.is_live and self.executor is not None:  # the codec may be slower than the language model
-            return min(waiting, round(MAX_CHUNK_SECONDS / self.frame_seconds))
-        return count
-
-    def _decode_chunk(self, codes: list[Frame], lead: float) -> tuple[Samples, State]:
-        return self.decode(self.state, codes, lead)
-
-    def _accept(self, decoded: tuple[Samples, State]) -> Samples:
-        sound, self.state = decoded
-        self.chunks += 1
-        return sound
-
 
 Codes = tuple[Frame, ...]  # [frame, codebook]; empty: the model's default voice
 
@@ -343,101 +254,3 @@ class FrameTTS(ABC):
         if recording is None:
             raise InputError(f"the voice {name!r} was made for another model and has no recording; add it again")
         return self._encode_reference(recording)
-
-
-Floats = NDArray[np.float32]
-Words = NDArray[np.uint32]
-LOW_32 = 0xFFFFFFFF
-FIRST, SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
-POSITION, CHANNEL, TOKEN = 0x9E3779B9, 0x85EBCA77, np.uint32(0xC2B2AE3D)
-MIN_CHOICES = 2  # continue or stop
-
-
-class ChannelSampling(Protocol):
-    """The sampling settings of one channel; the engine's `Sampling` has them."""
-
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def repetition_penalty(self) -> float: ...
-
-
-class SequenceSampler:
-    """Samples the rows of one sequence with the engine's settings and noise, in NumPy; tracks ids for penalties."""
-
-    def __init__(self, samplings: Sequence[ChannelSampling], seed: int, entries: int) -> None:
-        self.samplings = samplings
-        self.generated = 0
-        channels = len(samplings)
-        self._is_greedy = all(sampling.temperature == 0 for sampling in samplings)
-        self._penalties = np.ones((channels, entries), np.float32)  # of each id, 1 until it is sampled
-        self._seed = _mix(_mix(np.array([[seed & LOW_32]], np.uint32)) ^ np.uint32(seed >> 32 & LOW_32))
-        numbers = np.arange(1, channels + 1, dtype=np.uint64) * np.uint64(CHANNEL)
-        self._channels = numbers.astype(np.uint32)[:, None]
-        self._ids = np.arange(max(entries, MIN_CHOICES), dtype=np.uint32) * TOKEN
-        self._noise: Floats = np.empty((channels, 0), np.float32)  # [channel, id], of the current row
-
-    def start_row(self, position: int) -> None:
-        """Start the row at this position of the sequence, on which its noise depends."""
-        self.generated += 1
-        if self._is_greedy:
-            return
-        state = _mix(_mix(self._seed + np.uint32(position * POSITION & LOW_32)) + self._channels)
-        bits = _mix(_mix(state + self._ids) ^ state)
-        uniform = ((bits >> np.uint32(8)).astype(np.float64) + 0.5) / 2**24
-        self._noise = -np.log(-np.log(uniform)).astype(np.float32)
-
-    def choose(self, channel: int, logits: Floats) -> int:
-        """Sample one of some options, without a repetition penalty.  # [option]"""
-        sampling = self.samplings[channel]
-        if sampling.temperature == 0:
-            return int(logits.argmax())
-        scaled = logits / np.float32(sampling.temperature)
-        noise = self._noise[channel]
-        ids = _top_ids(scaled, sampling.top_k)
-        if ids is not None:
-            scaled, noise = scaled[ids], noise[ids]
-        chosen = _sample_index(scaled, noise[: len(scaled)], sampling.top_p)
-        return chosen if ids is None else int(ids[chosen])
-
-    def sample(self, channel: int, logits: Floats) -> int:
-        """Sample an id of a codebook, with the repetition penalty.  # [id]"""
-        penalty = self.samplings[channel].repetition_penalty
-        if penalty == 1.0:
-            return self.choose(channel, logits)
-        penalties = self._penalties[channel, : len(logits)]
-        penalise = np.minimum if penalty > 1 else np.maximum  # right for positive and for negative logits
-        chosen = self.choose(channel, penalise(logits * penalties, logits / penalties))
-        penalties[chosen] = penalty
-        return chosen
-
-
-def _top_ids(scaled: Floats, top_k: int) -> NDArray[np.int64] | None:
-    """The ids of the `top_k` highest scores, in any order; None for all."""
-    count = len(scaled)
-    return np.argpartition(scaled, count - top_k)[count - top_k :] if 0 < top_k < count else None
-
-
-def _sample_index(scores: Floats, noise: Floats, top_p: float) -> int:
-    """The index with the highest noisy score in the nucleus of probability `top_p`."""
-    noisy = scores + noise
-    if top_p >= 1.0:
-        return int(noisy.argmax())
-    probabilities = np.exp(scores - scores.max())
-    threshold = top_p * probabilities.sum()
-    while True:
-        chosen = int(noisy.argmax())
-        if probabilities[scores > scores[chosen]].sum() < threshold:
-            return chosen
-        noisy[chosen] = -np.inf
-
-
-def _mix(x: Words) -> Words:
-    """`counter_noise.mixed` for unsigned 32-bit words, whose products wrap around."""
-    x = (x ^ x >> np.uint32(16)) * FIRST
-    x = (x ^ x >> np.uint32(15)) * SECOND
-    return x ^ x >> np.uint32(16)

@@ -39,17 +39,8 @@ from vivavoce.runtime.async_engine import AsyncEngine
 from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, executor_for
 from vivavoce.runtime.reply import BlockingReply
-from vivavoce.tts.frame_model import (
-    ChunkedPlayback,
-    Codes,
-    Frame,
-    Frames,
-    FrameTTS,
-    Samples,
-    SpokenPrefix,
-    decoding_executor,
-    spare_cores,
-)
+from vivavoce.tts.chunked_decoding import ChunkedPlayback, Frame, Samples, decoding_executor, spare_cores
+from vivavoce.tts.frame_model import Codes, Frames, FrameTTS, SpokenPrefix
 from vivavoce.tts.interface import SpeakingStyle, SpeechSettings, VoiceStore
 from vivavoce.tts.nano_cpu import MAX_READY_VOICES, CpuFrameGenerator, fastest_threads
 

@@ -29,7 +29,9 @@ from vivavoce.nn.linear import Linear
 from vivavoce.nn.modules import scripted
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.nn.quantised import SMALLEST_ROW, Int8Linear, int8_product
-from vivavoce.tts.frame_model import CallerFrames, Codes, Floats, Frames, SequenceSampler, spare_cores
+from vivavoce.tts.chunked_decoding import spare_cores
+from vivavoce.tts.frame_model import CallerFrames, Codes, Frames
+from vivavoce.tts.frame_sampling import Floats, SequenceSampler
 from vivavoce.tts.interface import SpeechSettings
 
 MAX_READY_VOICES = 8

@@ -25,19 +25,9 @@ from vivavoce.models.moss_tts_nano.prompt import (
     NanoTokenizerProtocol,
 )
 from vivavoce.models.tokenizers import SentencePieceTokenizer
-from vivavoce.tts.frame_model import (
-    CallerFrames,
-    ChunkedPlayback,
-    Codes,
-    Frame,
-    Frames,
-    FrameTTS,
-    Samples,
-    SequenceSampler,
-    SpokenPrefix,
-    decoding_executor,
-    spare_cores,
-)
+from vivavoce.tts.chunked_decoding import ChunkedPlayback, Frame, Samples, decoding_executor, spare_cores
+from vivavoce.tts.frame_model import CallerFrames, Codes, Frames, FrameTTS, SpokenPrefix
+from vivavoce.tts.frame_sampling import SequenceSampler
 from vivavoce.tts.interface import SETTINGS_FILE, SpeechSettings, StoredVoice, VoiceStore
 
 OFFICIAL_CODEC = "OpenMOSS-Team/MOSS-Audio-Tokenizer-Nano-ONNX"
