@@ -18,7 +18,7 @@ from vivavoce.errors import InputError
 from vivavoce.models.cosyvoice.lm import shorten_silence
 from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.tts.cosyvoice import PUBLISHED, RATE, CosyVoiceSettings, CosyVoiceTTS
-from vivavoce.tts.cosyvoice_engine import UtteranceOptions
+from vivavoce.tts.cosyvoice_hops import UtteranceOptions
 from vivavoce.tts.cosyvoice_inputs import References
 from vivavoce.tts.interface import SpeakingStyle, VoiceStore
 from vivavoce.tts.style import DirectedStyle

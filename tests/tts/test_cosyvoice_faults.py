@@ -14,7 +14,8 @@ from vivavoce.errors import CapacityError
 from vivavoce.models.cosyvoice.lm import CosyVoiceLM, Interleave, PromptPrefix
 from vivavoce.models.flow.model import FlowSpeech
 from vivavoce.tts.cosyvoice import PUBLISHED
-from vivavoce.tts.cosyvoice_engine import CosyVoiceSynthesizer, UtteranceOptions
+from vivavoce.tts.cosyvoice_engine import CosyVoiceSynthesizer
+from vivavoce.tts.cosyvoice_hops import UtteranceOptions
 
 LEFT, CODES = 1, 50
 LIMITS = EngineLimits(cache_rows=2048, context=120)

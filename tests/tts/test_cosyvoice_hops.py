@@ -12,7 +12,8 @@ from vivavoce.models.cosyvoice.lm import CosyVoiceLM
 from vivavoce.models.flow.model import FlowSpeech
 from vivavoce.runtime.executor import DeadlineExecutor
 from vivavoce.tts.cosyvoice import PUBLISHED
-from vivavoce.tts.cosyvoice_engine import MAX_WAIT_STEPS, CosyVoiceSynthesizer, HopPolicy, SynthesizedText
+from vivavoce.tts.cosyvoice_engine import CosyVoiceSynthesizer
+from vivavoce.tts.cosyvoice_hops import MAX_WAIT_STEPS, HopPolicy, SynthesizedText
 
 LEFT, FIRST, LOOKAHEAD, CHUNK = 1, 15, 3, 25
 

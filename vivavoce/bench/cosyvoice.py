@@ -33,7 +33,8 @@ from vivavoce.models.flow.cuda import BUCKETS, GraphedFlow, bucket_of
 from vivavoce.models.flow.model import FlowSpeech
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.tts.cosyvoice import RATE, PlaybackLead, round_layers
-from vivavoce.tts.cosyvoice_engine import CODE_SECONDS, CosyVoiceSynthesizer, UtteranceOptions
+from vivavoce.tts.cosyvoice_engine import CODE_SECONDS, CosyVoiceSynthesizer
+from vivavoce.tts.cosyvoice_hops import UtteranceOptions
 
 logger = logging.getLogger(__name__)
 

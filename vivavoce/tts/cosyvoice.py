@@ -38,7 +38,8 @@ from vivavoce.models.flow.state import FlowVoice
 from vivavoce.models.moss_tts_nano.prompt import Chunk
 from vivavoce.models.quantised import linears
 from vivavoce.nn.quantised import Int8Linear
-from vivavoce.tts.cosyvoice_engine import CosyVoiceSynthesizer, UtteranceOptions
+from vivavoce.tts.cosyvoice_engine import CosyVoiceSynthesizer
+from vivavoce.tts.cosyvoice_hops import UtteranceOptions
 from vivavoce.tts.cosyvoice_inputs import (
     PreparedVoices,
     References,
