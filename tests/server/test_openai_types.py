@@ -20,7 +20,8 @@ from vivavoce.server.realtime.output import Pacing
 from vivavoce.server.realtime.prompts import PromptFolder
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session import Opening
-from vivavoce.server.realtime.session_config import DIARIZE, Configuration
+from vivavoce.server.realtime.session_config import Configuration
+from vivavoce.server.realtime.session_settings import DIARIZE
 from vivavoce.server.realtime.session_types import SessionObject, SessionParams
 from vivavoce.server.wire import WireError
 

@@ -16,7 +16,7 @@ from vivavoce.server.cluster.registry import PENDING_SECONDS, STALE_SECONDS, Pla
 from vivavoce.server.cluster.replica_server import ReplicaMetrics, import_object
 from vivavoce.server.cluster.session_mirror import SessionMirror
 from vivavoce.server.hosting import ServingOptions, serve_fleet
-from vivavoce.server.realtime.session_config import default_session
+from vivavoce.server.realtime.session_changes import default_session
 
 CONFIG = Path(__file__).parents[2] / "docs" / "ray.yaml"
 

@@ -7,7 +7,8 @@ import pytest
 
 from vivavoce.dialogue.settings import ConversationSettings, NoiseSettings, TurnSettings
 from vivavoce.server.realtime.client_events import decode_object
-from vivavoce.server.realtime.session_config import conversation_settings, default_session, merged, turn_settings
+from vivavoce.server.realtime.session_changes import default_session, merged
+from vivavoce.server.realtime.session_settings import conversation_settings, turn_settings
 from vivavoce.server.realtime.session_types import SemanticVad, SessionParams, TranscriptionSessionObject
 from vivavoce.server.wire import WireError
 

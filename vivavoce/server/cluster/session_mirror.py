@@ -30,7 +30,7 @@ from vivavoce.server.realtime.items import (
     StatusDetails,
 )
 from vivavoce.server.realtime.server_events import ServerEvent
-from vivavoce.server.realtime.session_config import output_format
+from vivavoce.server.realtime.session_settings import output_format
 from vivavoce.server.realtime.session_types import SessionObject
 from vivavoce.server.wire import ErrorDetail, WireError
 

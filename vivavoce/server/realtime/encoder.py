@@ -21,7 +21,7 @@ from vivavoce.server.realtime.items import wire_item
 from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule
 from vivavoce.server.realtime.response import AudioSink, ResponseEncoder, is_running
 from vivavoce.server.realtime.server_events import ServerEvent
-from vivavoce.server.realtime.session_config import is_by_speaker, value_or
+from vivavoce.server.realtime.session_settings import is_by_speaker
 from vivavoce.server.realtime.session_types import (
     RealtimeSessionObject,
     ServerVad,
@@ -29,6 +29,7 @@ from vivavoce.server.realtime.session_types import (
     Tracing,
     TracingConfiguration,
     VivaSession,
+    value_or,
 )
 from vivavoce.server.recording import SessionRecording
 

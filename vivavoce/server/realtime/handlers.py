@@ -23,7 +23,8 @@ from vivavoce.server.realtime.items import (
     contents_of,
     wire_item,
 )
-from vivavoce.server.realtime.session_config import Configuration, value_or
+from vivavoce.server.realtime.session_config import Configuration
+from vivavoce.server.realtime.session_types import value_or
 from vivavoce.server.wire import WireError
 
 COMMIT_EMPTY = (

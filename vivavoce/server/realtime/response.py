@@ -32,7 +32,7 @@ from vivavoce.server.realtime.items import (
 )
 from vivavoce.server.realtime.output import OutputPiece, Pacing
 from vivavoce.server.realtime.server_events import ServerEvent
-from vivavoce.server.realtime.session_config import output_format, voice_name
+from vivavoce.server.realtime.session_settings import output_format, voice_name
 from vivavoce.server.realtime.session_types import Binary, Modality, RealtimeSessionObject
 from vivavoce.server.wire import ErrorDetail
 

@@ -28,8 +28,15 @@ from vivavoce.server.realtime.hosted_tools import HostedTools
 from vivavoce.server.realtime.output import Lead
 from vivavoce.server.realtime.prompts import prompt_folder
 from vivavoce.server.realtime.response import AudioSink, WebSocketOutput
-from vivavoce.server.realtime.session_config import Configuration, mcp_tools, value_or, without_secrets
-from vivavoce.server.realtime.session_types import Binary, SessionObject, SessionParams, SessionType, VivaSession
+from vivavoce.server.realtime.session_config import Configuration, mcp_tools, without_secrets
+from vivavoce.server.realtime.session_types import (
+    Binary,
+    SessionObject,
+    SessionParams,
+    SessionType,
+    VivaSession,
+    value_or,
+)
 from vivavoce.server.recording import SessionRecording
 from vivavoce.server.tools.selection import selected_tools
 from vivavoce.server.wire import WireError

@@ -22,6 +22,11 @@ Binary = Literal["raw", "opus"]
 SessionType = Literal["realtime", "transcription"]
 
 
+def value_or(value: Maybe[T], default: T) -> T:
+    """The value of a field, or the default where it is absent or null."""
+    return default if value is None or isinstance(value, UnsetType) else value
+
+
 # Audio
 
 FormatName = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]

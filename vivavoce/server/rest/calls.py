@@ -14,7 +14,8 @@ from vivavoce.server.mcp.allowed import AllowedServers
 from vivavoce.server.realtime.client_events import decode_object
 from vivavoce.server.realtime.prompts import prompt_folder
 from vivavoce.server.realtime.session import Opening, RealtimeSession
-from vivavoce.server.realtime.session_config import Configuration, overridden, without_secrets
+from vivavoce.server.realtime.session_changes import overridden
+from vivavoce.server.realtime.session_config import Configuration, without_secrets
 from vivavoce.server.realtime.session_types import SessionObject, SessionParams
 from vivavoce.server.realtime.sessions import Sessions, served_model
 from vivavoce.server.realtime.webrtc import LocalCaller, NewCaller, WebRtcCall, open_call

@@ -9,7 +9,7 @@ from starlette.responses import Response, StreamingResponse
 from vivavoce.dialogue.items import Samples
 from vivavoce.server.auth import Identity
 from vivavoce.server.host import STOCK_VOICES, SpeechMaker, stand_in
-from vivavoce.server.realtime.session_config import voice_name
+from vivavoce.server.realtime.session_settings import voice_name
 from vivavoce.server.realtime.session_types import Voice
 from vivavoce.server.rest.audio_files import CONTENT_TYPES, encode
 from vivavoce.server.rest.http import json_body, one_of, unless_disconnected, within

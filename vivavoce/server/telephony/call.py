@@ -21,8 +21,13 @@ from vivavoce.server.realtime.handlers import MAX_UNPROCESSED_SECONDS, DecodedAu
 from vivavoce.server.realtime.output import OutputPiece, Pacing
 from vivavoce.server.realtime.response import ResponseEncoder
 from vivavoce.server.realtime.session import Connection, Opening, RealtimeSession
-from vivavoce.server.realtime.session_config import value_or
-from vivavoce.server.realtime.session_types import AudioInputParams, AudioOutputParams, AudioParams, SessionParams
+from vivavoce.server.realtime.session_types import (
+    AudioInputParams,
+    AudioOutputParams,
+    AudioParams,
+    SessionParams,
+    value_or,
+)
 from vivavoce.server.realtime.sessions import Sessions, served_model
 from vivavoce.server.realtime.websocket import InputLimits
 from vivavoce.server.telephony.active_calls import CallObject
