@@ -9,7 +9,8 @@ import aiohttp
 import msgspec
 
 from vivavoce.server.cluster.registry import Placement, RegistryClient, ReplicaReport
-from vivavoce.server.cluster.session_mirror import SessionMirror, decode_replica_event
+from vivavoce.server.cluster.replica_events import decode_replica_event
+from vivavoce.server.cluster.session_mirror import SessionMirror
 from vivavoce.server.realtime.server_events import (
     Error,
     InputAudioBufferCleared,

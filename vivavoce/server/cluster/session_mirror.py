@@ -7,38 +7,35 @@ are complete; a reply in progress is stored as far as it was sent, the user's au
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from vivavoce.server.cluster.mirrored_items import (
+    MirroredHistory,
+    MirroredReply,
+    as_sent,
+    audio_parts,
+    bytes_per_ms,
+    creatable,
+    id_of,
+    without_audio,
+)
+from vivavoce.server.cluster.replica_events import AUDIO_DELTA, decode_audio_delta, decode_replica_event, type_of
 from vivavoce.server.realtime import client_events as client
 from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
-from vivavoce.server.realtime.items import (
-    ClientItem,
-    ContentPart,
-    ConversationItem,
-    InputAudio,
-    InputImage,
-    InputText,
-    MessageItem,
-    OutputAudio,
-    OutputText,
-    Response,
-    StatusDetails,
-)
+from vivavoce.server.realtime.items import StatusDetails
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session_settings import output_format
 from vivavoce.server.realtime.session_types import SessionObject
 from vivavoce.server.wire import ErrorDetail, WireError
 
-EVENT_PREFIX = '{"type":"'  # of every event of our server
 MAX_UPDATES = 256
 TAIL_SECONDS = 20.0
 OPUS_PACKET_MS = 20.0
-AUDIO_DELTA = "response.output_audio.delta"
 OWN_PREFIX = "viva_mirror_"  # of the ids of events that the mirror sends
 ANSWERS: dict[type[client.ClientEvent], type[ServerEvent]] = {  # events of the client, and what confirms each
     client.ConversationItemCreate: events.ConversationItemAdded,
@@ -47,55 +44,8 @@ ANSWERS: dict[type[client.ClientEvent], type[ServerEvent]] = {  # events of the 
     client.InputAudioBufferCommit: events.InputAudioBufferCommitted,
     client.ResponseCreate: events.ResponseCreated,
 }
-ReplicaEvent = (  # the events of a replica that the ingress reads; all others are forwarded unread
-    events.Error
-    | events.SessionCreated
-    | events.SessionUpdated
-    | events.SessionResumed
-    | events.ConversationItemAdded
-    | events.ConversationItemDone
-    | events.ConversationItemRetrieved
-    | events.ConversationItemTruncated
-    | events.ConversationItemDeleted
-    | events.TranscriptionCompleted
-    | events.InputAudioBufferSpeechStarted
-    | events.InputAudioBufferSpeechStopped
-    | events.InputAudioBufferTimeoutTriggered
-    | events.InputAudioBufferCommitted
-    | events.InputAudioBufferCleared
-    | events.ResponseCreated
-    | events.ResponseDone
-    | events.OutputItemAdded
-    | events.OutputItemDone
-    | events.OutputTextDelta
-    | events.OutputAudioTranscriptDelta
-)
-REPLICA_EVENTS = {str(event.__struct_config__.tag) for event in get_args(ReplicaEvent)}
 Requests = tuple[str, ...]
 """Events for the replica."""
-
-_replica_events = msgspec.json.Decoder(ReplicaEvent)
-_audio_deltas = msgspec.json.Decoder(events.OutputAudioDelta)
-
-
-def decode_replica_event(text: str) -> ServerEvent | None:
-    """An event of a replica; None for those that the ingress does not read."""
-    return _replica_events.decode(text) if _type_of(text) in REPLICA_EVENTS else None
-
-
-def _type_of(text: str) -> str:
-    return text[len(EVENT_PREFIX) : text.find('"', len(EVENT_PREFIX))] if text.startswith(EVENT_PREFIX) else ""
-
-
-@dataclass
-class MirroredReply:
-    """A reply in progress."""
-
-    response: Response
-    items: dict[str, ConversationItem] = field(default_factory=dict)
-    text: dict[str, str] = field(default_factory=dict)
-    audio: dict[str, list[str]] = field(default_factory=dict)
-    """The audio events of each item, as they were sent."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +71,6 @@ class SessionMirror:
     updates: list[str] = field(default_factory=list)
     last_client_event: str | None = None
     is_user_speaking: bool = False
-    _items: dict[str, ConversationItem] = field(default_factory=dict)
-    _order: list[str] = field(default_factory=list)
     _replies: dict[str, MirroredReply] = field(default_factory=dict)
     _tail: deque[tuple[str | bytes, float]] = field(default_factory=deque)
     _tail_ms: float = 0.0
@@ -133,6 +81,9 @@ class SessionMirror:
     _client_retrievals: Counter[str] = field(default_factory=Counter)
     _own_retrievals: Counter[str] = field(default_factory=Counter)
     """Items that the client, and the mirror, have requested from the replica."""
+
+    def __post_init__(self) -> None:
+        self._history = MirroredHistory(self.kept_sound_seconds)
 
     @property
     def is_quiet(self) -> bool:
@@ -153,7 +104,7 @@ class SessionMirror:
             return
         self.last_client_event = event.event_id or self.last_client_event
         if isinstance(event, client.InputAudioBufferAppend):
-            self._record_audio(message, len(event.audio) / _bytes_per_ms(self.input_format))
+            self._record_audio(message, len(event.audio) / bytes_per_ms(self.input_format))
         elif isinstance(event, client.InputAudioBufferClear):
             self._clear_tail()
         elif isinstance(event, client.SessionUpdate):
@@ -168,7 +119,7 @@ class SessionMirror:
 
     def replica_sent(self, text: str) -> MirroredEvents:
         """Record an event of the replica; what to send to the client, and what to the replica."""
-        if _type_of(text) == AUDIO_DELTA:
+        if type_of(text) == AUDIO_DELTA:
             self._record_reply_audio(text)
             return MirroredEvents(text)
         event = decode_replica_event(text)
@@ -198,40 +149,22 @@ class SessionMirror:
         previous, self.session = self.session, event.session
         if previous is not None and _formats(previous) == _formats(event.session):
             return ()
-        return tuple(request for id in self._drop_audio() for request in self._retrieve(id))
-
-    def _drop_audio(self) -> list[str]:
-        """Drop stored audio, which is in a format no longer configured; the ids of its items."""
-        dropped = []
-        for id, item in self._items.items():
-            stored = [part for part in _audio_parts(item) if part.audio]
-            for part in stored:
-                part.audio = UNSET
-            if stored:
-                dropped.append(id)
-        return dropped
+        return tuple(request for id in self._history.drop_audio() for request in self._retrieve(id))
 
     def _item_added(self, event: events.ConversationItemAdded | events.ConversationItemDone) -> Requests:
-        item, previous = event.item, event.previous_item_id
-        id = _id_of(item)
-        if id not in self._items:
-            index = 0 if previous is None else len(self._order)
-            if previous in self._items:
-                index = self._order.index(previous) + 1
-            self._order.insert(index, id)
-        self._items[id] = item
+        self._history.add(event.item, event.previous_item_id)
         return ()
 
     def _item_done(self, event: events.ConversationItemDone) -> Requests:
         self._item_added(event)
-        return self._retrieve(_id_of(event.item)) if _audio_parts(event.item) else ()
+        return self._retrieve(id_of(event.item)) if audio_parts(event.item) else ()
 
     def _item_retrieved(self, event: events.ConversationItemRetrieved) -> Requests | None:
         """None, so that it is not forwarded, for an item that only the mirror requested."""
-        id = _id_of(event.item)
-        if id in self._items:
-            self._items[id] = event.item
-            self._limit_audio()
+        id = id_of(event.item)
+        if id in self._history:
+            self._history.replace(event.item)
+            self._history.limit_audio(self.input_format, self.output_format)
         is_own = self._own_retrievals[id] > 0
         _decrement(self._own_retrievals if is_own else self._client_retrievals, id)
         return None if is_own else ()
@@ -245,18 +178,14 @@ class SessionMirror:
         return None
 
     def _item_truncated(self, event: events.ConversationItemTruncated) -> Requests:
-        return self._retrieve(event.item_id) if event.item_id in self._items else ()
+        return self._retrieve(event.item_id) if event.item_id in self._history else ()
 
     def _item_deleted(self, event: events.ConversationItemDeleted) -> Requests:
-        if self._items.pop(event.item_id, None) is not None:
-            self._order.remove(event.item_id)
+        self._history.delete(event.item_id)
         return ()
 
     def _transcribed(self, event: events.TranscriptionCompleted) -> Requests:
-        item = self._items.get(event.item_id)
-        for part in [] if item is None else _audio_parts(item):
-            if isinstance(part, InputAudio):
-                part.transcript = event.transcript
+        self._history.set_transcript(event.item_id, event.transcript)
         return ()
 
     def _speech_started(self, event: events.InputAudioBufferSpeechStarted) -> Requests:
@@ -274,12 +203,12 @@ class SessionMirror:
 
     def _output_item_added(self, event: events.OutputItemAdded) -> Requests:
         if (reply := self._replies.get(event.response_id)) is not None:
-            reply.items[_id_of(event.item)] = event.item
+            reply.items[id_of(event.item)] = event.item
         return ()
 
     def _output_item_done(self, event: events.OutputItemDone) -> Requests:
         if (reply := self._replies.get(event.response_id)) is not None:
-            reply.items.pop(_id_of(event.item), None)
+            reply.items.pop(id_of(event.item), None)
         return ()
 
     def _text_delta(self, event: events.OutputTextDelta | events.OutputAudioTranscriptDelta) -> Requests:
@@ -309,10 +238,10 @@ class SessionMirror:
     def history(self) -> Iterator[str]:
         """Events that restore the settings and the history in a new session."""
         yield from self.updates
-        for id in self._order:
-            item = self._creatable(self._items[id])
-            if item is not None:
-                yield msgspec.json.encode(client.ConversationItemCreate(item)).decode()
+        for item in self._history:
+            created = creatable(item, self.input_format, self.output_format)
+            if created is not None:
+                yield msgspec.json.encode(client.ConversationItemCreate(created)).decode()
 
     @property
     def tail(self) -> list[str | bytes]:
@@ -336,10 +265,10 @@ class SessionMirror:
         ends: list[ServerEvent] = []
         for reply in self._replies.values():
             for id, item in reply.items.items():
-                whole = _as_sent(reply, id, item)
-                if id in self._items:
-                    self._items[id] = whole
-                ends.append(events.OutputItemDone(reply.response.id, 0, _without_audio(whole)))
+                whole = as_sent(reply, id, item)
+                if id in self._history:
+                    self._history.replace(whole)
+                ends.append(events.OutputItemDone(reply.response.id, 0, without_audio(whole)))
             error = ErrorDetail(type="server_error", code="replica_lost", message="the reply was lost with its replica")
             details = StatusDetails(type="failed", error=error)
             ends.append(events.ResponseDone(replace(reply.response, status="failed", status_details=details)))
@@ -356,33 +285,12 @@ class SessionMirror:
         """The format of the audio of replies."""
         return WireFormat() if self.session is None else output_format(self.session)
 
-    def _creatable(self, item: ConversationItem) -> ClientItem | None:
-        """An item as a client would create it; None where neither its audio nor its text is known, and for MCP."""
-        if not isinstance(item, ClientItem):
-            return None
-        if not isinstance(item, MessageItem):
-            return replace(item, object=UNSET, status=UNSET)
-        parts = [part for part in map(self._creatable_part, item.content) if part is not None]
-        return MessageItem(id=item.id, role=item.role, content=parts) if parts else None
-
-    def _creatable_part(self, part: ContentPart) -> ContentPart | None:
-        if isinstance(part, InputText | OutputText):
-            return part if part.text else None
-        if isinstance(part, InputImage):
-            return part if part.image_url else None
-        is_output = isinstance(part, OutputAudio)
-        if part.audio and (not is_output or self.input_format == self.output_format):
-            return part
-        if not part.transcript:
-            return None
-        return OutputText(part.transcript) if is_output else InputText(part.transcript)
-
     def _retrieve(self, id: str) -> Requests:
         self._own_retrievals[id] += 1
         return (msgspec.json.encode(client.ConversationItemRetrieve(id, event_id=OWN_PREFIX + id)).decode(),)
 
     def _record_reply_audio(self, text: str) -> None:
-        event = _audio_deltas.decode(text)
+        event = decode_audio_delta(text)
         reply = self._replies.get(event.response_id)
         if reply is not None:
             reply.audio.setdefault(event.item_id, []).append(text)
@@ -401,17 +309,7 @@ class SessionMirror:
     def _binary_ms(self, message: bytes) -> float:
         viva = None if self.session is None else self.session.viva or None
         is_opus = viva is not None and viva.binary == "opus"
-        return OPUS_PACKET_MS if is_opus else len(message) / _bytes_per_ms(self.input_format)
-
-    def _limit_audio(self) -> None:
-        """Drop audio beyond `kept_sound_seconds`, the oldest first; its text stays."""
-        left_ms = self.kept_sound_seconds * 1000
-        for id in reversed(self._order):
-            for part in _audio_parts(self._items[id]):
-                format = self.output_format if isinstance(part, OutputAudio) else self.input_format
-                left_ms -= len(part.audio or b"") / _bytes_per_ms(format)
-                if left_ms < 0:
-                    part.audio = UNSET
+        return OPUS_PACKET_MS if is_opus else len(message) / bytes_per_ms(self.input_format)
 
     def _translate(self, text: str, event: ServerEvent) -> str:
         """The event with the ids and the audio clock of the client."""
@@ -466,35 +364,3 @@ def _decrement(counter: Counter[str], id: str) -> None:
 
 def _formats(session: SessionObject) -> tuple[WireFormat, WireFormat]:
     return wire_format(session.audio.input.format), output_format(session)
-
-
-def _bytes_per_ms(format: WireFormat) -> float:
-    return format.rate * format.bytes_per_sample / 1000
-
-
-def _id_of(item: ConversationItem) -> str:
-    """The id, which every item of a server has."""
-    return item.id or ""
-
-
-def _audio_parts(item: ConversationItem) -> list[InputAudio | OutputAudio]:
-    parts = item.content if isinstance(item, MessageItem) else []
-    return [part for part in parts if isinstance(part, InputAudio | OutputAudio)]
-
-
-def _as_sent(reply: MirroredReply, id: str, item: ConversationItem) -> ConversationItem:
-    """An item of a reply in progress, with the text and audio that were sent."""
-    text, deltas = reply.text.get(id, ""), reply.audio.get(id)
-    if not isinstance(item, MessageItem):
-        return replace(item, status="incomplete")
-    if deltas is None:
-        return replace(item, status="incomplete", content=[OutputText(text)])
-    audio = b"".join(_audio_deltas.decode(delta).delta for delta in deltas)
-    return replace(item, status="incomplete", content=[OutputAudio(text or None, audio)])
-
-
-def _without_audio(item: ConversationItem) -> ConversationItem:
-    if not isinstance(item, MessageItem):
-        return item
-    parts = [replace(part, audio=UNSET) if isinstance(part, OutputAudio) else part for part in item.content]
-    return replace(item, content=parts)
