@@ -23,7 +23,7 @@ REVIEWED = {  # (file, function): reason
     ("tts/nano.py", "start"): HANDED_ON,
     ("tts/cosyvoice_engine.py", "_hop"): HANDED_ON,
     ("runtime/executor.py", "run"): HANDED_ON,
-    ("runtime/async_engine.py", "_step_if_due"): ATTRIBUTED,
+    ("runtime/engine_task.py", "_step_if_due"): ATTRIBUTED,
     ("runtime/batcher.py", "_do"): HANDED_ON,
     ("asr/batch.py", "read"): HANDED_ON,
     ("asr/service.py", "_run"): HANDED_ON,
