@@ -122,7 +122,7 @@ def choose_flow(device: Device, is_plain: bool = True) -> Choice:
 def choose_vocoder(device: Device, has_steep_snakes: bool = True) -> Choice:
     """The HiFT vocoder of MOSS-Speech's codec."""
     if device.graphs:
-        return Choice("vocoder", "vivavoce.models.hift.stream:GraphedVocoder", torch.float32, GRAPHS)
+        return Choice("vocoder", "vivavoce.models.hift.cuda:GraphedVocoder", torch.float32, GRAPHS)
     if device.kind == "cpu" and has_steep_snakes:
         dtype, why = _fast_float()
         return Choice("vocoder", "vivavoce.models.hift.cpu:CpuHiFT", dtype, f"CPU: fewer and larger products; {why}")
@@ -260,7 +260,7 @@ def choose_cosyvoice_flow(device: Device, dtype: str = "auto", version: int = 2)
 def choose_cosyvoice_vocoder(device: Device, version: int = 2) -> Choice:
     """CosyVoice's vocoder, which is always float32."""
     if device.graphs:
-        graphed = "hift.stream:GraphedVocoder" if version == 2 else "hift.stream:GraphedCausalHiFT"
+        graphed = "hift.cuda:GraphedVocoder" if version == 2 else "hift.cuda:GraphedCausalHiFT"
         return Choice("vocoder", f"vivavoce.models.{graphed}", torch.float32, GRAPHS)
     plain = "hift.model:HiFT" if version == 2 else "hift.causal:CausalHiFT"
     return Choice("vocoder", f"vivavoce.models.{plain}", torch.float32, PLAIN.format(kind=device.kind))

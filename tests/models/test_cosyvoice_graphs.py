@@ -24,7 +24,7 @@ from vivavoce.models.cosyvoice.lm import CosyVoiceLM
 from vivavoce.models.flow.model import FlowSpeech
 from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig
-from vivavoce.models.hift.stream import GraphedCausalHiFT
+from vivavoce.models.hift.cuda import GraphedCausalHiFT
 from vivavoce.nn.modules import fill_randomly
 from vivavoce.tts.cosyvoice import PUBLISHED
 

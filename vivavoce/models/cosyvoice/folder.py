@@ -27,8 +27,9 @@ from vivavoce.models.flow.estimator import FlowEstimatorConfig
 from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfig, FlowSpeech
 from vivavoce.models.flow.state import FlowVoice, VoicePrompt
 from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig
+from vivavoce.models.hift.cuda import GraphedCausalHiFT, GraphedVocoder
 from vivavoce.models.hift.model import HiFT, HiFTConfig
-from vivavoce.models.hift.stream import GraphedCausalHiFT, GraphedVocoder, HiFTStream
+from vivavoce.models.hift.stream import HiFTStream
 from vivavoce.models.registry import COSYVOICE_LMS, COSYVOICE_VERSIONS
 from vivavoce.models.tokenizers import TextTokenizer
 

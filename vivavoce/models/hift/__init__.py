@@ -2,8 +2,9 @@
 
 from vivavoce.models.hift.causal import CausalHiFT, CausalHiFTConfig
 from vivavoce.models.hift.cpu import CpuHiFT
+from vivavoce.models.hift.cuda import GraphedCausalHiFT, GraphedVocoder
 from vivavoce.models.hift.model import HiFT, HiFTConfig
-from vivavoce.models.hift.stream import GraphedCausalHiFT, GraphedVocoder, HiFTStream, PublishedHiFTStream
+from vivavoce.models.hift.stream import HiFTStream, PublishedHiFTStream
 
 __all__ = [
     "CausalHiFT",

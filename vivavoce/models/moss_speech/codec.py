@@ -26,8 +26,9 @@ from vivavoce.models.flow.cuda import BUCKETS, GraphedFlow
 from vivavoce.models.flow.estimator import FlowEstimatorConfig
 from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfig, FlowSpeech, SpokenState
 from vivavoce.models.flow.state import FlowVoice, VoicePrompt
+from vivavoce.models.hift.cuda import GraphedVocoder
 from vivavoce.models.hift.model import HiFT, HiFTConfig
-from vivavoce.models.hift.stream import GraphedVocoder, HiFTStream
+from vivavoce.models.hift.stream import HiFTStream
 from vivavoce.models.speech_encoder.cuda import GraphedSpeechStream
 from vivavoce.models.speech_encoder.model import SpeechEncoder, SpeechStream
 
