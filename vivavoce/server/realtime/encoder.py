@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import UNSET
-
 from vivavoce.dialogue import events as dialogue
 from vivavoce.dialogue.conversation import Conversation
 from vivavoce.dialogue.items import Item, Message
@@ -17,14 +15,12 @@ from vivavoce.errors import InputError, VivaError
 from vivavoce.log import log_failure
 from vivavoce.server.metrics import Metrics, TraceSpan, TurnClock, new_span
 from vivavoce.server.realtime import server_events as events
-from vivavoce.server.realtime.items import wire_item
+from vivavoce.server.realtime.input_encoder import InputEventEncoder
 from vivavoce.server.realtime.output import OutputPiece, PacedOutput, Schedule
 from vivavoce.server.realtime.response import AudioSink, ResponseEncoder, is_running
 from vivavoce.server.realtime.server_events import ServerEvent
-from vivavoce.server.realtime.session_settings import is_by_speaker
 from vivavoce.server.realtime.session_types import (
     RealtimeSessionObject,
-    ServerVad,
     SessionObject,
     Tracing,
     TracingConfiguration,
@@ -65,8 +61,6 @@ class EventEncoder:
     plays_audio: bool
     """Whether the server plays the audio (WebRTC), and reports when it starts and ends."""
     requested: dict[str, ResponseRequest] = field(default_factory=dict)
-    announced_commits: set[str] = field(default_factory=set)
-    """Turns that the client committed and that were announced; the conversation reports them once more."""
     truncated: tuple[str, int] | None = None
     """The item truncated last, and its end in milliseconds."""
     last_reply: str = ""
@@ -77,7 +71,6 @@ class EventEncoder:
     recording: SessionRecording | None = None
     """Is given the audio of replies when it is sent."""
     _replies: dict[str, ResponseEncoder] = field(default_factory=dict)
-    _transcripts: dict[str, str] = field(default_factory=dict)
     _outputs: dict[str, PacedOutput] = field(default_factory=dict)
     _side_tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _audio_started: set[str] = field(default_factory=set)
@@ -86,6 +79,7 @@ class EventEncoder:
 
     def __post_init__(self) -> None:
         self.main = self._new_output()
+        self.input = InputEventEncoder(self.send, self.metrics, self.clock, lambda: self.session)
 
     async def run(self) -> None:
         """Encode everything until the conversation is closed."""
@@ -137,13 +131,6 @@ class EventEncoder:
         """The reply in progress that has this item."""
         return next((reply.id for reply in self._replies.values() if item in reply.items), None)
 
-    def announce_turn(self, item: Item, previous: str | None) -> None:
-        """Send the events of a committed turn."""
-        wire = wire_item(item)
-        self.send(events.InputAudioBufferCommitted(item.id, previous))
-        self.send(events.ConversationItemAdded(previous, wire))
-        self.send(events.ConversationItemDone(previous, wire))
-
     def client_played(self, reply: str, milliseconds: int) -> None:
         """Use the playback position that the client reports instead of the estimate."""
         self._client_playback = reply
@@ -185,70 +172,16 @@ class EventEncoder:
             self.send(events.OutputAudioBufferStopped(reply))
         self.on_played(reply)
 
-    # One method for each event of a conversation
+    # One method for each event of a conversation but those of the input
 
     def _encode_one(self, event: dialogue.Event) -> None:
+        if self.input.encode(event):
+            return
         reply = (
             None if isinstance(event, dialogue.ReplyStarted | dialogue.OutputCleared) else getattr(event, "reply", None)
         )
         if reply is None or reply in self._replies:  # events after the end of a reply are stale
             _HANDLERS[type(event)](self, event)
-
-    def _speech_started(self, event: dialogue.SpeechStarted) -> None:
-        self.send(events.InputAudioBufferSpeechStarted(event.item, event.audio_start_ms))
-
-    def _speech_stopped(self, event: dialogue.SpeechStopped) -> None:
-        detection = self.session.audio.input.turn_detection
-        silence_ms = detection.silence_duration_ms if isinstance(detection, ServerVad) else 0
-        self.clock.note_turn_end(event.audio_end_ms - silence_ms)
-        self.send(events.InputAudioBufferSpeechStopped(event.item, event.audio_end_ms))
-
-    def _turn_committed(self, event: dialogue.TurnCommitted) -> None:
-        if event.item.id in self.announced_commits:
-            self.announced_commits.remove(event.item.id)
-        else:
-            self.announce_turn(event.item, event.previous)
-
-    def _turn_ignored(self, event: dialogue.TurnIgnored) -> None:
-        self.clock.note_turn_ignored()
-        self.metrics.ignored.labels(event.reason).inc()
-        self.send(events.InputAudioBufferCleared())
-
-    def _overlap_judged(self, event: dialogue.OverlapJudged) -> None:
-        self.metrics.overlaps.labels(event.verdict).inc()
-
-    def _turn_timed_out(self, event: dialogue.TurnTimedOut) -> None:
-        self.send(events.InputAudioBufferTimeoutTriggered(event.item, event.audio_start_ms, event.audio_end_ms))
-
-    def _input_transcript(self, event: dialogue.InputTranscript) -> None:
-        """Deltas cannot be revised on the wire: text that changed is sent with the final transcript."""
-        sent = self._transcripts.get(event.item, "")
-        logprobs = [events.Logprob(each.text, list(each.data), each.logprob) for each in event.logprobs] or UNSET
-        if event.text.startswith(sent) and len(event.text) > len(sent):
-            self._transcripts[event.item] = event.text
-            # The tokens of a text whose beginning was sent before are not those of its rest.
-            self.send(
-                events.TranscriptionDelta(event.item, event.text[len(sent) :], logprobs=UNSET if sent else logprobs)
-            )
-        if event.is_final:
-            self._transcripts.pop(event.item, None)
-            usage = events.DurationUsage(event.seconds)
-            transcription = self.session.audio.input.transcription
-            if transcription is not None and is_by_speaker(transcription) and event.text:
-                whole = (dialogue.SpeakerSegment("A", event.text, 0.0, event.seconds),)
-                for number, each in enumerate(event.segments or whole):
-                    id = f"seg_{event.item}_{number}"
-                    self.send(
-                        events.TranscriptionSegment(event.item, id, each.text, each.start, each.end, each.speaker)
-                    )
-            languages = [events.DetectedLanguage(code) for code in event.languages] or UNSET
-            self.send(
-                events.TranscriptionCompleted(event.item, event.text, usage, languages=languages, logprobs=logprobs)
-            )
-
-    def _input_transcript_failed(self, event: dialogue.InputTranscriptFailed) -> None:
-        error = events.server_error("transcription_failed", event.message)
-        self.send(events.TranscriptionFailed(event.item, error))
 
     def _reply_started(self, event: dialogue.ReplyStarted) -> None:
         request = self.requested.pop(event.reply, None) or ResponseRequest(self.session)
@@ -421,14 +354,6 @@ def _trace_attributes(tracing: Tracing | None) -> dict[str, str]:
 
 
 _HANDLERS: dict[type, Callable[[EventEncoder, Any], None]] = {
-    dialogue.SpeechStarted: EventEncoder._speech_started,
-    dialogue.SpeechStopped: EventEncoder._speech_stopped,
-    dialogue.TurnCommitted: EventEncoder._turn_committed,
-    dialogue.TurnIgnored: EventEncoder._turn_ignored,
-    dialogue.OverlapJudged: EventEncoder._overlap_judged,
-    dialogue.TurnTimedOut: EventEncoder._turn_timed_out,
-    dialogue.InputTranscript: EventEncoder._input_transcript,
-    dialogue.InputTranscriptFailed: EventEncoder._input_transcript_failed,
     dialogue.ReplyStarted: EventEncoder._reply_started,
     dialogue.ReplyItemStarted: EventEncoder._reply_item_started,
     dialogue.ReplyAudio: EventEncoder._reply_audio,

@@ -187,8 +187,8 @@ class ClientEventHandlers:
             raise WireError(COMMIT_EMPTY, "input_audio_buffer_commit_empty") from error
         self.audio.reset_pending()
         self.clock.note_reply_request()
-        self.encoder.announced_commits.add(item.id)
-        self.encoder.announce_turn(item, previous)
+        self.encoder.input.announced_commits.add(item.id)
+        self.encoder.input.announce_turn(item, previous)
 
     def clear_input(self, event: client.InputAudioBufferClear) -> None:
         self.conversation.clear_input()
