@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from vivavoce import hub
-from vivavoce.bench.codec import random_codec
+from vivavoce.bench.codec_shapes import random_codec
 from vivavoce.bench.serve_plot import percentile_text, save_levels
 from vivavoce.device import Device, resolve_dtype
 from vivavoce.dialogue.history import HistoryWindow
