@@ -18,7 +18,8 @@ from vivavoce.quant.calibration import OBSERVERS, calibrate, input_range, observ
 from vivavoce.quant.convert import Findings, quantise_folder
 from vivavoce.quant.measure import closeness, log_probabilities
 from vivavoce.quant.policy import METHODS, policy_for
-from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, project_set, read_set
+from vivavoce.quant.speech_sets import project_set, read_set
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 
 needs_int8 = pytest.mark.skipif(not is_int8_fast(), reason="this processor has no int8 products")
 

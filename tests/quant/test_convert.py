@@ -27,7 +27,8 @@ from vivavoce.quant.calibration import calibrate
 from vivavoce.quant.convert import Findings, Manifest, quantise_folder, units, verify
 from vivavoce.quant.policy import METHODS, QuantMethod, method_of, policy_for
 from vivavoce.quant.qat import NOT_TRAINED, FineTuning, fine_tune
-from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, project_set
+from vivavoce.quant.speech_sets import project_set
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 
 # Loads each folder, runs the same example through it, and prints how far it is from the float model.
 RUN = """

@@ -11,7 +11,8 @@ from vivavoce.quant.convert import Findings, quantise_folder
 from vivavoce.quant.policy import METHODS, policy_for
 from vivavoce.quant.qat import FineTuning, fine_tune
 from vivavoce.quant.run import QuantizeOptions, quantize
-from vivavoce.quant.subjects import SUBJECTS, project_set, scene_set
+from vivavoce.quant.speech_sets import project_set, scene_set
+from vivavoce.quant.subjects import SUBJECTS
 
 
 @pytest.fixture(scope="module")

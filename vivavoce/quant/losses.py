@@ -33,7 +33,8 @@ from vivavoce.quant.convert import Manifest
 from vivavoce.quant.measure import AudioMetrics, Closeness, closeness, log_probabilities
 from vivavoce.quant.policy import METHODS, policy_for
 from vivavoce.quant.run import QuantizeOptions, quantize, row
-from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, project_set, scene_set
+from vivavoce.quant.speech_sets import project_set, scene_set
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 from vivavoce.quant.voices import (
     KIND,
     ComparedVoice,

@@ -26,7 +26,8 @@ from vivavoce.nn.quantised_weight import Scheme, quantise
 from vivavoce.quant.convert import Findings, quantise_folder
 from vivavoce.quant.measure import Closeness, closeness, log_probabilities
 from vivavoce.quant.policy import METHODS, ModelPart, policy_for
-from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject, training_sets
+from vivavoce.quant.speech_sets import training_sets
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject
 
 NOT_TRAINED = {"cosyvoice": "its forward pass is the engine's, which has no gradients"}
 EXAMPLES_PER_STEP = 4

@@ -43,17 +43,8 @@ from vivavoce.quant.measure import (
 from vivavoce.quant.policy import METHODS, QuantMethod, QuantPolicy, method_of, policy_for
 from vivavoce.quant.qat import FineTuning, fine_tune
 from vivavoce.quant.report_page import STATIC, page, plot_summary, static_figures, verdict
-from vivavoce.quant.subjects import (
-    SUBJECTS,
-    CalibrationBatch,
-    QuantSubject,
-    SpeechSet,
-    SpokenSample,
-    project_set,
-    read_set,
-    scene_set,
-    training_sets,
-)
+from vivavoce.quant.speech_sets import SpeechSet, SpokenSample, project_set, read_set, scene_set, training_sets
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject
 from vivavoce.quant.voices import ComparedVoice, SpokenReply, code_agreement, misheard, voice_of
 from vivavoce.train.front_desk import judge, normalise
 

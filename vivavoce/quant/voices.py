@@ -31,7 +31,8 @@ from vivavoce.models.moss_speech.model import AUDIO
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, Turn
 from vivavoce.models.moss_tts_nano.model import TEXT
 from vivavoce.models.whisper.transcriber import WhisperTranscriber
-from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject, SpokenSample
+from vivavoce.quant.speech_sets import SpokenSample
+from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch, QuantSubject
 from vivavoce.s2s.moss_speech import load_moss_speech
 from vivavoce.train.front_desk import general_sentences, normalise, reply_sentences
 from vivavoce.train.tts.train import SEED
