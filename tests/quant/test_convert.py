@@ -24,7 +24,8 @@ from vivavoce.models.whisper.model import Whisper
 from vivavoce.nn.linear import Linear
 from vivavoce.nn.quantised_weight import quantise
 from vivavoce.quant.calibration import calibrate
-from vivavoce.quant.convert import Findings, Manifest, quantise_folder, units, verify
+from vivavoce.quant.convert import Findings, quantise_folder, units
+from vivavoce.quant.manifest import Manifest, verify
 from vivavoce.quant.policy import METHODS, QuantMethod, method_of, policy_for
 from vivavoce.quant.qat import NOT_TRAINED, FineTuning, fine_tune
 from vivavoce.quant.speech_sets import project_set

@@ -133,7 +133,7 @@ def _quantize(
 
 
 def _verify(folder: str) -> dict[str, Any]:
-    from vivavoce.quant.convert import verify as check
+    from vivavoce.quant.manifest import verify as check
 
     manifest = asdict(check(Path(folder)))
     Console().print(f"[green]complete[/green] {folder}: {manifest['method']} of a {manifest['kind']} model")
@@ -151,7 +151,7 @@ def _plan(memory: str) -> list[dict[str, Any]]:
 
 def _report(model: str, out: Path, folder: Path, options: Any, moonshine: Path | None) -> Any:
     from vivavoce import hub
-    from vivavoce.quant.convert import Manifest
+    from vivavoce.quant.manifest import Manifest
     from vivavoce.quant.run import speech_for, write_report
 
     speech = speech_for(Manifest.read(out).kind, options)

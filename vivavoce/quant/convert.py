@@ -1,114 +1,31 @@
-"""Conversion of a model folder to a quantised one, and its manifest `quantisation.json`.
+"""Conversion of a model folder to a quantised one.
 
 Matrices are rounded one by one, everything else is copied unchanged. The folder is written under a temporary name and
-renamed at the end, so that it is complete or absent. The manifest records source, method, versions and file hashes.
+renamed at the end, so that it is complete or absent.
 """
 
 import errno
-import hashlib
 import json
-import platform
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vivavoce import __version__
-from vivavoce.errors import CapacityError, CheckpointError, InputError
+from vivavoce.errors import CapacityError, InputError
 from vivavoce.hub import free_disk
 from vivavoce.models.checkpoint import INDEX_NAME, PICKLED, SINGLE_NAME, Checkpoint, weight_files
-from vivavoce.models.quantised import (
-    PACKED_SCALE,
-    PACKING,
-    VERSION,
-    described,
-    low_bit_matrices,
-    tensors_of,
-    whole_numbers,
-)
+from vivavoce.models.quantised import PACKED_SCALE, PACKING, described, low_bit_matrices, tensors_of, whole_numbers
 from vivavoce.nn.quantised_weight import InputRange, QuantisedWeight, Scheme, from_integers, quantise
+from vivavoce.quant.manifest import Manifest, file_hash, is_quantised
 from vivavoce.quant.policy import ModelPart, QuantMethod, QuantPolicy
-
-NAME = "quantisation.json"
-CHUNK = 1 << 20
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Contents of `quantisation.json`."""
-
-    method: str
-    kind: str
-    policy: dict[str, Any]
-    source: dict[str, str]
-    """File → SHA-256 of the source weights."""
-    files: dict[str, str]
-    """File → SHA-256 of the quantised weights."""
-    tensors: dict[str, int]
-    """Scheme → number of matrices."""
-    bytes_before: int
-    bytes_after: int
-    calibration: dict[str, Any] | None = None
-    training: dict[str, Any] | None = None
-    format: int = VERSION
-    versions: dict[str, str] = field(
-        default_factory=lambda: {
-            "vivavoce": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-    )
-
-    def write(self, folder: Path) -> None:
-        (folder / NAME).write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False), encoding="utf8")
-
-    @classmethod
-    def read(cls, folder: Path) -> "Manifest":
-        try:
-            return cls(**json.loads((folder / NAME).read_text(encoding="utf8")))
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{folder} is no folder that `viva quantize` wrote: it has no {NAME}") from error
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{folder / NAME} is not a manifest of a quantised model ({error})") from error
-
-
-def is_quantised(folder: Path) -> bool:
-    """Whether a folder was written by `viva quantize`."""
-    return (folder / NAME).is_file()
-
-
-def verify(folder: Path) -> Manifest:
-    """Check format and file hashes of a quantised folder; returns its manifest."""
-    manifest = Manifest.read(folder)
-    if manifest.format != VERSION:
-        made_by = manifest.versions.get("vivavoce", "another version")
-        raise CheckpointError(
-            f"{folder} has format {manifest.format}, written by {made_by}; this version reads {VERSION}"
-        )
-    for name, wanted in manifest.files.items():
-        file = folder / name
-        if not file.is_file():
-            raise CheckpointError(f"{folder} lacks {name}, which its manifest names; quantise the model again")
-        if file_hash(file) != wanted:
-            raise CheckpointError(f"{file} differs from the file that was written (SHA-256); quantise the model again")
-    return manifest
-
-
-def file_hash(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 class ShardWriter:

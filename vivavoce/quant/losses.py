@@ -29,7 +29,7 @@ from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.errors import InputError
 from vivavoce.models.moss_speech.prompt import Turn
 from vivavoce.nn.process_settings import torch_threads
-from vivavoce.quant.convert import Manifest
+from vivavoce.quant.manifest import Manifest
 from vivavoce.quant.measure import AudioMetrics, Closeness, closeness, log_probabilities
 from vivavoce.quant.policy import METHODS, policy_for
 from vivavoce.quant.run import QuantizeOptions, quantize, row

@@ -30,7 +30,8 @@ from vivavoce.models.checkpoint import Checkpoint
 from vivavoce.models.moss_speech.cpu import CpuMossSpeech
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.quant.calibration import calibrate, mixture, observer, plot_costs, roundable, scan
-from vivavoce.quant.convert import Findings, Manifest, is_quantised, quantise_folder, units
+from vivavoce.quant.convert import Findings, quantise_folder, units
+from vivavoce.quant.manifest import Manifest, is_quantised
 from vivavoce.quant.measure import (
     AudioMetrics,
     Likeness,
