@@ -17,29 +17,32 @@ from vivavoce.models.flow.model import FlowDecoder
 from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.models.moss_speech.codec import MossSpeechCodec
 from vivavoce.nn.attention import KeySpan, attention_bias, visible
-from vivavoce.train.flow_vocoder import (
-    NO_MASK,
-    UNLIMITED,
-    CodedSpeech,
-    FlowBatches,
-    FlowBatchShape,
-    TeacherSpeech,
-    code_bias,
-    vocoder,
-)
+from vivavoce.train.corpus import Corpus, split_held_out
+from vivavoce.train.flow_vocoder import FRAME, TeacherSpeech, vocoder
 from vivavoce.train.flow_vocoder import flow as flow_training
 from vivavoce.train.flow_vocoder.flow import (
     TINY,
     FlowLoss,
     MelScale,
     features,
-    flow_mels,
+    learned_and_held_out,
     main,
     teacher_vector,
     tiny_config,
     untrained,
     velocity,
 )
+from vivavoce.train.flow_vocoder.flow_batches import (
+    NO_MASK,
+    UNLIMITED,
+    CodedSpeech,
+    FlowBatches,
+    FlowBatchShape,
+    code_bias,
+    coded_speech,
+    offsets_within_a_code,
+)
+from vivavoce.train.flow_vocoder.flow_mels import flow_mels
 from vivavoce.train.flow_vocoder.vocoder import main as vocoder_main
 from vivavoce.train.loop import Learner
 from vivavoce.train.package import assemble_codec
@@ -142,6 +145,39 @@ def test_codes_and_mels_of_a_batch_belong_together(speech):
         assert [code_of_mel[mel.numpy().tobytes()] for mel in mels] == codes[:30].tolist()
 
 
+def test_speech_at_an_offset_is_aligned_with_its_codes():
+    """Offsets are whole mel frames: the mels are those of the recording, later, and the codes those of a stream."""
+    stream, corpus = untrained_codec().speech_encoder, equal_buzzes(3)
+    offsets = list(offsets_within_a_code(CONFIG.ratio))
+    assert offsets == [0, 320, 640, 960], "of the 1,280 samples of a code"
+    indices = np.array([0, 2])
+    speech = coded_speech(stream.encoder, corpus, indices, CONFIG.ratio, "cpu", offsets)
+    assert len(speech) == 8 and speech.mel.shape == (len(speech.codes) * CONFIG.ratio, 80)
+    for position, (offset, index) in enumerate(itertools.product(offsets, indices)):
+        frames = offset // FRAME
+        codes, mel = speech.utterance(position)
+        _, original = speech.utterance(position % 2)
+        same = slice(2, len(original) - CONFIG.ratio)  # the first two see what is before the recording
+        torch.testing.assert_close(mel[frames:][same], original[same], atol=1e-4, rtol=1e-4)
+        recording = np.pad(corpus[index][0], (offset, 0))
+        streamed, _ = stream.step(stream.initial_state(), torch.from_numpy(recording))
+        assert len(codes) == len(recording) // (CONFIG.ratio * FRAME)
+        assert torch.equal(codes[: len(streamed)], streamed) and len(streamed) >= len(codes) - 1
+    assert not torch.equal(speech.utterance(0)[0], speech.utterance(4)[0]), "another alignment has other codes"
+
+
+def test_the_vocoders_held_out_sentences_are_not_learned_from_another_corpus():
+    first, other = equal_buzzes(40), equal_buzzes(45)
+    second = Corpus(other.samples, other.starts, [*other.texts[:40], *(f"new {i}" for i in range(5))], other.voices)
+    joined, learned, held_out = learned_and_held_out([first, second])
+    assert len(joined) == 85 and held_out.tolist() == split_held_out(first)[1].tolist()
+    held_texts = {first.texts[index] for index in held_out}
+    assert not held_texts & {joined.texts[index] for index in learned}
+    assert len(learned) == 85 - 2 * len(held_texts)
+    alone = learned_and_held_out([first])
+    assert alone[1].tolist() == split_held_out(first)[0].tolist()
+
+
 def test_every_weight_of_the_flow_learns(speech, flow):
     loss = FlowLoss(flow, TINY, SPEAKER, MelScale.of(speech.mel))(_batch(speech) | {"guided": torch.ones(4)})["loss"]
     names = dict(flow.named_parameters())
@@ -190,9 +226,11 @@ def parts(tmp_path_factory):
 def _trained_parts(folder):
     equal_buzzes(8).save(folder / "corpus")
     untrained_codec().save(folder / "encoder")
-    given = ["--corpus", str(folder / "corpus"), "--seconds", "60", "--tiny"]
-    main([*given, "--speech-encoder", str(folder / "encoder"), "--out", str(folder / "flow")])
-    vocoder_main([*given, "--out", str(folder / "vocoder")])
+    given = ["--seconds", "60", "--tiny"]
+    equal_buzzes(4, codes=30).save(folder / "more")
+    corpora = ["--corpus", str(folder / "corpus"), str(folder / "more")]
+    main([*given, *corpora, "--speech-encoder", str(folder / "encoder"), "--out", str(folder / "flow")])
+    vocoder_main([*given, "--corpus", str(folder / "corpus"), "--out", str(folder / "vocoder")])
     return folder
 
 
@@ -200,7 +238,7 @@ def test_the_command_writes_a_flow_that_loads(parts):
     config = tiny_config(SPEECH_ENCODER.quantize_vocab_size)
     FlowDecoder.load(parts / "flow" / "flow-chunk-5.safetensors", config)
     figures = json.loads((parts / "flow" / "metrics.json").read_text())
-    assert all(np.isfinite(list(figures.values()))) and "stream_guidance_0.7_l1" in figures
+    assert all(np.isfinite(list(figures.values()))) and {"stream_guidance_0.7_l1", "stream_moved_l1"} < figures.keys()
     assert (parts / "flow" / "log.jsonl").is_file()
 
 

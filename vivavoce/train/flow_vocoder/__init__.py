@@ -1,13 +1,12 @@
 """Training of the reply voice's flow decoder and vocoder, and the data that both train on.
 
-The data is the reply voice at 24 kHz with mel, pitch and codes. A flow batch is a prompt and the speech after it, under
-the attention masks of streams and of offline decoding. Pitch follows Boersma (1993): candidates are peaks of each
+The data is the reply voice at 24 kHz with mel and pitch. Pitch follows Boersma (1993): candidates are peaks of each
 frame's autocorrelation, divided by that of the window; the cheapest path through them and "unvoiced" is the pitch.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +20,11 @@ from torch.nn import functional
 from vivavoce.audio.mel import MATCHA_24KHZ, VocoderMel
 from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import published_tensors
-from vivavoce.models.flow.model import FlowConfig
 from vivavoce.train.corpus import Corpus
 from vivavoce.train.loop import LOG, plot_curves
 
 CORPUS_RATE = 16_000
+FRAME = MATCHA_24KHZ.hop * CORPUS_RATE // MATCHA_24KHZ.rate  # samples of a corpus in a mel frame
 FULL_SCALE = 32_767
 REACH = 24  # input samples on either side of the resampling filter
 BATCH = 64
@@ -48,16 +47,17 @@ class TeacherSpeech:
 
     samples: Tensor  # int16 [frame · hop]
     mel: Tensor  # float32 [frame, band]
-    f0: Tensor  # float32 [frame], 0 where unvoiced
+    f0: Tensor  # float32 [frame], 0 where unvoiced or not measured
     starts: Tensor  # int64 [utterance + 1], in frames, on the CPU
 
     @classmethod
-    def of(cls, corpus: Corpus, indices: np.ndarray, device: torch.device | str) -> "TeacherSpeech":
+    def of(
+        cls, corpus: Corpus, indices: np.ndarray, device: torch.device | str, has_pitch: bool = True
+    ) -> "TeacherSpeech":
         if len(indices) == 0:
             raise InputError("the corpus has no utterance to train on; use a larger one")
         pieces = [corpus.samples[corpus.starts[index] : corpus.starts[index + 1]] for index in indices]
-        ratio = MATCHA_24KHZ.hop * CORPUS_RATE // MATCHA_24KHZ.rate
-        frames = np.array([len(piece) // ratio for piece in pieces])
+        frames = np.array([len(piece) // FRAME for piece in pieces])
         starts = torch.zeros(len(pieces) + 1, dtype=torch.int64)
         starts[1:] = torch.from_numpy(frames).cumsum(0)
         total = int(starts[-1])
@@ -69,7 +69,7 @@ class TeacherSpeech:
         )
         analysis = VocoderMel(MATCHA_24KHZ).to(device)
         for members in np.array_split(np.argsort(frames, kind="stable"), math.ceil(len(pieces) / BATCH)):
-            speech._fill(members, [pieces[member] for member in members], analysis, ratio)
+            speech._fill(members, [pieces[member] for member in members], analysis, has_pitch)
         return speech
 
     def __len__(self) -> int:
@@ -85,14 +85,15 @@ class TeacherSpeech:
         return self.samples.view(-1, hop)[frames].flatten(1).float() / FULL_SCALE
 
     @torch.no_grad()
-    def _fill(self, members: np.ndarray, pieces: list[np.ndarray], analysis: VocoderMel, ratio: int) -> None:
-        length = max(len(piece) for piece in pieces) // ratio * ratio
-        padded = np.zeros((len(pieces), length), dtype=np.float32)
+    def _fill(self, members: np.ndarray, pieces: list[np.ndarray], analysis: VocoderMel, has_pitch: bool) -> None:
+        length = max(len(piece) for piece in pieces) // FRAME * FRAME
+        padded = np.zeros((len(pieces), length), dtype=np.int16)
         for position, piece in enumerate(pieces):
-            padded[position, : min(len(piece), length)] = piece[:length].astype(np.float32) / 32_768
-        low = torch.from_numpy(padded).to(self.mel.device)
+            padded[position, : min(len(piece), length)] = piece[:length]
+        low = torch.from_numpy(padded).to(self.mel.device).float() / 32_768
         high = upsampled(low)
-        mel, f0 = analysis(high).transpose(1, 2), pitch(low, CORPUS_RATE, ratio)
+        mel = analysis(high).transpose(1, 2)
+        f0 = pitch(low, CORPUS_RATE, FRAME) if has_pitch else torch.zeros_like(mel[..., 0])
         sounds = (high.clamp(-1, 1) * FULL_SCALE).round().to(torch.int16)
         for row, member in enumerate(members):
             begin, end = int(self.starts[member]), int(self.starts[member + 1])
@@ -124,173 +125,6 @@ def copy_curves(out: Path) -> None:
     for file in (folder / LOG, picture):
         if file is not None:
             (out / file.name).write_bytes(file.read_bytes())
-
-
-UNLIMITED = 1_000_000  # left chunks
-NO_MASK = -1  # left chunks; stands for full attention
-
-
-@dataclass(frozen=True)
-class FlowBatchShape:
-    """Sequence length in codes and rows of a batch."""
-
-    codes: int
-    rows: int
-
-
-@dataclass(frozen=True)
-class FlowBatchOptions:
-    """Probabilities of the augmentations of a sequence."""
-
-    whole: float = 0.2  # full attention, as offline
-    window: float = 0.5  # a stream with the prompt and a window of chunks
-    windows: tuple[int, int] = (2, 10)  # in chunks
-    prompt: float = 0.85
-    prompts: tuple[int, int] = (2, 8)  # in chunks
-    from_the_start: float = 0.6  # speech starts at the start of an utterance
-    final: float = 0.4  # without look-ahead, as at the end of a reply
-    unguided: float = 0.15
-    replaced: float = 0.03  # share of codes replaced
-
-
-@dataclass(frozen=True)
-class CodedSpeech:
-    """Concatenated utterances as codes and mel, each cut to whole codes."""
-
-    codes: Tensor  # int64 [code]
-    mel: Tensor  # float32 [code · ratio, band]
-    starts: Tensor  # int64 [utterance + 1], in codes
-    ratio: int
-
-    @classmethod
-    def of(cls, speech: TeacherSpeech, codes: Sequence[np.ndarray], ratio: int) -> "CodedSpeech":
-        begins, ends = speech.starts[:-1].tolist(), speech.starts[1:].tolist()
-        lengths = [min(len(c), (end - begin) // ratio) for c, begin, end in zip(codes, begins, ends, strict=True)]
-        trimmed = [torch.from_numpy(c[:n].astype(np.int64)) for c, n in zip(codes, lengths, strict=True)]
-        mels = [speech.mel[begin : begin + n * ratio] for begin, n in zip(begins, lengths, strict=True)]
-        device = speech.mel.device
-        starts = torch.tensor([0, *lengths]).cumsum(0)
-        return cls(torch.cat(trimmed).to(device), torch.cat(mels), starts.to(device), ratio)
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    @property
-    def seconds(self) -> float:
-        return len(self.codes) * 0.08
-
-    def utterance(self, index: int) -> tuple[Tensor, Tensor]:
-        """Codes and mel of one utterance.  # [code], [frame, band]"""
-        begin, end = int(self.starts[index]), int(self.starts[index + 1])
-        return self.codes[begin:end], self.mel[begin * self.ratio : end * self.ratio]
-
-    def prompt(self, chunk: int, min_codes: int = 25, max_codes: int = 30) -> tuple[Tensor, Tensor]:
-        """Codes and mel of a sentence of about 2 s in whole chunks, on the CPU."""
-        lengths = self.starts.diff()
-        whole = (lengths % chunk == 0) & (lengths >= min_codes) & (lengths <= max_codes)
-        candidates = whole.nonzero() if whole.any() else (lengths >= min_codes).nonzero()
-        codes, mel = self.utterance(int(candidates[0]) if len(candidates) else int(lengths.argmax()))
-        length = min(max_codes, len(codes) // chunk * chunk)
-        if length == 0:
-            raise InputError(f"no utterance of the corpus is as long as a chunk of {chunk} codes; use longer ones")
-        return codes[:length].cpu(), mel[: length * self.ratio].cpu()
-
-
-def code_bias(left: Tensor, sink: Tensor, codes: int, chunk: int) -> Tensor:
-    """Attention bias at code rate: `left` chunks are visible, and the first `sink` codes always.
-
-    # [row], [row] → [row, 1, code, code]
-    """
-    position = torch.arange(codes, device=left.device)
-    query, key = position[:, None] // chunk, position // chunk
-    window = left.clamp(min=0)[:, None, None]
-    seen = (key <= query) & ((key >= query - window) | (position < sink[:, None, None]))
-    seen = seen | (left == NO_MASK)[:, None, None]
-    return torch.zeros_like(seen, dtype=torch.float32).masked_fill(~seen, float("-inf"))[:, None]
-
-
-class FlowBatches:
-    """Batches of prompt and speech, the shapes in turn."""
-
-    def __init__(
-        self,
-        speech: CodedSpeech,
-        config: FlowConfig,
-        shapes: Sequence[FlowBatchShape],
-        options: FlowBatchOptions,
-        solver_times: Tensor,
-        solver_share: float,
-    ) -> None:
-        needed = max(shape.codes for shape in shapes) + config.lookahead
-        if len(speech.codes) <= needed:
-            raise InputError(
-                f"the corpus has {len(speech.codes)} codes; a sequence needs {needed}; use a larger corpus"
-            )
-        self.speech, self.config, self.shapes, self.options = speech, config, shapes, options
-        self.solver_times, self.solver_share = solver_times, solver_share
-
-    def batch(self, number: int, generator: torch.Generator) -> dict[str, Tensor]:
-        shape = self.shapes[number % len(self.shapes)]
-        prompt = self._prompts(shape, generator)
-        indices = self._code_indices(shape, prompt, generator)
-        codes = self._replace_codes(self.speech.codes[indices], generator)
-        device, ratio = codes.device, self.config.ratio
-        inner = torch.arange(ratio, device=device)
-        frames = (indices[:, : shape.codes, None] * ratio + inner).flatten(1)
-        final = self._uniform(shape.rows, generator) < self.options.final
-        mel = self.speech.mel[frames]
-        return {
-            "codes": codes,
-            "mel": mel,
-            "noise": torch.randn(mel.shape, generator=generator, device=device),
-            "prompted": torch.arange(frames.shape[1], device=device) < prompt[:, None] * ratio,
-            "sink": (prompt - self.config.chunk).clamp(min=0),  # the last chunk looks ahead into the speech
-            "left": self._windows(shape, generator),
-            "ends": torch.where(final, shape.codes, shape.codes + self.config.lookahead),
-            "guided": (self._uniform(shape.rows, generator) >= self.options.unguided).float(),
-            "times": self._times(shape, generator),
-        }
-
-    def _prompts(self, shape: FlowBatchShape, generator: torch.Generator) -> Tensor:
-        """Length of each row's prompt in codes: whole chunks, as in inference, at most half of the row."""
-        low, high = self.options.prompts
-        high = min(high, shape.codes // self.config.chunk // 2)
-        chunks = min(low, high) + (self._uniform(shape.rows, generator) * (max(0, high - low) + 1)).long()
-        return chunks * self.config.chunk * (self._uniform(shape.rows, generator) < self.options.prompt)
-
-    def _code_indices(self, shape: FlowBatchShape, prompt: Tensor, generator: torch.Generator) -> Tensor:
-        """Code indices of each row: a prompt from anywhere, then speech from anywhere else.  # [row, code]"""
-        total = shape.codes + self.config.lookahead
-        last = len(self.speech.codes) - total
-        begins = self.speech.starts[:-1]
-        begins = begins[(self._uniform(shape.rows, generator) * len(begins)).long()].clamp(max=last)
-        anywhere = (self._uniform(shape.rows, generator) * last).long()
-        begins = torch.where(self._uniform(shape.rows, generator) < self.options.from_the_start, begins, anywhere)
-        prompts = (self._uniform(shape.rows, generator) * last).long()
-        position = torch.arange(total, device=begins.device)
-        behind = position - prompt[:, None]
-        return torch.where(behind < 0, prompts[:, None] + position, begins[:, None] + behind)
-
-    def _replace_codes(self, codes: Tensor, generator: torch.Generator) -> Tensor:
-        drawn = torch.rand(codes.shape, generator=generator, device=codes.device)
-        others = torch.rand(codes.shape, generator=generator, device=codes.device) * len(self.speech.codes)
-        return torch.where(drawn < self.options.replaced, self.speech.codes[others.long()], codes)
-
-    def _windows(self, shape: FlowBatchShape, generator: torch.Generator) -> Tensor:
-        low, high = self.options.windows
-        windows = low + (self._uniform(shape.rows, generator) * (high - low + 1)).long()
-        kind = self._uniform(shape.rows, generator)
-        windows = torch.where(kind < self.options.whole + self.options.window, windows, UNLIMITED)
-        return torch.where(kind < self.options.whole, NO_MASK, windows)
-
-    def _times(self, shape: FlowBatchShape, generator: torch.Generator) -> Tensor:
-        """Flow times: with the density of the solver's schedule, or exactly the solver's times."""
-        anywhere = 1 - torch.cos(self._uniform(shape.rows, generator) * (torch.pi / 2))
-        chosen = self.solver_times[(self._uniform(shape.rows, generator) * len(self.solver_times)).long()]
-        return torch.where(self._uniform(shape.rows, generator) < self.solver_share, chosen, anywhere)
-
-    def _uniform(self, rows: int, generator: torch.Generator) -> Tensor:
-        return torch.rand(rows, generator=generator, device=self.speech.codes.device)
 
 
 EPSILON = 1e-9

@@ -1,8 +1,8 @@
-"""Train the flow decoder of the reply voice: `viva train flow --corpus DIR --speech-encoder DIR --out DIR`.
+"""Train the flow decoder of the reply voice: `viva train flow --corpus A B --speech-encoder DIR --out DIR`.
 
 Conditional flow matching on the inference modules. Sequences are a prompt and the speech after it, mostly under the
 chunk masks of a stream. Half of the flow times are those of the solver's schedule. Ends with an evaluation on held-out
-sentences; `flow_mels` computes the mels on which a vocoder is trained.
+sentences of the first corpus.
 """
 
 import argparse
@@ -10,8 +10,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -30,7 +29,7 @@ from vivavoce.models.flow.estimator import (
     cosine_times,
 )
 from vivavoce.models.flow.model import FlowConfig, FlowDecoder, FlowEncoderConfig
-from vivavoce.models.flow.state import FlowPass, Pasts, VoicePrompt
+from vivavoce.models.flow.state import VoicePrompt
 from vivavoce.models.speech_encoder.model import SpeechEncoder
 from vivavoce.nn.attention import KeySpan
 from vivavoce.nn.linear import PackedLinear
@@ -38,19 +37,18 @@ from vivavoce.nn.streaming import Silence
 from vivavoce.nn.vocoder import CausalConv1d
 from vivavoce.train import add_option
 from vivavoce.train.corpus import Corpus, split_held_out
-from vivavoce.train.flow_vocoder import (
-    CodedSpeech,
+from vivavoce.train.flow_vocoder import copy_curves, write_part
+from vivavoce.train.flow_vocoder.flow_batches import (
     FlowBatches,
     FlowBatchOptions,
     FlowBatchShape,
-    TeacherSpeech,
     code_bias,
-    copy_curves,
-    write_part,
+    coded_speech,
+    offsets_within_a_code,
 )
+from vivavoce.train.flow_vocoder.flow_mels import measure
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun
 from vivavoce.train.reply_voice import reply_voices_of
-from vivavoce.train.speech_encoder import encode_corpus
 
 
 class DifferentiableAttention(Silence):
@@ -157,7 +155,8 @@ def _negate_output(estimator: FlowEstimator, bands: int) -> None:
 
 
 SIGMA = 1e-6  # remaining noise at the end of the flow
-EVALUATION_SECONDS = 35.0
+EVALUATION_SECONDS = 40.0
+EVALUATED = 12  # held-out sentences
 FLOW_FILE = "flow-chunk-5.safetensors"
 
 
@@ -255,8 +254,22 @@ def teacher_vector(dim: int) -> Tensor:
     return torch.full((dim,), dim**-0.5)
 
 
+def learned_and_held_out(corpora: Sequence[Corpus]) -> tuple[Corpus, np.ndarray, np.ndarray]:
+    """The joined corpora, and which utterances of the reply voice are learned and held out.
+
+    Held out are those that the first corpus alone would hold out, as `viva train vocoder` and `assemble` do with it.
+    """
+    corpus = Corpus.joined(corpora)
+    reply_voices = reply_voices_of(corpus.voices)
+    is_teacher = np.array([voice in reply_voices for voice in corpus.voices], dtype=bool)
+    _, held_out = split_held_out(corpora[0])
+    held_texts = {corpus.texts[index] for index in held_out}
+    is_held = np.array([text in held_texts for text in corpus.texts], dtype=bool)
+    return corpus, np.flatnonzero(is_teacher & ~is_held), held_out[is_teacher[held_out]]
+
+
 def train_flow(
-    corpus: Corpus,
+    corpora: Sequence[Corpus],
     encoder: SpeechEncoder,
     out: Path,
     plan: FlowPlan,
@@ -267,15 +280,12 @@ def train_flow(
 ) -> FlowDecoder:
     """Train a flow decoder within a time budget; weights, log and metrics are written to `out`."""
     started = time.monotonic()
-    reply_voices = reply_voices_of(corpus.voices)
-    is_teacher = np.array([voice in reply_voices for voice in corpus.voices])
-    learned, held_out = (each[is_teacher[each]] for each in split_held_out(corpus))
-    codes_by_index = encode_corpus(encoder, corpus, device)
+    corpus, learned, held_out = learned_and_held_out(corpora)
     config = plan.config(encoder.config.quantize_vocab_size)
-    speech = CodedSpeech.of(
-        TeacherSpeech.of(corpus, learned, device), [codes_by_index[index] for index in learned], config.ratio
-    )
-    print(f"{speech.seconds / 3600:.2f} h of speech as codes after {time.monotonic() - started:.0f} s", flush=True)
+    offsets = offsets_within_a_code(config.ratio)
+    speech = coded_speech(encoder, corpus, learned, config.ratio, device, offsets)
+    hours, elapsed = speech.seconds / len(offsets) / 3600, time.monotonic() - started
+    print(f"{hours:.2f} h of speech as codes at {len(offsets)} offsets after {elapsed:.0f} s", flush=True)
     scale = MelScale.of(speech.mel)
     flow = untrained(config, scale.mean, seed)
     if init is not None:
@@ -293,102 +303,25 @@ def train_flow(
     flow.requires_grad_(False).eval()
     write_part(flow, {"flow": dataclasses.asdict(flow.config)}, out / FLOW_FILE)
     copy_curves(out)
-    evaluated = CodedSpeech.of(
-        TeacherSpeech.of(corpus, held_out[:12], "cpu"), [codes_by_index[i] for i in held_out[:12]], config.ratio
+    evaluated, moved = (
+        coded_speech(encoder, corpus, held_out[:EVALUATED], config.ratio, "cpu", [offset])
+        for offset in (0, offsets[config.ratio // 2])
     )
-    figures = measure(flow.cpu(), evaluated, VoicePrompt(*speech.prompt(config.chunk), speaker.cpu()))
+    figures = measure(flow.cpu(), evaluated, VoicePrompt(*speech.prompt(config.chunk), speaker.cpu()), moved)
     (out / "metrics.json").write_text(json.dumps(figures, indent=2), encoding="utf8")
     print(json.dumps(figures), flush=True)
     return flow
 
 
-LEFT_CHUNKS = 4
-
-
-@torch.no_grad()
-def flow_mels(flow: FlowDecoder, speech: CodedSpeech, prompt: VoicePrompt, codes: int = 125, rows: int = 32) -> Tensor:
-    """Flow mels of all codes, in passages of this many codes after the prompt.  # [code · ratio, band]"""
-    device, config = speech.codes.device, flow.config
-    begins = torch.arange(0, len(speech.codes), codes, device=device)
-    indices = begins[:, None] + torch.arange(codes + config.lookahead, device=device)
-    passages = speech.codes[indices.clamp(max=len(speech.codes) - 1)]
-    mels = [_passage_mels(flow, chunk, prompt) for chunk in passages.split(rows)]
-    return torch.cat(mels).flatten(0, 1)[: len(speech.codes) * config.ratio]
-
-
-def _passage_mels(flow: FlowDecoder, passages: Tensor, prompt: VoicePrompt) -> Tensor:
-    rows, device, config = len(passages), passages.device, flow.config
-    length = len(prompt.codes)
-    codes = torch.cat([prompt.codes.to(device).expand(rows, -1), passages], dim=1)
-    time = codes.shape[1] - config.lookahead
-    zeros = torch.zeros(rows, dtype=torch.int64, device=device)
-    sink = max(0, (length - config.lookahead) // config.chunk * config.chunk)
-    span = KeySpan(zeros, time, zeros + sink)
-    prompt_mel = torch.zeros(rows, time * config.ratio, config.mel_bands, device=device)
-    prompt_mel[:, : length * config.ratio] = prompt.mel.to(device)
-    speaker = flow.spk_embed_affine_layer(functional.normalize(prompt.speaker.to(device), dim=0)).expand(rows, -1)
-    pasts = Pasts(Silence(), Silence(), lambda step: Silence())
-    mel = flow.decode(FlowPass(codes, speaker, prompt_mel, span, pasts, config.chunk, LEFT_CHUNKS))
-    return mel[:, length * config.ratio :]
-
-
-def with_flow_mels(speech: TeacherSpeech, utterances: Tensor, coded: CodedSpeech, mels: Tensor) -> Tensor:
-    """The mels of speech with those of the coded utterances replaced.  # [frame, band]"""
-    replaced = speech.mel.clone()
-    begins, ends = coded.starts[:-1].tolist(), coded.starts[1:].tolist()
-    for utterance, begin, end in zip(utterances.tolist(), begins, ends, strict=True):
-        first, count = int(speech.starts[utterance]), (end - begin) * coded.ratio
-        replaced[first : first + count] = mels[begin * coded.ratio : end * coded.ratio]
-    return replaced
-
-
-GUIDANCES = (0.0, 0.3, 0.7)
-
-
-@torch.no_grad()
-def measure(flow: FlowDecoder, speech: CodedSpeech, prompt: VoicePrompt) -> dict[str, float]:
-    """L1 distance to recorded mels, and relative temporal variation, for each way of decoding."""
-    voice = flow.voice(prompt)
-
-    def streamed(codes: Tensor) -> Tensor:
-        state, pieces = flow.start(voice, LEFT_CHUNKS), []
-        hops = codes.split(flow.config.chunk)
-        for number, hop in enumerate(hops, start=1):
-            mel, state = flow.step(state, hop, final=number == len(hops))
-            pieces.append(mel)
-        return torch.cat(pieces, dim=1)
-
-    figures: dict[str, float] = {}
-    for guidance in GUIDANCES:
-        with _with_guidance(flow, guidance):
-            figures |= _distances(speech, streamed, f"stream_guidance_{guidance}")
-    figures |= _distances(speech, lambda codes: flow(codes, prompt), "offline")
-    figures |= _distances(speech, lambda codes: flow(codes, prompt, streaming=True), "masked")
-    return figures
-
-
-def _distances(speech: CodedSpeech, decode: Callable[[Tensor], Tensor], name: str) -> dict[str, float]:
-    distances, liveliness = [], []
-    for index in range(len(speech)):
-        codes, recorded = speech.utterance(index)
-        generated = decode(codes).T  # [frame, band]
-        distances.append(float((generated - recorded).abs().mean()))
-        liveliness.append(float(generated.diff(dim=0).abs().mean() / recorded.diff(dim=0).abs().mean()))
-    return {f"{name}_l1": round(float(np.mean(distances)), 4), f"{name}_lively": round(float(np.mean(liveliness)), 4)}
-
-
-@contextmanager
-def _with_guidance(flow: FlowDecoder, guidance: float) -> Iterator[None]:
-    usual, flow.decoder.guidance = flow.decoder.guidance, guidance
-    try:
-        yield
-    finally:
-        flow.decoder.guidance = usual
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a flow decoder of the reply voice.")
-    parser.add_argument("--corpus", type=Path, required=True, help="a corpus with the reply voice")
+    parser.add_argument(
+        "--corpus",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="corpora with the reply voice; the first has the held-out sentences",
+    )
     add_option(parser, "--speech-encoder", "--ear", type=Path, required=True, help="folder of the trained encoder")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=400.0, help="total time, preparation and evaluation included")
@@ -397,9 +330,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="a few steps of a tiny model, to test the pipeline")
     options = parser.parse_args(arguments)
-    corpus, encoder = Corpus.load(options.corpus), SpeechEncoder.load(options.speech_encoder, options.device)
+    corpora = [Corpus.load(path) for path in options.corpus]
+    encoder = SpeechEncoder.load(options.speech_encoder, options.device)
     plan = TINY if options.tiny else FlowPlan()
-    train_flow(corpus, encoder, options.out, plan, options.seconds, options.device, options.seed, options.init)
+    train_flow(corpora, encoder, options.out, plan, options.seconds, options.device, options.seed, options.init)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,10 @@ from vivavoce.nn.process_settings import cudnn_benchmark
 from vivavoce.nn.vocoder import SourceStart
 from vivavoce.train import add_option
 from vivavoce.train.corpus import Corpus, split_held_out
-from vivavoce.train.flow_vocoder import CodedSpeech, TeacherSpeech, copy_curves, segment_starts, write_part
-from vivavoce.train.flow_vocoder.flow import FLOW_FILE, flow_mels, teacher_vector, with_flow_mels
+from vivavoce.train.flow_vocoder import TeacherSpeech, copy_curves, segment_starts, write_part
+from vivavoce.train.flow_vocoder.flow import FLOW_FILE, teacher_vector
+from vivavoce.train.flow_vocoder.flow_batches import coded_speech
+from vivavoce.train.flow_vocoder.flow_mels import flow_mels, with_flow_mels
 from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun
 from vivavoce.train.losses import (
     Discriminators,
@@ -41,7 +43,6 @@ from vivavoce.train.losses import (
     generator_loss,
 )
 from vivavoce.train.reply_voice import reply_voices_of
-from vivavoce.train.speech_encoder import encode_corpus
 
 QUIET = 0.1  # initial scale of branches beside the excitation's path
 LOUDNESS = 0.2  # initial gain of the excitation
@@ -343,11 +344,8 @@ def _segments(corpus: Corpus, learned: np.ndarray, plan: VocoderPlan, device: st
     if config is None:
         raise InputError(f"{start.flow} is not the folder of a flow decoder: its sizes.json has no sizes of one")
     flow = FlowDecoder.load(start.flow / FLOW_FILE, config, device)
-    coded = encode_corpus(SpeechEncoder.load(start.speech_encoder, device), corpus, device)
-    teacher_indices = learned[is_teacher.numpy()]
-    codes = CodedSpeech.of(
-        TeacherSpeech.of(corpus, teacher_indices, device), [coded[index] for index in teacher_indices], config.ratio
-    )
+    encoder = SpeechEncoder.load(start.speech_encoder, device)
+    codes = coded_speech(encoder, corpus, learned[is_teacher.numpy()], config.ratio, device)
     prompt = VoicePrompt(*codes.prompt(config.chunk), teacher_vector(config.speaker_dim))
     mels = flow_mels(flow, codes, prompt)
     print(f"mels of the flow are {float((mels - codes.mel).abs().mean()):.3f} from recorded ones", flush=True)
