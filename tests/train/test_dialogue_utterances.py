@@ -32,7 +32,7 @@ PLAN = DialoguePlan(
     spoken=6, written=2, general=2, read=2, versions=2, held_out=4, held_out_general=1, tools=4, held_out_tools=2,
     edition=2,
 )  # fmt: skip
-COUNTS = PlannedCounts(callers=8, mixed=10, held_out=3, general=3, strings=2)
+COUNTS = PlannedCounts(callers=8, mixed=10, held_out=3, general=3, strings=2, voice=15)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def utterances():
 def test_every_part_has_its_voices(utterances):
     voices = {part: {each.voice for each in utterances if each.part == part} for part in PARTS}
     held_out = set(HELD_OUT_VOICES["en"])
-    assert voices["teacher"] == {"af_heart"}
+    assert voices["teacher"] == voices["voice"] == {"af_heart"}
     assert voices["questions"] <= held_out and voices["held_out"] <= held_out
     assert not any(name in voice for voice in voices["callers"] | voices["mixed"] for name in held_out)
 
@@ -58,10 +58,24 @@ def test_all_questions_and_replies_are_spoken_and_the_encoder_has_other_sentence
     assert len(set(texts["teacher"])) == len(texts["teacher"])
 
 
+def test_the_reply_voice_says_sentences_of_all_kinds_at_several_speeds(utterances):
+    texts = {part: [each.text for each in utterances if each.part == part] for part in PARTS}
+    spoken = texts["voice"]
+    assert len(set(spoken)) == len(spoken) == COUNTS.voice
+    _, sentences = train_dialogues(PLAN)
+    others = set(spoken) - {*texts["teacher"], *sentences}
+    assert len(set(spoken) & set(sentences)) >= 5 and len(set(spoken) & set(texts["teacher"])) >= 5 and len(others) >= 2
+    assert not set(spoken) & set(texts["questions"]) - set(sentences), "held-out questions are not learned"
+    speeds = [each.speed for each in utterances if each.part == "voice"]
+    assert 0.85 <= min(speeds) < 0.95 and 1.1 < max(speeds) <= 1.2
+    without = planned_utterances(PLAN, replace(COUNTS, voice=1))
+    assert [each for each in without if each.part != "voice"] == [each for each in utterances if each.part != "voice"]
+
+
 @pytest.mark.parametrize("beginning", ["flow", "lm"])
 def test_a_plan_leaves_out_what_only_parts_that_are_trained_learn_from(utterances, beginning):
     needed = PARTS_BY_BEGINNING[beginning]
-    assert "mixed" not in needed and ("teacher" in needed) == (beginning == "flow")
+    assert "mixed" not in needed and ({"teacher", "voice"} <= set(needed)) == (beginning == "flow")
     assert planned_utterances(PLAN, COUNTS, beginning) == [each for each in utterances if each.part in needed]
 
 

@@ -13,7 +13,7 @@ from vivavoce.hub.languages import spoken_languages
 from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.train import recipe
 from vivavoce.train.recipe import RecipeOptions, RecipeRun, RecipeStep, main, steps
-from vivavoce.train.utterances import TRAINING_VOICES
+from vivavoce.train.utterances import TRAINING_VOICES, Utterance, write_plan
 
 
 @pytest.mark.parametrize("changes", [{}, {"kokoro": "K"}, {"kokoro": "K", "classic": False}, {"tiny": True}])
@@ -29,6 +29,20 @@ def test_every_step_comes_after_those_it_needs(tmp_path, changes):
 def test_the_plan_of_another_machine_is_not_made_again(tmp_path):
     names = [step.name for step in steps(RecipeOptions(tmp_path, kokoro="K", plan=tmp_path / "plan.jsonl"))]
     assert "plan" not in names and names[0] == "voices"
+
+
+@pytest.mark.parametrize("parts", [None, ["teacher", "voice"], ["teacher"]])
+def test_the_flow_learns_more_sentences_of_the_reply_voice_if_they_are_planned(tmp_path, parts):
+    plan = None
+    if parts is not None:
+        plan = tmp_path / "plan.jsonl"
+        write_plan(plan, [Utterance(part, "en", "Yes.", "af_heart") for part in parts])
+    named = {step.name: step for step in steps(RecipeOptions(tmp_path, kokoro="K", plan=plan))}
+    more = str(tmp_path / "kokoro" / "voice")
+    arguments = named["flow"].arguments
+    assert arguments[1:3] == ("--corpus", str(tmp_path / "kokoro" / "teacher"))
+    assert (arguments[3] == more) == (parts != ["teacher"])
+    assert not any(more in step.arguments for name, step in named.items() if name != "flow")
 
 
 def test_the_time_of_every_step_is_scaled(tmp_path):

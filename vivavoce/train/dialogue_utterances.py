@@ -1,7 +1,7 @@
 """The plan of what Kokoro speaks for mini-speech: callers and questions of the dialogues, replies, and other sentences.
 
-Replies and sentences of `teacher` are in the voice of the desk; `mixed` and `held_out` are for the speech encoder, and
-have other sentences than the dialogues.
+Replies and sentences of `teacher` are in the voice of the desk, as are those of `voice`, sentences of all kinds for the
+flow; `mixed` and `held_out` are for the speech encoder, and have other sentences than the dialogues.
 """
 
 import dataclasses
@@ -13,9 +13,17 @@ from vivavoce.train.front_desk import SpokenLanguage, general_sentences, languag
 from vivavoce.train.front_desk.general import word_strings
 from vivavoce.train.front_desk.mandarin_general import mandarin_word_strings
 from vivavoce.train.lm.dialogue_plan import DialoguePlan, held_out_dialogues, replies_of, train_dialogues
-from vivavoce.train.utterances import REPLY_VOICES, Utterance, callers_sentences, mixture, random_speed
+from vivavoce.train.utterances import (
+    REPLY_SPEEDS,
+    REPLY_VOICES,
+    Utterance,
+    callers_sentences,
+    mixture,
+    random_speed,
+)
 
 OTHER_SEED = 77  # of sentences that the dialogues do not have
+VOICE_SEED = 177  # of those that `teacher` does not have either
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,8 @@ class PlannedCounts:
     general: int = 500
     """Sentences of the reply voice that are no replies, for the flow and the vocoder."""
     strings: int = 500
+    voice: int = 6_000
+    """More sentences of the reply voice at other speeds, for the flow: replies, what callers say, and others."""
 
     def scaled(self, share: float) -> "PlannedCounts":
         """All numbers times a factor, at least 1."""
@@ -46,8 +56,8 @@ class DialogueTexts:
 
 
 PARTS_BY_BEGINNING = {
-    "encoder": ("mixed", "held_out", "teacher", "callers", "questions"),
-    "flow": ("teacher", "callers", "questions"),
+    "encoder": ("mixed", "held_out", "teacher", "voice", "callers", "questions"),
+    "flow": ("teacher", "voice", "callers", "questions"),
     "lm": ("callers", "questions"),
 }
 """The parts that are needed, by the first part of the model that is trained."""
@@ -93,6 +103,24 @@ def _of_language(
         *(Utterance("questions", code, text, source.choice(held_out)) for text in texts.questions),
         *(Utterance("held_out", code, text, source.choice(held_out)) for text in evaluated),
         *(Utterance("teacher", code, text, REPLY_VOICES[code]) for text in dict.fromkeys([*texts.replies, *others])),
+        *_of_the_reply_voice(code, texts, counts.voice, plan.seed),
         *(Utterance("callers", code, text, mixture(code, source), random_speed(source)) for text in callers),
         *(Utterance("mixed", code, text, mixture(code, source), random_speed(source)) for text in mixed),
+    ]
+
+
+def _of_the_reply_voice(code: str, texts: DialogueTexts, count: int, seed: int) -> list[Utterance]:
+    """A third of them replies, a third what callers say, if there are as many; the rest are other sentences."""
+    source = random.Random(f"voice {code} {seed}")  # of its own, so that the other parts are the same without this one
+    third = count // 3
+    known = [text for kind in (texts.replies, texts.callers) for text in source.sample(kind, min(third, len(kind)))]
+    rest = count - len(known)
+    if code == "en":
+        strings = word_strings(rest // 3, VOICE_SEED + seed)
+        others = general_sentences(rest - len(strings), VOICE_SEED + seed) + strings
+    else:
+        others = mandarin_word_strings(rest, VOICE_SEED + seed)
+    return [
+        Utterance("voice", code, text, REPLY_VOICES[code], random_speed(source, REPLY_SPEEDS))
+        for text in dict.fromkeys([*known, *others])
     ]

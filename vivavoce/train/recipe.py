@@ -25,11 +25,11 @@ from vivavoce.errors import InputError, VivaError
 from vivavoce.train.front_desk import LANGUAGES
 from vivavoce.train.lm.dialogue_plan import DialoguePlan
 from vivavoce.train.reply_voice import KOKORO
-from vivavoce.train.utterances import REPLY_VOICES
+from vivavoce.train.utterances import REPLY_VOICES, read_plan
 
 DIALOGUES = DialoguePlan(spoken=14_000, general=4_000, slot_questions=3_000, tools=5_000, edition=2, versions=3)
 DIALOGUES_OF_TWO = replace(DIALOGUES, spoken=22_000, slot_questions=5_000, tools=7_000)  # languages
-SECONDS = {"voices": 280, "encoder": 700, "vocoder1": 300, "flow": 240, "lm": 880, "vocoder": 420}
+SECONDS = {"voices": 370, "encoder": 700, "vocoder1": 300, "flow": 360, "lm": 880, "vocoder": 420}
 CLASSIC_SCALE = 0.4  # of the synthesizers' corpora beside Kokoro's
 TEXT_ENTRIES = 1_024  # of the language model's tokenizer, for each language
 TINY_SCALE, TINY_PLAN_SCALE, TINY_SECONDS = 0.004, 0.0015, 20.0
@@ -97,9 +97,8 @@ def _voice_steps(options: RecipeOptions) -> list[RecipeStep]:
     seed = ["--seed", options.seed]
     found: list[RecipeStep] = []
     if options.kokoro is not None:
-        plan = options.plan
-        if plan is None:
-            plan = out / "plan.jsonl.xz"
+        plan = _plan_file(options)
+        if options.plan is None:
             part = TINY_PLAN_SCALE if options.tiny else 1.0
             arguments = ["plan", "--dialogues", "--kokoro", options.kokoro, "--scale", part, "--out", plan]
             arguments += ["--beginning-with", options.beginning]
@@ -130,6 +129,19 @@ def _language_model_steps(options: RecipeOptions) -> list[RecipeStep]:
     return [_step("data", data, *voices), _step("lm", learn, "data"), _step("package", package, "lm")]
 
 
+def _plan_file(options: RecipeOptions) -> Path:
+    """What Kokoro speaks: the plan that is given, or the one that is made here."""
+    return options.plan or options.out / "plan.jsonl.xz"
+
+
+def _has_more_of_the_reply_voice(options: RecipeOptions) -> bool:
+    """Whether the plan has sentences for the flow alone; plans of earlier versions have none."""
+    if options.kokoro is None:
+        return False
+    plan = _plan_file(options)
+    return not plan.is_file() or any(each.part == "voice" for each in read_plan(plan))
+
+
 def _needs_classic(options: RecipeOptions) -> bool:
     """Whether the synthesizers' own corpora are used: by the speech encoder, and as replies where Kokoro has none."""
     return options.classic and (
@@ -142,6 +154,7 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
     has_classic = _needs_classic(options)
     voices = (*(("voices",) if by_kokoro else ()), *(("classic",) if has_classic else ()))
     teacher = out / ("kokoro" if by_kokoro else "classic") / "teacher"
+    more = [out / "kokoro" / "voice"] if _has_more_of_the_reply_voice(options) else []
     from_kokoro = [out / "kokoro" / part for part in ("mixed", "teacher", "callers")] if by_kokoro else []
     folders = [out / name for name, has in (("kokoro", by_kokoro), ("classic", has_classic)) if has]
     mixed = [*from_kokoro, *([out / "classic" / "mixed"] if has_classic else [])]
@@ -174,7 +187,7 @@ def _model_steps(options: RecipeOptions) -> list[RecipeStep]:
         *encoders,
         *vocoders,
         _step("data", [*data, *_dialogues(options)], *encoded, *(("callers",) if options.classic else ())),
-        _step("flow", trained("flow", "flow", "--corpus", teacher, *encoder, *first_flow), *encoded),
+        _step("flow", trained("flow", "flow", "--corpus", teacher, *more, *encoder, *first_flow), *encoded),
         _step("lm", trained("lm", "lm", "--data", out / "data", *vocabulary, *earlier_lm), "data"),
         _step("vocoder", trained("vocoder", *again), "flow", *(step.name for step in vocoders)),
         _step("codec", ["assemble", *parts, "--corpus", teacher, "--out", out / "codec"], "vocoder"),

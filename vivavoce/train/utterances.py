@@ -29,11 +29,13 @@ TRAINING_VOICES = {
     "zh": ("zf_xiaobei", "zf_xiaoxiao", "zf_xiaoyi", "zm_yunjian", "zm_yunxi", "zm_yunxia"),
 }
 REPLY_VOICES = {"en": "af_heart", "zh": "zf_xiaoxiao"}
-PARTS = ("mixed", "held_out", "teacher", "callers", "questions")
-"""Corpora: callers to learn from, callers to evaluate with, the desk's replies; callers and questions of dialogues."""
+PARTS = ("mixed", "held_out", "teacher", "voice", "callers", "questions")
+"""Corpora: callers to learn from, callers to evaluate with, the desk's replies, other sentences in its voice; callers
+and questions of dialogues."""
 CODECS = ("g711", "opus")
 MIX_SIZES = {1: 0.3, 2: 0.45, 3: 0.25}  # voices in a mixture and their probability
 SPEEDS = (0.8, 1.3)
+REPLY_SPEEDS = (0.85, 1.2)
 ROOM, NOISE, TELEPHONE, CODEC = 0.5, 0.7, 0.15, 0.25  # shares of utterances
 GENERAL = {"general": 0.3, "strings": 0.2}  # shares of callers' sentences; the rest is said to the desk
 
@@ -145,9 +147,9 @@ def mixture(code: str, source: random.Random) -> str:
     return "+".join(f"{name}:{source.uniform(0.25, 1.0):.2f}" for name in names)
 
 
-def random_speed(source: random.Random) -> float:
+def random_speed(source: random.Random, speeds: tuple[float, float] = SPEEDS) -> float:
     """A speed of training."""
-    return round(source.uniform(*SPEEDS), 2)
+    return round(source.uniform(*speeds), 2)
 
 
 def _condition(source: random.Random) -> Condition:
