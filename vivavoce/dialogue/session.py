@@ -1,6 +1,7 @@
 """A live conversation: audio and commands in, events out; no socket.
 
-`UserTurns` tracks the user, `Replies` the model; they share the history, the backend state and the clock.
+`UserTurns` tracks the user, `Replies` the model, `InputTranscripts` what the user says; they share the history, the
+backend state and the clock.
 """
 
 import asyncio
@@ -12,29 +13,28 @@ from typing import Any, TypeVar
 from vivavoce.audio.echo import EchoGuard
 from vivavoce.audio.player import Clock, WallClock
 from vivavoce.audio.vad import RATE, VoiceActivity, voice_activity
-from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber, TurnTranscript, transcribe_turn
+from vivavoce.dialogue.backend import ConversationBackend, ReplyTranscriber, TurnTranscript
 from vivavoce.dialogue.barge_in import OverlapJudge, WatchedOverlap
 from vivavoce.dialogue.call_limit import may_call_again
 from vivavoce.dialogue.conversation import Announcement, ReplyRequest
-from vivavoce.dialogue.events import Event, InputTranscript, InputTranscriptFailed, SpeakerSegment
+from vivavoce.dialogue.events import Event
 from vivavoce.dialogue.fillers import FillerVoice, FillerWatch, has_open_calls
 from vivavoce.dialogue.front_end import AudioFrontEnd, AudioWindow, EchoRemover, FrontEnd, InlineFrontEnd
 from vivavoce.dialogue.front_end_service import FrontEndService
 from vivavoce.dialogue.history import History
-from vivavoce.dialogue.items import AudioPart, Content, HostedCall, Item, Message, Samples, ToolCall
+from vivavoce.dialogue.input_transcripts import InputTranscripts
+from vivavoce.dialogue.items import Content, HostedCall, Item, Samples, ToolCall
 from vivavoce.dialogue.joined_turns import JOIN_WITHIN_MS, AnsweredTurn, OpenTurn
 from vivavoce.dialogue.listening_options import ListeningOptions
 from vivavoce.dialogue.model_barge_in import overlap_judge
 from vivavoce.dialogue.output_timeline import OutputTimeline, PlayedOutput
-from vivavoce.dialogue.partial_transcripts import PartialTranscripts
 from vivavoce.dialogue.replies import ConversationContext, Replies
 from vivavoce.dialogue.reply import SpeakingOptions
 from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.dialogue.speaker import Answer, Embed, SpeakerWatch
-from vivavoce.dialogue.turn_speakers import TurnSpeakers
 from vivavoce.dialogue.turn_taker import LIKELY_END_MS
 from vivavoce.dialogue.turns import UserTurns
-from vivavoce.errors import InputError, public_message
+from vivavoce.errors import InputError
 from vivavoce.log import log_failure
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,6 @@ class LiveConversation:
         clock: Clock | None = None,
     ) -> None:
         self.input_rate, self.output_rate = input_rate, pipeline.output_rate
-        self._backend = pipeline
         self._options = options = options or DialogueOptions()
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,11 +107,18 @@ class LiveConversation:
             pipeline.output_rate,
         )
         self._context.set_history()
-        self._turn_speakers = TurnSpeakers()
         if self.settings.noise_reduction is not None:
             self._reduce_noise()
-        self._partials = PartialTranscripts(self._transcribe_open_turn, self._on_partial_transcript, self._start)
         self._replies = Replies(self._context, options.speaking)
+        self._transcripts = InputTranscripts(
+            self._context,
+            self._replies,
+            options.transcriber,
+            options.voices,
+            pipeline.transcribes,
+            self._is_attended,
+            self._start,
+        )
         self._listening = UserTurns(self._context, self._replies, self._listening_options())
         self._fillers = None if options.fillers is None else self._watch_waits(options.fillers)
 
@@ -175,9 +181,9 @@ class LiveConversation:
             options.classifier,
             self._request_words if options.words_decide and options.transcriber is not None else None,
             self._request_turn_model if options.turn_model is not None else None,
-            self._turn_committed,
-            self._turn_grew,
-            self._partials.end,
+            self._transcripts.turn_committed,
+            self._transcripts.turn_grew,
+            self._transcripts.end_partials,
             SpeakerWatch(self._request_voice) if options.enrols_speaker and options.voices is not None else None,
             options.ignores_side_talk,
         )
@@ -238,7 +244,7 @@ class LiveConversation:
     def clear_input(self) -> None:
         """Discard the audio since the last turn."""
         self._require_open()
-        self._partials.end()
+        self._transcripts.end_partials()
         self._listening.clear()
 
     def add(self, content: Content, id: str | None = None, after: str | None = None) -> tuple[Item, str | None]:
@@ -330,87 +336,11 @@ class LiveConversation:
         finally:
             self._events.put_nowait(None)
 
-    # Transcripts and the turn model run concurrently with the audio.
-
-    def _turn_grew(self, turn: OpenTurn) -> None:
-        every = self.settings.recognition.partial_seconds
-        if every is not None and self.settings.transcribe_input and self._options.transcriber is not None:
-            self._partials.turn_grew(turn, every)
-
-    async def _transcribe_open_turn(self, sound: Samples) -> str:
-        assert self._options.transcriber is not None
-        settings = replace(self.settings.recognition, with_logprobs=False)
-        return (await transcribe_turn(self._options.transcriber, sound, RATE, settings)).text
-
-    def _on_partial_transcript(self, item: str, text: str) -> None:
-        self._emit(InputTranscript(item, text, False))
-
-    def _turn_committed(self, item: Item, sound: Samples) -> None:
-        self._partials.end()
-        transcriber = self._options.transcriber
-        if self.settings.transcribe_input and not self._backend.transcribes and transcriber is not None:
-            self._start(self._transcribe(item.id, sound, transcriber))
-
-    async def _transcribe(self, item: str, sound: Samples, transcriber: ReplyTranscriber) -> None:
-        """Transcribe a turn once the reply has sound: the reply is more urgent."""
-        if self._replies.generating is not None:
-            await self._replies.generating.wait_for_output()
-        await self._is_attended.wait()
-        try:
-            transcript = await transcribe_turn(transcriber, sound, RATE, self.settings.recognition)
-        except Exception as error:  # an error of the transcriber costs the transcript, not the conversation
-            log_failure(logger, error, "transcription of a turn failed")
-            self._on_transcript(item, error)
-            return
-        self._on_transcript(item, transcript)
-
     def _on_transcript(self, item: str, heard: TurnTranscript | Exception) -> None:
-        if self._history.retracted(item) is not None:
-            return  # the turn that it became part of has its words
-        if isinstance(heard, Exception):
-            if self.settings.transcribe_input:
-                self._emit(InputTranscriptFailed(item, public_message(heard) or type(heard).__name__))
-            return
-        seconds = self._note_transcript(item, heard.text)
-        if not self.settings.transcribe_input:
-            return
-        transcript = InputTranscript(item, heard.text, True, seconds, heard.logprobs, heard.languages)
-        if self.settings.recognition.with_speakers and self._options.voices is not None and heard.text:
-            self._start(self._emit_by_speaker(transcript, self._options.voices))
-        else:
-            self._emit(transcript)
+        """Called by the backend, whose state is opened before `_transcripts` is made."""
+        self._transcripts.take(item, heard)
 
-    async def _emit_by_speaker(self, transcript: InputTranscript, voices: Embed) -> None:
-        """Emit a transcript with its speakers; where there are several, each is transcribed again."""
-        segments: tuple[SpeakerSegment, ...] = ()
-        try:
-            (part,) = self._parts_of(transcript.item)
-            segments = await self._turn_speakers.segments(transcript.text, part.samples, voices, self._transcribe_part)
-        except Exception as error:  # without speakers the transcript is still right
-            log_failure(logger, error, "the speakers of a turn could not be separated")
-        self._emit(replace(transcript, segments=segments))
-
-    def _parts_of(self, item: str) -> list[AudioPart]:
-        content = self._history.find(item).content
-        return [part for part in content.parts if isinstance(part, AudioPart)] if isinstance(content, Message) else []
-
-    async def _transcribe_part(self, sound: Samples) -> str | None:
-        if self._options.transcriber is None:
-            return None
-        settings = replace(self.settings.recognition, with_logprobs=False)
-        return (await transcribe_turn(self._options.transcriber, sound, RATE, settings)).text
-
-    def _note_transcript(self, item: str, text: str) -> float:
-        """Store a transcript in its item; returns the item's duration in seconds."""
-        known = next((each for each in self._history if each.id == item), None)
-        if known is None or not isinstance(known.content, Message):
-            return 0.0
-        part = known.content.parts[0]
-        if not isinstance(part, AudioPart):
-            return 0.0
-        content = Message(known.content.role, (AudioPart(part.samples, part.rate, text),))
-        self._history.replace(Item(item, content, known.is_complete))
-        return len(part.samples) / part.rate
+    # Models that run concurrently with the audio
 
     def _request_words(self, watch: WatchedOverlap, sound: Samples) -> None:
         async def ask() -> None:
