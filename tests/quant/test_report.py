@@ -16,8 +16,9 @@ from vivavoce.quant.convert import quantise_folder
 from vivavoce.quant.losses import Effort, losses
 from vivavoce.quant.plan import byte_count, plan, weight_bytes
 from vivavoce.quant.policy import METHODS, ModelPart, policy_for
+from vivavoce.quant.report import write_report
 from vivavoce.quant.report_page import outliers, thresholds, training_lines, verdict
-from vivavoce.quant.run import QuantizeOptions, tabulate, write_report
+from vivavoce.quant.run import QuantizeOptions, tabulate
 from vivavoce.quant.speech_sets import project_set, scene_set
 from vivavoce.quant.subjects import SUBJECTS, CalibrationBatch
 from vivavoce.quant.voices import TextSpan, code_agreement, voice_of

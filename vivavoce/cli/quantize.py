@@ -152,7 +152,8 @@ def _plan(memory: str) -> list[dict[str, Any]]:
 def _report(model: str, out: Path, folder: Path, options: Any, moonshine: Path | None) -> Any:
     from vivavoce import hub
     from vivavoce.quant.manifest import Manifest
-    from vivavoce.quant.run import speech_for, write_report
+    from vivavoce.quant.report import write_report
+    from vivavoce.quant.run import speech_for
 
     speech = speech_for(Manifest.read(out).kind, options)
     figures = write_report(hub.resolve(model), out, folder, speech, moonshine)
