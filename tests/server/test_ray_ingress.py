@@ -19,6 +19,7 @@ from tests.server.scripted import ScriptedHost, pitch, tone, watermark
 from tests.server.test_resume import numbers, resuming, started, vanish
 from tests.server.test_webrtc import Peer
 from vivavoce.server.app import build_app
+from vivavoce.server.cluster import router
 from vivavoce.server.cluster.ingress import ingress_app
 from vivavoce.server.cluster.options import FleetOptions, PoolOptions
 from vivavoce.server.cluster.registry import RegistryActor, RegistryClient, ReplicaRegistry, ReplicaReport
@@ -255,6 +256,43 @@ async def test_a_lost_replica_is_reported_and_the_session_continues(fleet_of):
         assert {event["response"]["conversation_id"] for event in client.of_type("response.done")} == {
             f"conv_{session[5:]}"
         }
+
+
+def first_socket_without_answers(app):
+    """The application, which hears nothing from the first socket that it accepts from now on."""
+    sockets = []
+
+    async def serve(scope, receive, send):
+        is_first = scope["type"] == "websocket" and not sockets
+        if is_first:
+            sockets.append(scope)
+
+        async def without_messages():
+            message = await receive()
+            while message["type"] == "websocket.receive":
+                message = await receive()
+            return message
+
+        await app(scope, without_messages if is_first else receive, send)
+
+    return serve
+
+
+async def test_a_session_that_could_not_be_restored_at_once_holds_no_second_place(fleet_of, monkeypatch):
+    monkeypatch.setattr(router, "ANSWER_SECONDS", 0.5)
+    fleet = await fleet_of(1, 1)
+    async with connected(fleet) as client:
+        session = (await client.until("session.created"))["session"]["id"]
+        assert await said(client, "a table for three") == "You said: a table for three"
+        dead = fleet.home_of(session)
+        (other,) = set(fleet.behind) - {dead}
+        replica = fleet.behind[other][1]
+        config = replica._server.config
+        config.loaded_app = first_socket_without_answers(config.loaded_app)
+        fleet.kill(dead)
+        assert (await client.error())["code"] == "replica_lost"
+        assert await said(client, "still here") == "You said: still here"
+        assert len(replica.host.opened) == 2 and len(replica.sessions) == 1
 
 
 async def started_again(client, text: str) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -56,6 +57,17 @@ class Upstream:
         await (self.socket.send_str(message) if isinstance(message, str) else self.socket.send_bytes(message))
 
 
+@asynccontextmanager
+async def released_on_failure(upstream: Upstream) -> AsyncIterator[None]:
+    """Close the socket where its session is not taken into use: the replica would keep it, and its place, for a client
+    that resumes."""
+    try:
+        yield
+    except BaseException:
+        await upstream.socket.close()
+        raise
+
+
 @dataclass
 class SessionRequest:
     """What a client connected with; repeated at every replica the session moves to."""
@@ -104,7 +116,14 @@ class ReplicaRouter:
     async def restore(self, held: HeldPlacement, avoid: set[str]) -> Upstream:
         """The mirrored session at another replica; WireError 503 where all are full."""
         upstream, created = await self._open_at_replica(held.request, avoid)
-        mirror = held.mirror
+        async with released_on_failure(upstream):
+            await self._send_history(upstream, held.mirror, created)
+        held.replica = upstream.replica
+        await self._record(held)
+        self.counters["restored"] += 1
+        return upstream
+
+    async def _send_history(self, upstream: Upstream, mirror: SessionMirror, created: SessionCreated) -> None:
         for message in mirror.history():
             await upstream.send(message)
         await upstream.send('{"type":"input_audio_buffer.clear"}')  # the answer comes after those to the history
@@ -116,10 +135,6 @@ class ReplicaRouter:
         mirror.restore_event = event.event_id
         for pending in mirror.tail:
             await upstream.send(pending)
-        held.replica = upstream.replica
-        await self._record(held)
-        self.counters["restored"] += 1
-        return upstream
 
     async def resume(self, held: HeldPlacement, last_event_id: str | None) -> Upstream:
         """A socket to the session at its replica, after an event; ConnectionError where the replica is lost."""
@@ -178,7 +193,8 @@ class ReplicaRouter:
                 break
             try:
                 upstream = await self.connect(replica, request.query, request.protocols, request.bound_session)
-                event = await upstream.next_event()
+                async with released_on_failure(upstream):
+                    event = await upstream.next_event()
             except (ConnectionError, TimeoutError) as error:
                 logger.warning("replica %s opens no session: %s", replica.replica, type(error).__name__)
                 avoid = avoid | {replica.replica}
