@@ -13,6 +13,7 @@ import openai
 import pytest
 import soundfile
 from websockets.exceptions import InvalidStatus
+from websockets.utils import accept_key
 
 from tests.server.harness import RunningServer, connected, eventually
 from tests.server.scripted import ScriptedHost, pitch, tone, watermark
@@ -293,6 +294,30 @@ async def test_a_session_that_could_not_be_restored_at_once_holds_no_second_plac
         assert (await client.error())["code"] == "replica_lost"
         assert await said(client, "still here") == "You said: still here"
         assert len(replica.host.opened) == 2 and len(replica.sessions) == 1
+
+
+async def hang(reader, writer) -> None:
+    """A server that accepts a socket and says nothing on it, not even when it is closed."""
+    request = (await reader.readuntil(b"\r\n\r\n")).decode()
+    key = next(line.split(": ")[1] for line in request.split("\r\n") if line.lower().startswith("sec-websocket-key"))
+    accept = f"Sec-WebSocket-Accept: {accept_key(key)}\r\n\r\n"
+    writer.write(f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{accept}".encode())
+    await reader.read()
+    writer.close()
+
+
+async def test_a_replica_that_hangs_delays_a_new_session_by_its_own_time_only(fleet_of, monkeypatch, caplog):
+    monkeypatch.setattr(router, "ANSWER_SECONDS", 0.5)
+    fleet = await fleet_of(2)
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as hanging:
+        url = "http://{}:{}".format(*hanging.sockets[0].getsockname())
+        fleet.registry.report(ReplicaReport("hanging", "speech", url, INNER_KEY, 100, 0, 0))
+        await eventually(lambda: len(fleet.registry.replicas()) == 2, "both are known")
+        busy = fleet.registry.admit("speech", {"hanging"})
+        assert busy.replica == "speech-0"  # so that the other is less occupied
+        async with asyncio.timeout(5), connected(fleet) as client:
+            await client.until("session.created")
+    assert "replica hanging did not take a session" in caplog.text
 
 
 async def started_again(client, text: str) -> None:

@@ -40,7 +40,7 @@ class InputTranscripts:
         self._context, self._replies = context, replies
         self._transcriber, self._voices, self._backend_transcribes = transcriber, voices, backend_transcribes
         self._is_attended, self._start = is_attended, start
-        self._partials = PartialTranscripts(self._transcribe_open_turn, self._on_partial_transcript, start)
+        self._partials = PartialTranscripts(self._text_of, self._on_partial_transcript, start)
         self._turn_speakers = TurnSpeakers()
 
     @property
@@ -57,7 +57,8 @@ class InputTranscripts:
         if every is not None and self._settings.transcribe_input and self._transcriber is not None:
             self._partials.turn_grew(turn, every)
 
-    async def _transcribe_open_turn(self, sound: Samples) -> str:
+    async def _text_of(self, sound: Samples) -> str:
+        """The text alone of an open turn, or of a part of one; there is a transcriber."""
         assert self._transcriber is not None
         settings = replace(self._settings.recognition, with_logprobs=False)
         return (await transcribe_turn(self._transcriber, sound, RATE, settings)).text
@@ -117,10 +118,7 @@ class InputTranscripts:
         return [part for part in content.parts if isinstance(part, AudioPart)] if isinstance(content, Message) else []
 
     async def _transcribe_part(self, sound: Samples) -> str | None:
-        if self._transcriber is None:
-            return None
-        settings = replace(self._settings.recognition, with_logprobs=False)
-        return (await transcribe_turn(self._transcriber, sound, RATE, settings)).text
+        return None if self._transcriber is None else await self._text_of(sound)
 
     def _store(self, item: str, text: str) -> float:
         """Store a transcript in its item; returns the item's duration in seconds."""

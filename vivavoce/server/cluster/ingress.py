@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from vivavoce.log import log_failure
 from vivavoce.server.app import middleware
 from vivavoce.server.auth import Identity, offered_protocols
 from vivavoce.server.cluster.options import FleetOptions
@@ -356,7 +357,8 @@ class SessionProxy:
                 return await self._router.restore(self.held, {lost})
             except (WireError, ConnectionError, TimeoutError) as error:
                 if asyncio.get_running_loop().time() > deadline:
-                    message = f"the session is lost: {error}"
+                    log_failure(logger, error, "session %s is lost", self.held.mirror.id)
+                    message = f"the session is lost: {str(error) or 'no replica answers'}"
                     raise WireError(message, "session_lost", None, 503, "server_error") from error
                 await asyncio.sleep(RETRY_SECONDS)
 

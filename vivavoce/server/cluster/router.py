@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
+from vivavoce.log import FailureLog
 from vivavoce.server.cluster.registry import Placement, RegistryClient, ReplicaReport
 from vivavoce.server.cluster.replica_events import decode_replica_event
 from vivavoce.server.cluster.session_mirror import SessionMirror
@@ -57,17 +58,6 @@ class Upstream:
         await (self.socket.send_str(message) if isinstance(message, str) else self.socket.send_bytes(message))
 
 
-@asynccontextmanager
-async def released_on_failure(upstream: Upstream) -> AsyncIterator[None]:
-    """Close the socket where its session is not taken into use: the replica would keep it, and its place, for a client
-    that resumes."""
-    try:
-        yield
-    except BaseException:
-        await upstream.socket.close()
-        raise
-
-
 @dataclass
 class SessionRequest:
     """What a client connected with; repeated at every replica the session moves to."""
@@ -103,23 +93,25 @@ class ReplicaRouter:
     is_stopping: bool = False
     """Whether all replicas end, so that sessions are not restored."""
     counters: dict[str, int] = field(default_factory=lambda: {"refused": 0, "lost": 0, "moved": 0, "restored": 0})
+    _failures: FailureLog = field(default_factory=lambda: FailureLog(logger))
 
     async def open(self, request: SessionRequest) -> tuple[HeldPlacement, Upstream, str]:
         """A new session, its socket, and its first event; WireError 503 where all replicas are full."""
         upstream, created = await self._open_at_replica(request, set())
-        held = HeldPlacement(request, SessionMirror(self.kept_sound_seconds), upstream.replica)
-        text = encode(created).decode()
-        held.mirror.replica_sent(text)
-        await self._record(held)
+        async with self._released_on_failure(upstream):
+            held = HeldPlacement(request, SessionMirror(self.kept_sound_seconds), upstream.replica)
+            text = encode(created).decode()
+            held.mirror.replica_sent(text)
+            await self._record(held)
         return held, upstream, text
 
     async def restore(self, held: HeldPlacement, avoid: set[str]) -> Upstream:
         """The mirrored session at another replica; WireError 503 where all are full."""
         upstream, created = await self._open_at_replica(held.request, avoid)
-        async with released_on_failure(upstream):
+        async with self._released_on_failure(upstream):
             await self._send_history(upstream, held.mirror, created)
-        held.replica = upstream.replica
-        await self._record(held)
+            held.replica = upstream.replica
+            await self._record(held)
         self.counters["restored"] += 1
         return upstream
 
@@ -193,7 +185,7 @@ class ReplicaRouter:
                 break
             try:
                 upstream = await self.connect(replica, request.query, request.protocols, request.bound_session)
-                async with released_on_failure(upstream):
+                async with self._released_on_failure(upstream):
                     event = await upstream.next_event()
             except (ConnectionError, TimeoutError) as error:
                 logger.warning("replica %s opens no session: %s", replica.replica, type(error).__name__)
@@ -207,6 +199,20 @@ class ReplicaRouter:
             avoid = avoid | {replica.replica}
         self.counters["refused"] += 1
         raise refusal or capacity_error(await self.registry.replicas(), request.role)
+
+    @asynccontextmanager
+    async def _released_on_failure(self, upstream: Upstream) -> AsyncIterator[None]:
+        """Close the socket where its session is not taken into use: the replica would keep it, and its place, for a
+        client that resumes."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError):  # the client has left
+                self._failures.log(
+                    error, "replica %s did not take a session; its socket is closed", upstream.replica.replica
+                )
+            await upstream.socket.close()  # at once after a receive that timed out or was cancelled
+            raise
 
     async def _record(self, held: HeldPlacement) -> None:
         mirror = held.mirror
