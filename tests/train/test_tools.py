@@ -22,11 +22,13 @@ from vivavoce.train.lm.tool_examples import (
     DECISION_SHARES,
     DECLINED,
     INCOMPLETE,
+    ROLES,
     Offers,
     decision_of,
     kind_of_decision,
     offer_text,
     returned,
+    tool_instructions,
     written,
 )
 from vivavoce.train.lm.train import TINY, make_config
@@ -35,7 +37,10 @@ ENGLISH = language("en", 2)
 PLAN = DialoguePlan(
     spoken=4, written=2, general=2, read=2, versions=1, held_out=2, held_out_general=1, tools=120, edition=2
 )
-PLAIN = LMBatchOptions(late_system=0.0, no_system=1.0, other_system=0.0, interrupted=0.0, position_gap=0.0)
+TOOLS_ALONE = {"speech_tools": 0.5, "text_tools": 0.5}
+PLAIN = LMBatchOptions(
+    late_system=0.0, no_system=1.0, other_system=0.0, tool_instructions=0.0, interrupted=0.0, position_gap=0.0
+)
 
 
 def _exchange(intent, state=None, **slots):
@@ -63,6 +68,7 @@ def test_a_booking_is_made_when_what_it_needs_is_known():
         ("order", {"dish": "beef steak"}, "order", {"dish": "beef steak"}),
         ("price", {"dish": "ice cream"}, "look_up", {"subject": "ice cream"}),
         ("breakfast", {}, "look_up", {"subject": "breakfast"}),
+        ("restaurant_hours", {}, "look_up", {"subject": "restaurant hours"}),
     ],
 )
 def test_what_is_called(intent, slots, name, arguments):
@@ -143,7 +149,7 @@ def batches():
     backend = train_tokenizer([*data.written, offer_text(tuple(TOOLS.values()))], TINY.text_entries)
     tokenizer = TextTokenizer(backend)
     config = make_config(TINY, tokenizer, backend.get_vocab_size(), 64)
-    return LMBatches(config, tokenizer, data, {"speech_tools": 0.5, "text_tools": 0.5}, options=PLAIN)
+    return LMBatches(config, tokenizer, data, TOOLS_ALONE, options=PLAIN)
 
 
 def test_a_decision_is_the_prompt_of_the_text_branch_and_what_is_decided(batches):
@@ -161,6 +167,26 @@ def test_a_decision_is_the_prompt_of_the_text_branch_and_what_is_decided(batches
         end = next(i for i, row in enumerate(rows) if row[2] == REPLY_TEXT)
         assert [tuple(map(int, row[:2])) for row in rows[end - len(offered_rows) : end]] == offered_rows
     assert seen == {NO_CALL, *(f'<tool_call>\n{{"name": "{name}' for name in TOOLS)}
+
+
+def test_most_decisions_are_made_under_instructions_of_sessions_with_tools(batches):
+    source, texts = np.random.default_rng(2), []
+    with_instructions = LMBatches(
+        batches.config, batches.prompt.tokenizer, batches.data, TOOLS_ALONE, options=LMBatchOptions()
+    )
+    for _ in range(100):
+        rows = with_instructions.decision("text", source).rows()
+        texts.append(batches.prompt.tokenizer.decode([int(row[0]) for row in rows]))
+    instructed = [text for text in texts if text.startswith(tuple(f"system\n{role}" for role in ROLES))]
+    assert 45 < len(instructed) < 90
+    assert sum("restaurant hours" in text.partition("# Tools")[0] for text in instructed) > 20
+
+
+def test_instructions_are_drawn_by_their_seed():
+    drawn = tool_instructions(200, seed=3)
+    assert drawn == tool_instructions(200, seed=3) != tool_instructions(200, seed=4)
+    assert len(set(drawn)) > 150 and max(map(len, drawn)) < 600
+    assert all(text.startswith(ROLES) for text in drawn)
 
 
 def test_a_conversation_has_the_call_and_its_output_before_the_reply(batches):

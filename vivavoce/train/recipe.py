@@ -28,7 +28,7 @@ from vivavoce.train.reply_voice import KOKORO
 from vivavoce.train.utterances import REPLY_VOICES, read_plan
 
 DIALOGUES = DialoguePlan(spoken=14_000, general=4_000, slot_questions=3_000, tools=5_000, edition=2, versions=3)
-DIALOGUES_OF_TWO = replace(DIALOGUES, spoken=22_000, slot_questions=5_000, tools=7_000)  # languages
+DIALOGUES_OF_TWO = replace(DIALOGUES, spoken=22_000, slot_questions=5_000, tools=10_000)  # languages
 SECONDS = {"voices": 370, "encoder": 700, "vocoder1": 300, "flow": 360, "lm": 880, "vocoder": 420}
 CLASSIC_SCALE = 0.4  # of the synthesizers' corpora beside Kokoro's
 TEXT_ENTRIES = 1_024  # of the language model's tokenizer, for each language

@@ -18,10 +18,10 @@ from vivavoce.train.front_desk.language import SpokenLanguage
 
 REQUIRED = {"table": ("people", "time"), "room": ("nights",)}
 SUBJECTS = {  # of `look_up`, by intent, with what it finds
-    "restaurant_hours": ("restaurant", "noon to 11, every day"),
+    "restaurant_hours": ("restaurant hours", "noon to 11, every day"),
     "breakfast": ("breakfast", "7 to 10 in the morning"),
     "menu": ("menu", "soup, salmon, chicken, steak, curry"),
-    "room_price": ("room", "{price} {currency} a night, with breakfast"),
+    "room_price": ("room price", "{price} {currency} a night, with breakfast"),
     "wifi": ("wifi", "free, password garden"),
     "check_in": ("check in", "from 3 in the afternoon"),
     "check_out": ("check out", "by 11 in the morning"),

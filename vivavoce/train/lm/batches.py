@@ -23,6 +23,7 @@ from vivavoce.train.lm.tool_examples import (
     has_tools,
     kind_of_decision,
     returned,
+    tool_instructions,
     written,
 )
 
@@ -50,6 +51,7 @@ CONTEXT, USER_SPEECH, REPLY_TEXT, REPLY_SPEECH, REPLY_SPEECH_CONTEXT = range(5)
 """Kinds of rows; only user speech, reply text and reply speech have a loss."""
 CLOSE = "<|im_end|>\n"
 COLUMNS = ("text", "audio", "position", "segment", "kind")
+TOOL_INSTRUCTIONS = 400  # distinct ones
 TEXT_ONLY = {"text_text": 0.85, "text_tools": 0.15}
 FULL_MIX = {
     "speech_speech": 0.48,
@@ -59,8 +61,8 @@ FULL_MIX = {
     "mixed": 0.06,
     "transcribe": 0.16,
     "read": 0.07,
-    "speech_tools": 0.07,
-    "text_tools": 0.02,
+    "speech_tools": 0.11,
+    "text_tools": 0.04,
 }
 
 Rows = NDArray[np.int32]
@@ -91,7 +93,9 @@ class LMBatchOptions:
 
     late_system: float = 0.15
     no_system: float = 0.04
-    other_system: float = 0.08
+    other_system: float = 0.12
+    tool_instructions: float = 0.6
+    """Of decisions on tools."""
     interrupted: float = 0.06
     position_gap: float = 0.2
     """Share of examples with a gap in their positions, so that large positions are trained too."""
@@ -123,6 +127,7 @@ class LMBatches:
         self.modes = list(shares)
         self.cumulative_shares = np.cumsum(list(shares.values())) / sum(shares.values())
         self.offers = Offers()
+        self._instructions = tool_instructions(TOOL_INSTRUCTIONS, seed=1)
         self._texts: dict[tuple[str, int], Rows] = {}
         self._open_speech = _with_kind(self.prompt.open_speech(), CONTEXT)
 
@@ -172,6 +177,8 @@ class LMBatches:
         earlier, exchange = self.data.dialogues[line][:last], self.data.dialogues[line][last]
         example = LMExample()
         system, _ = self._system("speech", random_source)
+        if random_source.random() < self.options.tool_instructions:
+            system = self._instructions[int(random_source.integers(len(self._instructions)))]
         if system is not None:
             self._text_turn(example, "system", system)
         for each in earlier:

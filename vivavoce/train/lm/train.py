@@ -54,7 +54,7 @@ from vivavoce.train.lm.batches import (
 from vivavoce.train.lm.corpus import HELD_OUT, TRAIN
 from vivavoce.train.lm.dialogue_data import SpokenDialogues
 from vivavoce.train.lm.evaluate import Evaluation
-from vivavoce.train.lm.tool_examples import Offers, has_tools
+from vivavoce.train.lm.tool_examples import Offers, has_tools, tool_instructions
 from vivavoce.train.loop import Batch, Budget, Learner, LossFunction, TrainingRun, plot_curves
 
 PREFETCHED_BATCHES = 4  # of each process that makes them
@@ -300,7 +300,7 @@ def train(
     config = model.config
     size = sum(parameter.numel() for parameter in model.parameters())
     report(f"{size / 1e6:.2f} M parameters, {config.vocab_size} text ids, {config.audio_vocab_size} audio ids")
-    other_systems = general_sentences(500, seed + 3)
+    other_systems = [*general_sentences(500, seed + 3), *tool_instructions(500, seed + 3)]
     last = dataclasses.replace(STAGES[-1], share=1.0, peak_rate=CONTINUED_RATE * STAGES[-1].peak_rate)
     for number, stage in enumerate(STAGES) if earlier is None else [(len(STAGES) - 1, last)]:
         batches = LMBatches(config, tokenizer, data, stage.mix, other_systems)
