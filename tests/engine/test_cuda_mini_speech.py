@@ -47,7 +47,7 @@ def test_every_row_in_float32_is_the_same(prompts, replies):
     assert [engine.complete(engine.open(prompt), REPLY) for prompt in prompts] == replies
 
 
-@pytest.mark.parametrize(("kv", "share"), [("float", 0.99), ("fp8", 0.97)])
+@pytest.mark.parametrize(("kv", "share"), [("float", 0.98), ("fp8", 0.97)])
 def test_in_bfloat16_nearly_all_rows_are_the_same(prompts, replies, kv, share):
     """Each row behind what stands before it on the CPU, so that one that differs is counted once."""
     engine = engine_on("cuda", torch.bfloat16, kv)

@@ -54,7 +54,7 @@ def test_replies_in_windows_of_others_sound_as_if_they_were_alone():
     expected = {seed: alone(plain, seed) for seed in range(4)}
     local_codec = LocalCodec(GraphedCodec(untrained_codec("cuda")), LEFT)
     voice = local_codec.codec.flow.voice(prompt())
-    local_codec.warm_up(voice, (1, 2), (5, 10))
+    local_codec.warm_up([voice], (1, 2), (5, 10))
 
     async def serve():
         local_codec.speech_encoder.start()

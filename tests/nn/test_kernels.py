@@ -140,8 +140,8 @@ def test_norm_rotate_store(dtype, heads, kv_heads, dim, normed, narrow, rows):
     assert_near(queries, exact_queries)
     for piece in exact_batch.pieces:
         found, exact = batch.read(1, piece, dtype), exact_batch.read(1, piece, torch.float64)
-        if narrow:  # a number between two of float8 may go either way
-            assert all((a.double().cpu() - b).norm() < 0.02 * b.norm() for a, b in zip(found, exact, strict=True))
+        if narrow:  # a number between two of float8 may go either way: a step of a tenth in a few hundredths of them
+            assert all((a.double().cpu() - b).norm() < 0.03 * b.norm() for a, b in zip(found, exact, strict=True))
         else:
             assert_near(found[0], exact[0])
             assert_near(found[1], exact[1])
