@@ -72,7 +72,7 @@ def test_one_failure_in_a_hundred_is_left_out_and_more_is_an_error():
     unspeakable = [(" .", SPEAKER)]
     plan = [("Yes.", SPEAKER)] * 100
     assert len(build(plan + unspeakable)) == 100
-    with pytest.raises(InputError, match=r"2 of 12 .*' \.' with voice espeak"):
+    with pytest.raises(InputError, match=r"2 of 12 .*' \.' with voice espeak: voice espeak"):
         build(plan[:10] + 2 * unspeakable)
 
 

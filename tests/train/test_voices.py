@@ -1,7 +1,9 @@
 """Synthetic voices: they speak, whole voices stay unheard, and they can be carried to a bare machine."""
 
 import random
+import subprocess
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,3 +139,6 @@ def test_a_bundle_speaks_as_the_machine_it_comes_from(tmp_path, monkeypatch):
         *more.values(),
     ):
         assert np.array_equal(speak(voice, SENTENCE, carried), speak(voice, SENTENCE, programs()))
+    paths = "(begin (print libdir) (print datadir) (print lexdir))"  # the machine's own data may not be there
+    said = subprocess.run([*carried.command("festival"), "-b", paths], capture_output=True, text=True, check=True)
+    assert [Path(line.strip('"')).is_relative_to(moved) for line in said.stdout.split()] == [True, True, True]

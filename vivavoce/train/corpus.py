@@ -47,7 +47,7 @@ from vivavoce.train.voices import (
 
 Plan = list[tuple[str, SyntheticVoice]]
 Job = tuple[Programs, list[int], SyntheticVoice, list[str]]  # sentences of one voice and their indices in the plan
-Spoken = list[NDArray[np.int16] | None]
+Spoken = list[NDArray[np.int16] | str]  # sounds, or why there is none
 FULL_SCALE = np.float32(32768)
 MAX_FAILURE_SHARE = 0.01
 TEACHER_SHARES = {"replies": 0.2, "replies again": 0.1, "strings": 0.25}  # the rest: general sentences
@@ -124,17 +124,22 @@ def build(
     """
     jobs = [(programs(root), *job) for job in _jobs(plan)]
     spoken: dict[int, NDArray[np.int16]] = {}
+    failed: dict[int, str] = {}
     for numbers, sounds in _run_jobs(jobs, workers):
-        spoken.update((number, sound) for number, sound in zip(numbers, sounds, strict=True) if sound is not None)
+        for number, sound in zip(numbers, sounds, strict=True):
+            if isinstance(sound, str):
+                failed[number] = sound
+            else:
+                spoken[number] = sound
+        if len(failed) > MAX_FAILURE_SHARE * len(plan):
+            first, reason = min(failed.items())
+            text, voice = plan[first]
+            raise InputError(
+                f"{len(failed)} of {len(plan)} sentences could not be synthesized so far, "
+                f"among them {text!r} with voice {voice.name}: {reason}"
+            )
         if progress:
             progress(len(spoken), len(plan))
-    failed = len(plan) - len(spoken)
-    if failed > MAX_FAILURE_SHARE * len(plan):
-        first_failed = next(index for index in range(len(plan)) if index not in spoken)
-        text, voice = plan[first_failed]
-        raise InputError(
-            f"{failed} of {len(plan)} sentences could not be synthesized, the first is {text!r} with voice {voice.name}"
-        )
     order = sorted(spoken)
     random.Random(f"corpus {seed}").shuffle(order)
     return Corpus.of([(spoken[number], plan[number][0], plan[number][1].name) for number in order])
@@ -207,14 +212,14 @@ def _speak_job(job: Job) -> tuple[list[int], Spoken]:
     except MissingDependencyError:
         raise
     except (VivaError, OSError):  # retry one by one to find the failing sentence
-        return numbers, [_speak_or_none(voice, text, programs) for text in texts]
+        return numbers, [_speak_or_say_why_not(voice, text, programs) for text in texts]
 
 
-def _speak_or_none(voice: SyntheticVoice, text: str, programs: Programs) -> NDArray[np.int16] | None:
+def _speak_or_say_why_not(voice: SyntheticVoice, text: str, programs: Programs) -> NDArray[np.int16] | str:
     try:
         return _pcm(speak_many(voice, [text], programs)[0])
-    except (VivaError, OSError):
-        return None
+    except (VivaError, OSError) as error:
+        return str(error)
 
 
 def _pcm(samples: NDArray[np.float32]) -> NDArray[np.int16]:

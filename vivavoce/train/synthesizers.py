@@ -68,7 +68,8 @@ def programs(root: Path | None = None) -> Programs:
             "write it with voices.bundle on such a machine"
         )
     start = (str(loader), "--library-path", str(folder / "lib"))
-    data = {"espeak-ng": (f"--path={folder}",), "festival": ("--libdir", str(folder / "festival"))}
+    festival = str(folder / "festival")
+    data = {"espeak-ng": (f"--path={folder}",), "festival": ("--libdir", festival, "--datadir", festival)}
     present = [program for program in DEBIAN_PACKAGES if (folder / "bin" / program).exists()]
     commands = {program: (*start, str(folder / "bin" / program), *data.get(program, ())) for program in present}
     databases = folder / "espeak-ng-data" / "mbrola"
