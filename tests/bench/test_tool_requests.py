@@ -99,6 +99,9 @@ def test_subjects_are_found_at_the_beginning_of_what_is_looked_up():
     expected = written_call("look_up", {"subject": "wifi"})
     assert is_right(expected, [written_call("look_up", {"subject": "Wi-Fi password"})])
     assert not is_right(expected, [written_call("look_up", {"subject": "menu"})])
+    hours = written_call("look_up", {"subject": "restaurant hours"})
+    assert is_right(hours, [written_call("look_up", {"subject": "restaurant"})])
+    assert not is_right(hours, [written_call("look_up", {"subject": "room price"})])
     soup = written_call("look_up", {"subject": "onion soup"})
     assert is_right(soup, [written_call("look_up", {"subject": "price of the onion soup"})])
 

@@ -41,6 +41,7 @@ INSTRUCTIONS = (
 EDITION = 2
 SPARE = 40  # dialogues drawn for each request that is needed
 REPLY_SECONDS = 120.0
+SHORT_SUBJECTS = {"restaurant hours": "restaurant", "room price": "room"}
 CLOCK_TIME = re.compile(r"(\d{1,2})(?:[:.](\d\d))?")
 
 
@@ -178,7 +179,10 @@ def _value(name: str, value: str) -> str:
     if name == "day":
         return re.sub(r"^(on|this|next) ", "", plain)
     if name == "subject":
-        return next((subject for subject, _ in SUBJECTS.values() if plain.startswith(subject)), _dish(plain))
+        subjects = (subject for subject, _ in SUBJECTS.values())
+        return next(
+            (each for each in subjects if plain.startswith((each, SHORT_SUBJECTS.get(each, each)))), _dish(plain)
+        )
     return _dish(plain) if name == "dish" else plain
 
 
