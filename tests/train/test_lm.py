@@ -15,7 +15,7 @@ from vivavoce.models.moss_speech.model import MossSpeech, MossSpeechConfig
 from vivavoce.models.moss_speech.prompt import DEFAULT_SYSTEM, MossSpeechPrompt, Turn
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.train.front_desk import Exchange, dialogues
-from vivavoce.train.lm import CodeJitter, train_tokenizer
+from vivavoce.train.lm import CodeJitter, initial_model, recipe, train_tokenizer
 from vivavoce.train.lm import corpus as lm_data
 from vivavoce.train.lm import evaluate as lm_evaluation
 from vivavoce.train.lm import train as lm
@@ -23,9 +23,10 @@ from vivavoce.train.lm.batches import READ, REPLY_SPEECH, REPLY_SPEECH_CONTEXT, 
 from vivavoce.train.lm.dialogue_data import SpokenDialogues
 from vivavoce.train.lm.dialogue_plan import TINY, DialoguePlan, voices_of
 from vivavoce.train.lm.evaluate import word_error_rate
+from vivavoce.train.lm.loss import corrupted_codes, jittered
 
 FEW = DialoguePlan(spoken=3, written=0, general=0, read=0, versions=1, held_out=2, held_out_general=1)
-MEMORISING = dataclasses.replace(lm.TINY, lines=2, steps=(30, 40, 200))
+MEMORISING = dataclasses.replace(recipe.TINY, lines=2, steps=(30, 40, 200))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def test_the_model_transcribes_and_reads_aloud(memorised):
 
 
 def test_the_commands_run_from_data_to_metrics(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(lm, "TINY", dataclasses.replace(lm.TINY, steps=(2, 2, 4), log_every=1, lines=2))
+    monkeypatch.setattr(lm, "TINY", dataclasses.replace(recipe.TINY, steps=(2, 2, 4), log_every=1, lines=2))
     monkeypatch.setattr(lm_evaluation, "MAX_CODES", 24)
     monkeypatch.setattr(lm_evaluation, "MAX_TOKENS", 12)
     lm_data.main(["--pseudo-codes", "--tiny", "--out", str(tmp_path / "data")])
@@ -120,8 +121,8 @@ def test_an_earlier_model_gets_a_new_vocabulary(memorised, tmp_path):
 def test_a_new_text_entry_is_the_mean_of_what_it_was_written_with(memorised, tmp_path):
     folder, data = memorised
     recipe = dataclasses.replace(MEMORISING, text_entries=MEMORISING.text_entries + 40)
-    model, tokenizer = lm.init_fresh(recipe, data, tmp_path, torch.device("cpu"), 0)
-    lm.take_over(model, tokenizer, folder)
+    model, tokenizer = initial_model.init_fresh(recipe, data, tmp_path, torch.device("cpu"), 0)
+    initial_model.take_over(model, tokenizer, folder)
     earlier, former = MossSpeech.load(folder, device="cpu", dtype=torch.float32), TextTokenizer.load(folder)
     table, old = model.model.embed_tokens.weight, earlier.model.embed_tokens.weight
     several = 0
@@ -132,28 +133,28 @@ def test_a_new_text_entry_is_the_mean_of_what_it_was_written_with(memorised, tmp
             several += len(ids) > 1
     assert several, "some entries are new"
     torch.testing.assert_close(model.audio_lm_head.weight, earlier.audio_lm_head.weight)
-    anew, tokenizer = lm.init_fresh(recipe, data, tmp_path, torch.device("cpu"), 0)
+    anew, tokenizer = initial_model.init_fresh(recipe, data, tmp_path, torch.device("cpu"), 0)
     own = anew.audio_lm_head.weight.clone()
-    lm.take_over(anew, tokenizer, folder, has_same_codes=False)
+    initial_model.take_over(anew, tokenizer, folder, has_same_codes=False)
     torch.testing.assert_close(anew.audio_lm_head.weight, own)
     torch.testing.assert_close(anew.model.embed_tokens.weight, table)
     wider = dataclasses.replace(recipe, hidden=2 * recipe.hidden)
-    other, tokenizer = lm.init_fresh(wider, data, tmp_path, torch.device("cpu"), 0)
+    other, tokenizer = initial_model.init_fresh(wider, data, tmp_path, torch.device("cpu"), 0)
     with pytest.raises(InputError, match="other sizes"):
-        lm.take_over(other, tokenizer, folder)
+        initial_model.take_over(other, tokenizer, folder)
 
 
 def test_stages_freeze_what_they_should():
     data, _ = lm_data.pseudo_data(FEW, 64)
     backend = train_tokenizer(data.written, 300)
-    config = lm.make_config(lm.TINY, TextTokenizer(backend), backend.get_vocab_size(), 64)
+    config = initial_model.make_config(recipe.TINY, TextTokenizer(backend), backend.get_vocab_size(), 64)
     model = MossSpeech.random(config)
     names = dict(model.named_parameters())
     lm.set_trainable(model, text=False, audio=True)
     assert {name for name in names if names[name].requires_grad} == {name for name in names if "audio" in name}
     lm.set_trainable(model, text=True, audio=False)
     assert {name for name in names if names[name].requires_grad} == {name for name in names if "audio" not in name}
-    lm.copy_text_layers(model)
+    initial_model.copy_text_layers(model)
     for mine, given in zip(model.model.audio_block.parameters(), model.model.text_block.parameters(), strict=True):
         assert torch.equal(mine, given)
 
@@ -164,7 +165,7 @@ def test_only_codes_are_corrupted_and_user_codes_more_than_replies():
     kinds = torch.tensor([0, USER_SPEECH, REPLY_SPEECH, REPLY_SPEECH_CONTEXT]).repeat_interleave(500).expand(8, -1)
     rows = torch.stack([torch.full_like(kinds, 9), torch.full_like(kinds, 7)], dim=-1)
     rows[:, -1, 1] = 50
-    output = lm.corrupted_codes(config, rows, kinds, user_share=0.4, reply_share=0.1)
+    output = corrupted_codes(config, rows, kinds, user_share=0.4, reply_share=0.1)
     changed = (output[..., 1] != rows[..., 1]).float()
     assert torch.equal(output[..., 0], rows[..., 0])
     assert changed[kinds == 0].sum() == 0 and (output[:, -1, 1] == 50).all()
@@ -182,13 +183,13 @@ def test_only_user_codes_move_to_neighbours():
     kinds = torch.tensor([USER_SPEECH, REPLY_SPEECH]).repeat_interleave(600).expand(6, -1)
     rows = torch.stack([torch.full_like(kinds, 9), torch.full_like(kinds, 4)], dim=-1)  # 4 = 1 · 3 + 1
     rows[:, 0, 1] = jitter.size  # the end of speech
-    output = lm.jittered(jitter, rows, kinds, 0.2)
+    output = jittered(jitter, rows, kinds, 0.2)
     assert torch.equal(output[..., 0], rows[..., 0]) and (output[:, 0, 1] == jitter.size).all()
     assert torch.equal(output[kinds == REPLY_SPEECH], rows[kinds == REPLY_SPEECH])
     user_codes = output[:, 1:, 1][kinds[:, 1:] == USER_SPEECH]
     share = [(user_codes == code).float().mean() for code in range(12)]
     assert 0 < 1 - share[4] < 0.5 and share[1] + share[3] + share[5] + share[7] > 0.7 * (1 - share[4])
-    assert lm.jittered(jitter, rows, kinds, 0.0) is rows
+    assert jittered(jitter, rows, kinds, 0.0) is rows
     everything = jitter(torch.arange(12).expand(50, -1), torch.ones(50, 1))
     assert everything.min() >= 0 and everything.max() < 12
 

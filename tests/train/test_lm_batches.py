@@ -23,7 +23,9 @@ from vivavoce.train.lm.batches import (
 from vivavoce.train.lm.corpus import pseudo_data
 from vivavoce.train.lm.dialogue_data import SpokenDialogues
 from vivavoce.train.lm.dialogue_plan import TINY as TINY_PLAN
-from vivavoce.train.lm.train import TINY, BatchesByStep, batches_from, make_config
+from vivavoce.train.lm.initial_model import make_config
+from vivavoce.train.lm.recipe import TINY
+from vivavoce.train.lm.train import BatchesByStep, batches_from
 
 PLAIN = LMBatchOptions(late_system=0.0, no_system=0.0, other_system=0.0, interrupted=0.0, position_gap=0.0)
 

@@ -18,6 +18,8 @@ from vivavoce.train.lm import train_tokenizer
 from vivavoce.train.lm.batches import REPLY_TEXT, LMBatches, LMBatchOptions
 from vivavoce.train.lm.corpus import pseudo_data
 from vivavoce.train.lm.dialogue_plan import DialoguePlan
+from vivavoce.train.lm.initial_model import make_config
+from vivavoce.train.lm.recipe import TINY
 from vivavoce.train.lm.tool_examples import (
     DECISION_SHARES,
     DECLINED,
@@ -31,7 +33,6 @@ from vivavoce.train.lm.tool_examples import (
     tool_instructions,
     written,
 )
-from vivavoce.train.lm.train import TINY, make_config
 
 ENGLISH = language("en", 2)
 PLAN = DialoguePlan(

@@ -9,7 +9,6 @@ head; then everything on all modes. Ends with an evaluation on held-out data.
 import argparse
 import dataclasses
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,48 +18,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from vivavoce.cores import usable_cores
-from vivavoce.errors import InputError
 from vivavoce.models.checkpoint import save_weights
-from vivavoce.models.moss_speech.model import AUDIO, TEXT, MossSpeech, MossSpeechConfig
+from vivavoce.models.moss_speech.model import MossSpeech
 from vivavoce.models.tokenizers import TextTokenizer
 from vivavoce.train.front_desk import general_sentences
-from vivavoce.train.lm import (
-    MODALITY_PAD,
-    PAD,
-    SPARE,
-    SPEECH_START,
-    TURN_END,
-    CodeJitter,
-    hidden_states,
-    train_tokenizer,
-    within_segments,
-)
-from vivavoce.train.lm.batches import (
-    FULL_MIX,
-    READ,
-    REPLY_SPEECH,
-    REPLY_SPEECH_CONTEXT,
-    REPLY_TEXT,
-    SYSTEMS,
-    TEXT_ONLY,
-    TRANSCRIBE,
-    USER_SPEECH,
-    LMBatches,
-)
+from vivavoce.train.lm.batches import FULL_MIX, TEXT_ONLY, LMBatches
 from vivavoce.train.lm.corpus import HELD_OUT, TRAIN
 from vivavoce.train.lm.dialogue_data import SpokenDialogues
 from vivavoce.train.lm.evaluate import Evaluation
-from vivavoce.train.lm.tool_examples import Offers, has_tools, tool_instructions
-from vivavoce.train.loop import Batch, Budget, Learner, LossFunction, TrainingRun, plot_curves
+from vivavoce.train.lm.initial_model import copy_text_layers, init_fresh, init_from_earlier, take_over
+from vivavoce.train.lm.loss import make_loss
+from vivavoce.train.lm.recipe import TINY, LMRecipe
+from vivavoce.train.lm.tool_examples import has_tools, tool_instructions
+from vivavoce.train.loop import Batch, Budget, Learner, TrainingRun, plot_curves
 
 PREFETCHED_BATCHES = 4  # of each process that makes them
 CONTINUED_RATE = 0.7  # factor on the peak rate when continuing
 FORMER_SETTINGS = {"exam_seconds": "evaluation_seconds"}  # still accepted by `--set`
-TOKENIZER_OFFERS = 12  # lists of tools that its vocabulary is learned from
 RUN_FOLDER = "courses"  # of the stages, with logs and states
 
 
@@ -87,94 +64,6 @@ STAGES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class LMRecipe:
-    """Hyperparameters; `--set` changes them, and `metrics.json` lists them."""
-
-    hidden: int = 320
-    inner: int = 640
-    shared_layers: int = 5
-    modality_layers: int = 2
-    heads: int = 5
-    kv_heads: int = 1
-    head_dim: int = 64
-    text_entries: int = 1024
-    lines: int = 16
-    length: int = 1024
-    dropout: float = 0.15
-    heard_noise: float = 0.15
-    """Maximum share of user codes replaced or masked, drawn for each line."""
-    heard_stray: float = 0.06
-    """Maximum probability that a dimension of a user code moves one step, per row and per voice."""
-    lattice: tuple[int, ...] = (4, 4, 4, 4, 3, 3)
-    """Levels of the encoder's lattice; codebooks of another size have no jitter."""
-    said_noise: float = 0.03
-    heard_weight: float = 0.1
-    weight_decay: float = 0.05
-    average: float = 0.998
-    """Decay of the weight average of the last stage."""
-    warmup: int = 200
-    log_every: int = 100
-    use_graph: bool = True
-    evaluation_seconds: float = 45.0
-    steps: tuple[int, int, int] = (100_000, 100_000, 1_000_000)
-    """Maximum steps of each stage."""
-
-
-TINY = LMRecipe(
-    hidden=64, inner=128, shared_layers=1, modality_layers=1, heads=2, head_dim=32, text_entries=320, lines=4,
-    length=256, average=0.8, dropout=0.0, heard_noise=0.0, said_noise=0.0, heard_stray=0.0, warmup=5, log_every=10,
-    evaluation_seconds=0.0, steps=(40, 20, 120),
-)  # fmt: skip
-
-
-def make_config(recipe: LMRecipe, tokenizer: TextTokenizer, entries: int, code_count: int) -> MossSpeechConfig:
-    """Config from recipe and tokenizer. Unlike the published one, the audio padding id is not a code."""
-    ids = {token: tokenizer.id_of(token) for token in (PAD, TURN_END, SPEECH_START, MODALITY_PAD)}
-    return MossSpeechConfig(
-        vocab_size=-(-(entries + SPARE) // 8) * 8,
-        audio_vocab_size=code_count + 8,
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.inner,
-        num_shared_layers=recipe.shared_layers,
-        num_modality_layers=recipe.modality_layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        head_dim=recipe.head_dim,
-        max_position_embeddings=4096,
-        rope_theta=10_000.0,
-        pad_token_id=ids[PAD] or 0,
-        eos_token_id=ids[TURN_END] or 0,
-        sosp_token_id=ids[SPEECH_START] or 0,
-        modality_pad_token_id=ids[MODALITY_PAD] or 0,
-        eosp_token_id=code_count,
-        audio_pad_token_id=code_count + 1,
-    )
-
-
-@torch.no_grad()
-def initialise(model: MossSpeech, seed: int) -> None:
-    """Initial weights: normal, outputs to the residual stream scaled by depth, norms 1."""
-    generator = torch.Generator(model.text_lm_head.weight.device).manual_seed(seed)
-    layers = model.config.num_shared_layers + model.config.num_modality_layers
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:
-            parameter.fill_(1.0)
-            continue
-        into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-        parameter.normal_(0.0, 0.02 / (2 * layers) ** 0.5 if into_residual else 0.02, generator=generator)
-
-
-@torch.no_grad()
-def copy_text_layers(model: MossSpeech) -> None:
-    """Initialise the audio layers as copies of the text layers."""
-    trunk = model.model
-    pairs = ((trunk.audio_block, trunk.text_block), (trunk.audio_norm, trunk.text_norm))
-    for audio, text in pairs:
-        for target, source in zip(audio.parameters(), text.parameters(), strict=True):
-            target.copy_(source)
-
-
 def set_trainable(model: MossSpeech, text: bool, audio: bool) -> None:
     """Unfreeze the text trunk, the audio parts, or both; freeze the rest."""
     trunk = model.model
@@ -182,70 +71,6 @@ def set_trainable(model: MossSpeech, text: bool, audio: bool) -> None:
     model.requires_grad_(text)
     for part in audio_parts:
         part.requires_grad_(audio)
-
-
-def make_loss(model: MossSpeech, recipe: LMRecipe, dropout: float) -> LossFunction:
-    """Next-row loss of a packed batch: reply text, reply speech, and user speech with a small weight."""
-
-    is_lattice = math.prod(recipe.lattice) == model.config.eosp_token_id
-    jitter = CodeJitter(recipe.lattice, model.text_lm_head.weight.device) if is_lattice else None
-
-    def loss(batch: Batch) -> dict[str, Tensor]:
-        packed = batch["packed"].long()
-        rows, positions, segments, kinds = packed[..., :2], packed[..., 2], packed[..., 3], packed[..., 4]
-        inputs = rows if jitter is None else jittered(jitter, rows, kinds, recipe.heard_stray)
-        inputs = corrupted_codes(model.config, inputs, kinds, recipe.heard_noise, recipe.said_noise)
-        text, audio = hidden_states(model, inputs, positions, within_segments(segments), dropout)
-        following, kind = rows[:, 1:], kinds[:, 1:]
-        written = _cross_entropy(model.text_lm_head(text[:, :-1]), following[..., TEXT])
-        spoken, is_right = _audio_cross_entropy(model.audio_lm_head(audio[:, :-1]), following[..., AUDIO])
-        parts = {
-            "text": _mean(written, kind == REPLY_TEXT),
-            "speech": _mean(spoken, kind == REPLY_SPEECH),
-            "heard": _mean(spoken, kind == USER_SPEECH),
-        }
-        total = parts["text"] + parts["speech"] + recipe.heard_weight * parts["heard"]
-        return {"loss": total, **parts, "speech_right": _mean(is_right.float(), kind == REPLY_SPEECH)}
-
-    return loss
-
-
-def jittered(jitter: CodeJitter, rows: Tensor, kinds: Tensor, max_probability: float) -> Tensor:
-    """Rows with jitter on user codes.  # [line, row, 2]"""
-    if not max_probability:
-        return rows
-    audio, text = rows[..., AUDIO], rows[..., TEXT]
-    near = jitter(audio.clamp(max=jitter.size - 1), max_probability * torch.rand(rows.shape[0], 1, device=rows.device))
-    return torch.stack([text, torch.where((kinds == USER_SPEECH) & (audio < jitter.size), near, audio)], dim=-1)
-
-
-def corrupted_codes(
-    config: MossSpeechConfig, rows: Tensor, kinds: Tensor, user_share: float, reply_share: float
-) -> Tensor:
-    """Rows with some codes masked or replaced.  # [line, row, 2]"""
-    if not user_share and not reply_share:
-        return rows
-    audio, text = rows[..., AUDIO], rows[..., TEXT]
-    share = torch.rand(rows.shape[0], 1, device=rows.device)
-    is_reply = (kinds == REPLY_SPEECH) | (kinds == REPLY_SPEECH_CONTEXT)
-    rate = torch.where(kinds == USER_SPEECH, user_share, torch.where(is_reply, reply_share, 0.0)) * share
-    rate = rate.masked_fill(audio == config.eosp_token_id, 0.0)
-    drawn = torch.rand(audio.shape, device=rows.device)
-    others = torch.randint(0, config.eosp_token_id, audio.shape, device=rows.device)
-    replacement = torch.where(drawn < rate * 0.5, config.audio_pad_token_id, others)
-    return torch.stack([text, torch.where(drawn < rate, replacement, audio)], dim=-1)
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-
-
-def _audio_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    return _cross_entropy(logits, targets), logits.detach().argmax(-1) == targets
-
-
-def _mean(values: Tensor, chosen: Tensor) -> Tensor:
-    return (values * chosen).sum() / chosen.sum().clamp(min=1)
 
 
 class BatchesByStep(Dataset[Tensor]):
@@ -300,7 +125,9 @@ def train(
     config = model.config
     size = sum(parameter.numel() for parameter in model.parameters())
     report(f"{size / 1e6:.2f} M parameters, {config.vocab_size} text ids, {config.audio_vocab_size} audio ids")
-    other_systems = [*general_sentences(500, seed + 3), *tool_instructions(500, seed + 3)]
+    other_systems = general_sentences(500, seed + 3)
+    if any(map(has_tools, data.dialogues)):
+        other_systems += tool_instructions(500, seed + 3)
     last = dataclasses.replace(STAGES[-1], share=1.0, peak_rate=CONTINUED_RATE * STAGES[-1].peak_rate)
     for number, stage in enumerate(STAGES) if earlier is None else [(len(STAGES) - 1, last)]:
         batches = LMBatches(config, tokenizer, data, stage.mix, other_systems)
@@ -308,52 +135,6 @@ def train(
         _run_stage(model, stage, recipe, batches, budget, out, seed + 1000 * number, report)
         save_weights(model, out)
     return model, tokenizer
-
-
-def init_fresh(
-    recipe: LMRecipe, data: SpokenDialogues, out: Path, device: torch.device, seed: int
-) -> tuple[MossSpeech, TextTokenizer]:
-    """Initial weights, and a tokenizer trained on the data's texts."""
-    frames = [f"{role}\n" for role in ("system", "user", "assistant")]
-    frames += [TRANSCRIBE, READ, *(text for texts in SYSTEMS.values() for text in texts)]
-    if any(map(has_tools, data.dialogues)):
-        frames += Offers(count=TOKENIZER_OFFERS).texts
-    backend = train_tokenizer([*data.written, *frames * 200], recipe.text_entries)
-    backend.save(str(out / "tokenizer.json"))
-    tokenizer = TextTokenizer(backend)
-    config = make_config(recipe, tokenizer, backend.get_vocab_size(), data.code_count)
-    config.write(out)
-    model = MossSpeech.random(config, device=device, seed=seed)
-    initialise(model, seed)
-    return model, tokenizer
-
-
-@torch.no_grad()
-def take_over(model: MossSpeech, tokenizer: TextTokenizer, folder: Path, has_same_codes: bool = True) -> None:
-    """Take the weights of an earlier model with another tokenizer, and perhaps with codes of another encoder.
-
-    A text entry gets the mean of those that the earlier tokenizer writes it with.
-    """
-    earlier, former = MossSpeech.load(folder, device="cpu", dtype=torch.float32), TextTokenizer.load(folder)
-    tables = {"model.embed_tokens.weight", "text_lm_head.weight"}
-    weights, mine = earlier.state_dict(), model.state_dict()
-    of_codes = set() if has_same_codes else {"model.audio_embed.weight", "audio_lm_head.weight"}
-    taken = weights.keys() - tables - of_codes
-    if any(weights[name].shape != mine[name].shape for name in taken):
-        raise InputError(f"the language model in {folder} has other sizes than this recipe")
-    for name in taken:
-        mine[name].copy_(weights[name])
-    for entry in range(model.config.vocab_size):
-        ids = former.encode(tokenizer.bytes_of(entry).decode(errors="ignore"))
-        for name in tables if ids else ():
-            mine[name][entry] = weights[name][ids].to(mine[name]).mean(0)
-
-
-def init_from_earlier(folder: Path, out: Path, device: torch.device) -> tuple[MossSpeech, TextTokenizer]:
-    """Load an earlier model, whose speech encoder has the same or a continued codebook."""
-    for name in ("config.json", "tokenizer.json"):
-        shutil.copy2(folder / name, out / name)
-    return MossSpeech.load(folder, device=device, dtype=torch.float32), TextTokenizer.load(folder)
 
 
 def _run_stage(
