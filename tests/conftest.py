@@ -118,7 +118,7 @@ NOT_QUICK = {
     *("audio/test_files.py", "engine/test_async_decode.py", "engine/test_draft_trees.py", "engine/test_engine.py"),
     *("engine/test_failing_steps.py", "engine/test_speculative.py", "server/test_openai_agents_js.py"),
     *("dialogue/test_reasoning.py", "engine/test_playback_scheduling.py", "nn/test_process_settings.py"),
-    *("server/test_ray_ingress.py", *FULL),
+    *("server/test_fleet_moves.py", "server/test_ray_ingress.py", *FULL),
 }
 settings.register_profile("the same every time", derandomize=True, deadline=None)
 settings.load_profile("the same every time")

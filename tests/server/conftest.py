@@ -4,6 +4,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from tests.server.fleets import fleet_of  # noqa: F401 - a fixture
 from tests.server.harness import RunningServer
 from tests.server.local_site import site  # noqa: F401 - a fixture
 from tests.server.scripted import ScriptedHost
