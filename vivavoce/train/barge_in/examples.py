@@ -358,9 +358,10 @@ def _triangular(source: random.Random, lowest: float, mode: float, highest: floa
 
 def _room_noise(source: np.random.Generator, size: int, dbfs: float) -> Samples:
     """Noise whose spectrum falls by a random slope."""
-    frequency = np.maximum(np.fft.rfftfreq(size, 1 / RATE), 40.0)
-    spectrum = np.fft.rfft(source.standard_normal(size)) / frequency ** source.uniform(0.0, 1.0)
-    noise = np.fft.irfft(spectrum, size)
+    padded = _transform_size(size)
+    frequency = np.maximum(np.fft.rfftfreq(padded, 1 / RATE), 40.0)
+    spectrum = np.fft.rfft(source.standard_normal(padded)) / frequency ** source.uniform(0.0, 1.0)
+    noise = np.fft.irfft(spectrum)[:size]
     return (noise * 10 ** (dbfs / 20) / np.sqrt(np.square(noise).mean() + 1e-12)).astype(np.float32)
 
 
@@ -368,12 +369,20 @@ def _convolved(sound: Samples, response: Samples | None) -> Samples:
     if response is None:
         return sound
     size = len(sound) + len(response) - 1
-    return np.fft.irfft(np.fft.rfft(sound, size) * np.fft.rfft(response, size), size).astype(np.float32)
+    padded = _transform_size(size)
+    return np.fft.irfft(np.fft.rfft(sound, padded) * np.fft.rfft(response, padded))[:size].astype(np.float32)
+
+
+def _transform_size(size: int) -> int:
+    """The next power of two: transforms of other sizes take up to ten times as long."""
+    return 1 << max(1, size - 1).bit_length()
 
 
 def _dulled(sound: Samples, hertz: float) -> Samples:
-    frequency = np.fft.rfftfreq(len(sound), 1 / RATE)
-    return np.fft.irfft(np.fft.rfft(sound) / (1 + (frequency / hertz) ** 2), len(sound)).astype(np.float32)
+    size = _transform_size(len(sound))
+    frequency = np.fft.rfftfreq(size, 1 / RATE)
+    dulled = np.fft.irfft(np.fft.rfft(sound, size) / (1 + (frequency / hertz) ** 2))
+    return dulled[: len(sound)].astype(np.float32)
 
 
 def _by_line(sound: Samples, band: tuple[float, float] | None) -> Samples:
@@ -381,9 +390,10 @@ def _by_line(sound: Samples, band: tuple[float, float] | None) -> Samples:
     if band is None:
         return sound
     low, high = band
-    frequency = np.fft.rfftfreq(len(sound), 1 / RATE)
+    size = _transform_size(len(sound))
+    frequency = np.fft.rfftfreq(size, 1 / RATE)
     passed = 1 / (1 + np.exp(-(frequency - low) / 25)) / (1 + np.exp((frequency - high) / 60))
-    return np.fft.irfft(np.fft.rfft(sound) * passed, len(sound)).astype(np.float32)
+    return np.fft.irfft(np.fft.rfft(sound, size) * passed)[: len(sound)].astype(np.float32)
 
 
 def _tempo(sound: Samples, factor: float) -> Samples:
