@@ -15,7 +15,6 @@ from vivavoce.dialogue.events import ReplyStarted, SpeechStarted, SpeechStopped,
 from vivavoce.dialogue.model_barge_in import ModelClassifier
 from vivavoce.dialogue.overlap_model import SoundKind
 from vivavoce.dialogue.session import DialogueOptions
-from vivavoce.dialogue.talker_distance import TalkerDistance
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of sockets that other tests left open
 BYSTANDER = ModelClassifier(network_that_always_says(SoundKind.BYSTANDER))
@@ -98,8 +97,7 @@ async def test_a_dropped_turn_does_not_change_how_the_user_sounds():
     await finish(stage)
 
 
-async def test_after_a_dropped_turn_it_takes_more_to_drop_the_next(monkeypatch):
-    monkeypatch.setattr(TalkerDistance, "evidence", 0.0)
+async def test_after_a_dropped_turn_it_takes_more_to_drop_the_next():
     odds = {SoundKind.BYSTANDER: 1.5, SoundKind.NOISE: 0.0}
     stage = await opened(ModelClassifier(network_with(odds, -20.0)))
     assert [await say(stage), await say(stage)] == [False, True]

@@ -18,13 +18,12 @@ from vivavoce.dialogue.joined_turns import AnsweredTurn
 from vivavoce.dialogue.model_barge_in import ModelClassifier, ModelLimits, log_odds, overlap_judge
 from vivavoce.dialogue.overlap_model import (
     BUNDLED,
+    EARLIER_INPUTS,
     INPUTS,
-    INPUTS_WITHOUT_SPECTRUM,
     MELS,
     MIN_USUAL_WINDOWS,
-    OverlapWindow,
+    OverlapInputs,
     SoundKind,
-    network_inputs,
     read_overlap_network,
     usual_spectrum,
 )
@@ -32,6 +31,7 @@ from vivavoce.dialogue.reply import ActiveReply
 from vivavoce.dialogue.session import DialogueOptions
 from vivavoce.errors import CheckpointError
 from vivavoce.evaluation.overlaps import Stop, heard_each, judge
+from vivavoce.train.barge_in.train import write_overlap_network
 
 USER = UserLevel(user=-24.0)
 
@@ -179,9 +179,10 @@ def test_inputs_do_not_depend_on_the_gain_of_microphone_and_user():
     samples = talk(0.2, 2)[: 2 * WINDOW]
 
     def inputs(gain: float) -> np.ndarray:
-        window, before = gain * samples[WINDOW:], gain * samples[:WINDOW]
-        level = -24.0 + 20 * np.log10(gain)
-        return network_inputs(OverlapWindow(window, before, window_features(window), 0.9, 0.0, 3, float(level)))
+        level = float(-24.0 + 20 * np.log10(gain))
+        made, windows = OverlapInputs(), gain * samples.reshape(2, WINDOW)
+        given = [made.add(AudioWindow(each, 0.9, level), window_features(each), True, level) for each in windows]
+        return given[-1]
 
     np.testing.assert_allclose(inputs(1.0), inputs(0.25), atol=2e-2)
     assert inputs(1.0).shape == (INPUTS,)
@@ -203,7 +204,7 @@ def test_the_model_knows_how_the_user_usually_sounds():
     """The same sound after two different users has different odds; for a network of before it has the same."""
     sound, watched = talk(0.5, 1), {}
     network = read_overlap_network()
-    narrow = replace(network, input_weight=network.input_weight[:, :INPUTS_WITHOUT_SPECTRUM])
+    narrow = replace(network, input_weight=network.input_weight[:, : min(EARLIER_INPUTS)])
     for name, weights in (("with", network), ("without", narrow)):
         for seed in (1, 2):
             levels = UserLevel(user=-24.0)
@@ -215,6 +216,24 @@ def test_the_model_knows_how_the_user_usually_sounds():
             watched[name, seed] = watch.log_probabilities
     assert not np.allclose(watched["with", 1], watched["with", 2], atol=1e-3)
     np.testing.assert_array_equal(watched["without", 1], watched["without", 2])
+
+
+@pytest.mark.parametrize("size", EARLIER_INPUTS)
+def test_files_of_earlier_networks_are_read_and_do_not_see_what_they_do_not_know(size, tmp_path):
+    source = np.random.default_rng(2)
+    bundled = read_overlap_network()
+    weight = source.standard_normal((len(bundled.input_bias), INPUTS)).astype(np.float32)
+    networks = []
+    for known in (size, INPUTS):
+        path = tmp_path / f"{known}.safetensors"
+        write_overlap_network(replace(bundled, input_weight=weight[:, :known]), path)
+        networks.append(read_overlap_network(path))
+    inputs = source.standard_normal((1, INPUTS)).astype(np.float32)
+    changed = inputs.copy()
+    changed[:, size:] += 1.0
+    for network, is_earlier in zip(networks, (True, False), strict=True):
+        outputs, others = (network.step(network.initial_state(), each)[0] for each in (inputs, changed))
+        assert np.array_equal(outputs, others) is is_earlier
 
 
 def test_log_odds():

@@ -1,20 +1,20 @@
-"""How far away a voice is: its sharpness, and what the barge-in model makes of it."""
+"""How far away a voice is: its sharpness, and what the barge-in model is given of it."""
 
 from functools import cache
 
 import numpy as np
 import pytest
 
-from tests.dialogue.overlap_networks import network_with
 from vivavoce.audio.io import Sound
 from vivavoce.audio.vad import RATE, WINDOW
 from vivavoce.bench.turn_sounds import gather, voiced_bounds
 from vivavoce.dialogue.barge_in import UserLevel
-from vivavoce.dialogue.model_barge_in import ModelClassifier, with_evidence
-from vivavoce.dialogue.overlap_model import SoundKind
+from vivavoce.dialogue.front_end import AudioWindow, window_features
+from vivavoce.dialogue.overlap_model import DISTANCES, INPUTS, OverlapInputs
 from vivavoce.dialogue.talker_distance import (
     KEPT_WINDOWS,
     MAX_EVIDENCE,
+    MIDDLE,
     MIN_WINDOWS,
     USUAL_STEP,
     TalkerDistance,
@@ -51,8 +51,8 @@ def loud_windows(sound: np.ndarray) -> np.ndarray:
 
 def evidence(usual: np.ndarray, heard: np.ndarray) -> float:
     distance = TalkerDistance.from_usual(list(usual))
-    for window in heard:
-        distance.add(window, 10 * np.log10(np.square(window).mean() + 1e-10))
+    for window, sharp in zip(heard, sharpness(heard), strict=True):
+        distance.add(10 * np.log10(np.square(window).mean() + 1e-10), float(sharp))
     return distance.evidence
 
 
@@ -91,38 +91,44 @@ def test_there_is_no_evidence_where_too_little_is_known():
 
 def test_evidence_is_bounded_and_so_is_what_is_kept():
     distance = TalkerDistance(usual=9.0)
-    for window in [*voices()[3]] * 20:
-        distance.add(window, -20.0)
+    for sharp in [*sharpness(voices()[3])] * 20:
+        distance.add(-20.0, float(sharp))
     assert distance.evidence == MAX_EVIDENCE and len(distance._windows) == KEPT_WINDOWS
 
 
-@pytest.mark.parametrize("is_far", [False, True])
-def test_distance_changes_the_odds_of_the_network(is_far):
-    network = network_with({SoundKind.TURN: 0.0, SoundKind.BYSTANDER: 0.0}, -20.0)
+def distances(heard: np.ndarray, usual: np.ndarray, echo: float = 0.0, since: int = 0) -> np.ndarray:
+    """The network's inputs for the distance of what is heard.  # → [window, DISTANCES]"""
     levels = UserLevel(user=-24.0)
-    levels.loud.extend(voices()[4])
-    watch = ModelClassifier(network).watch(levels=levels)
-    heard = loud_windows(far(questions()[4])) if is_far else voices()[4]
-    for window in heard[:20]:
-        watch.step(window, 0.9, 0.0, True, levels)
-    assert (watch.bystander_odds > 0) is (watch.odds < 0) is is_far
+    levels.loud.extend(usual)
+    inputs = OverlapInputs.of(levels, since)
+    windows = [AudioWindow(each, 0.9, -24.0, echo) for each in heard]
+    made = [inputs.add(each, window_features(each.samples), True, levels.user) for each in windows]
+    assert all(each.shape == (INPUTS,) for each in made)
+    return np.stack(made)[:, -DISTANCES:]
 
 
-def test_echo_says_nothing_of_the_distance():
-    network = network_with({SoundKind.TURN: 0.0, SoundKind.BYSTANDER: 0.0}, -20.0)
-    levels = UserLevel(user=-24.0)
-    levels.loud.extend(voices()[4])
-    watch = ModelClassifier(network).watch(levels=levels)
-    for window in voices()[4][:20]:
-        watch.step(window, 0.9, 0.6, True, levels)
-    assert watch.bystander_odds == pytest.approx(0.0, abs=1e-5)
+def test_the_network_is_given_the_sharpness_of_each_window_that_of_the_user_and_the_evidence():
+    near, away = voices()[4], loud_windows(far(questions()[4]))[:20]
+    given, usual = distances(away, near), TalkerDistance.from_usual(list(near)).usual
+    assert usual is not None
+    np.testing.assert_allclose(given[:, 0], sharpness(away) - MIDDLE, atol=1e-5)
+    np.testing.assert_allclose(given[:, 1], usual - MIDDLE, atol=1e-5)
+    assert not given[: MIN_WINDOWS - 1, 2].any() and given[MIN_WINDOWS - 1 :, 2].all()
+    assert given[-1, 2] == pytest.approx(evidence(near, away) / MAX_EVIDENCE, abs=1e-5)
+    assert given[-1, 2] > 0 > distances(near[:20], near)[-1, 2]
 
 
-def test_evidence_moves_only_the_odds_of_a_bystander():
-    before = np.log(np.array([0.4, 0.2, 0.1, 0.2, 0.1], np.float32))
-    after = with_evidence(before, 1.5)
-    assert np.exp(after).sum() == pytest.approx(1.0, abs=1e-5)
-    moved = after - before
-    assert moved[SoundKind.BYSTANDER] - moved[SoundKind.TURN] == pytest.approx(1.5, abs=1e-5)
-    others = [kind for kind in SoundKind if kind is not SoundKind.BYSTANDER]
-    np.testing.assert_allclose(moved[others], moved[SoundKind.TURN], atol=1e-5)
+def test_echo_and_what_was_before_the_sound_say_nothing_of_the_distance():
+    near, away = voices()[4], loud_windows(far(questions()[4]))[:20]
+    assert distances(away, near)[:, 2].any()
+    assert not distances(away, near, echo=0.6)[:, 2].any()
+    assert not distances(away, near, since=-len(away))[:, 2].any()
+
+
+def test_of_an_unknown_user_the_network_is_given_the_sharpness_of_the_window_alone():
+    given = distances(voices()[4][:20], voices()[4][:0])
+    assert given[:, 0].all() and not given[:, 1:].any()
+
+
+def test_digital_silence_is_not_far_from_other_sounds():
+    assert distances(np.zeros((1, WINDOW), np.float32), voices()[4])[0, 0] == pytest.approx(-MIDDLE)

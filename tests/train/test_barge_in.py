@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from vivavoce.audio.io import Sound, write
 from vivavoce.audio.vad import voice_activity
 from vivavoce.bench.duplex import texts as lab_texts
 from vivavoce.bench.turn_sounds import talk
-from vivavoce.dialogue.overlap_model import CONTEXT, INPUTS, SoundKind, read_overlap_network
+from vivavoce.dialogue.overlap_model import CONTEXT, DISTANCES, INPUTS, MELS, SoundKind, read_overlap_network
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.evaluation.held_out_voices import HELD_OUT_VOICES
 from vivavoce.train.barge_in import sounds, texts
@@ -21,8 +22,16 @@ from vivavoce.train.barge_in.corpus import (
     people_utterances,
     read_overlaps,
 )
-from vivavoce.train.barge_in.examples import Calls, Example, Rooms, Voices, read_examples, write_examples
-from vivavoce.train.barge_in.train import BargeInTraining, fit, stopped, turn_odds, write_overlap_network
+from vivavoce.train.barge_in.examples import Calls, Example, Rooms, Voices, _convolved, read_examples, write_examples
+from vivavoce.train.barge_in.train import (
+    FORGOTTEN,
+    BargeInTraining,
+    _varied,
+    fit,
+    stopped,
+    turn_odds,
+    write_overlap_network,
+)
 from vivavoce.train.spoken_shards import write_shard
 
 
@@ -102,6 +111,21 @@ def test_what_is_known_of_a_user_is_their_own_voice():
     assert all(len(levels.loud) >= 8 for levels in known)
     power = [np.square(np.abs(np.fft.rfft(np.concatenate(levels.loud)))) for levels in known]
     assert all(each[len(each) * 2 // 3 :].sum() < 0.5 * each.sum() for each in power), "the other voice's tone"
+
+
+def test_in_a_room_a_sound_is_convolved_with_its_response():
+    source = np.random.default_rng(0)
+    sound, response = (source.standard_normal(size).astype(np.float32) for size in (1000, 77))
+    np.testing.assert_allclose(_convolved(sound, response), np.convolve(sound, response), atol=1e-3)
+
+
+def test_where_it_is_forgotten_how_the_user_sounds_the_distance_from_the_user_is_too():
+    inputs = torch.ones(400, 3, INPUTS)
+    varied = _varied(inputs, torch.Generator().manual_seed(0))
+    spectrum, distances = varied[..., -MELS - DISTANCES : -DISTANCES], varied[..., -DISTANCES:]
+    is_known = spectrum.any(-1)
+    assert 0.5 * FORGOTTEN < 1 - is_known.float().mean() < 2 * FORGOTTEN
+    assert not distances[~is_known][:, 1:].any() and distances[is_known].all() and distances[..., 0].all()
 
 
 def test_training_learns_and_numpy_gives_what_torch_gives(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vivavoce.audio.vad import WINDOW, WINDOW_MS
+from vivavoce.audio.vad import WINDOW_MS
 from vivavoce.dialogue.barge_in import (
     ECHO_SHARE,
     END_WINDOWS,
@@ -28,22 +28,20 @@ from vivavoce.dialogue.joined_turns import AnsweredTurn
 from vivavoce.dialogue.overlap_model import (
     BUNDLED,
     CONTEXT,
+    MIN_ECHO,
     Array,
+    OverlapInputs,
     OverlapNetwork,
-    OverlapWindow,
     SoundKind,
-    network_inputs,
     read_overlap_network,
-    usual_spectrum,
 )
-from vivavoce.dialogue.talker_distance import TalkerDistance
 
 logger = logging.getLogger(__name__)
 
 BY_MODEL, BY_RULES = "model", "rules"
 WORDS_ODDS = 6.0
 VOICED, VOICED_SHARE = 0.6, 0.3  # periodicity of a voiced window, and the share of them that a voice has
-MIN_ECHO, ECHO_WEIGHT = 0.3, 12.0  # what the share of echo above the first takes from the odds, as it does in the rules
+ECHO_WEIGHT = 12.0  # what the share of echo above `MIN_ECHO` takes from the odds, as it does in the rules
 VERDICTS = {
     SoundKind.TURN: OverlapVerdict.BACKCHANNEL,  # of a sound that is not likely enough to be a turn
     SoundKind.BACKCHANNEL: OverlapVerdict.BACKCHANNEL,
@@ -78,9 +76,6 @@ class ModelLimits:
     """The turn model's probability below which the turn before was not finished: the user may go on with it."""
     enough_going_on: float = -1.5
     """Log-odds of a turn from which on the user does."""
-    distance_from_ms: int = 256
-    """Of speech over a reply, from which on its distance counts: clear interruptions are decided sooner."""
-    distance_in_silence_from_ms: int = 128
 
 
 @cache
@@ -104,16 +99,13 @@ class ModelClassifier:
 
     def watch(self, before: Sequence[AudioWindow] = (), levels: UserLevel | None = None) -> "ModelWatch":
         """The watch of a new overlap; `before`: the windows before it, the last ones count."""
-        return self._watch(before, levels or UserLevel(), self.limits.distance_from_ms)
+        watch = ModelWatch(self)
+        watch.hear_before(before[-CONTEXT:], levels or UserLevel())
+        return watch
 
     def watch_turn(self, before: Sequence[AudioWindow], levels: UserLevel) -> "ModelWatch":
-        """The watch of a turn in silence: it is judged as over a reply, but for its distance, which counts sooner."""
-        return self._watch(before, levels, self.limits.distance_in_silence_from_ms)
-
-    def _watch(self, before: Sequence[AudioWindow], levels: UserLevel, distance_from_ms: int) -> "ModelWatch":
-        watch = ModelWatch(self)
-        watch.hear_before(before[-CONTEXT:], levels, distance_from_ms)
-        return watch
+        """The watch of a turn in silence: it is judged as over a reply."""
+        return self.watch(before, levels)
 
 
 @dataclass
@@ -129,33 +121,27 @@ class ModelWatch:
     """Since its start."""
     log_probabilities: Array = field(default_factory=lambda: np.zeros(len(SoundKind), np.float32))
     """Of the kinds, after the last window."""
-    _by_network: Array = field(default_factory=lambda: np.zeros(len(SoundKind), np.float32))  # without distance
     _state: Array = field(init=False)
-    _last: Samples = field(default_factory=lambda: np.zeros(WINDOW, np.float32))
+    _inputs: OverlapInputs = field(default_factory=OverlapInputs)
     _speech: int = 0  # windows
     _silent: int = 0
     _voiced: int = 0
     _power: float = 0.0  # of the windows of speech, relative to the user's level
     _echo: float = 0.0  # sum over windows
-    _usual: Array | None = None  # spectrum of the user's speech
-    _distance: TalkerDistance = field(default_factory=TalkerDistance)
 
     def __post_init__(self) -> None:
         self._state = self.classifier.network.initial_state()
 
-    def hear_before(self, windows: Sequence[AudioWindow], levels: UserLevel, distance_from_ms: int) -> None:
+    def hear_before(self, windows: Sequence[AudioWindow], levels: UserLevel) -> None:
         """Let the network hear the windows before the overlap, and know how the user usually sounds."""
-        self._usual = usual_spectrum(levels.loud, levels.user)
-        self._distance = TalkerDistance.from_usual(levels.loud, distance_from_ms // WINDOW_MS)
-        for index, window in enumerate(windows):
-            self._advance(window.samples, window.probability, window.echo, index - len(windows), levels)
+        self._inputs = OverlapInputs.of(levels, since=-len(windows))
+        for window in windows:
+            self._advance(window, window_features(window.samples), False, levels)
 
     def step(self, samples: Samples, probability: float, echo: float, is_speech: bool, levels: UserLevel) -> None:
         """Add a window."""
-        features = self._advance(samples, probability, echo, self.windows, levels)
-        if is_speech and echo < MIN_ECHO:
-            self._distance.add(samples, features.level_db)
-        self.log_probabilities = with_evidence(self._by_network, self._distance.evidence)
+        features = window_features(samples)
+        self._advance(AudioWindow(samples, probability, features.level_db, echo), features, is_speech, levels)
         self.windows += 1
         self._echo += echo
         self._speech += is_speech
@@ -166,20 +152,16 @@ class ModelWatch:
         if self.verdict is not OverlapVerdict.INTERRUPTION:
             self._decide()
 
-    def _advance(
-        self, samples: Samples, probability: float, echo: float, since: int, levels: UserLevel
-    ) -> WindowFeatures:
-        features = window_features(samples)
-        window = OverlapWindow(samples, self._last, features, probability, echo, since, levels.user, self._usual)
-        outputs, self._state = self.classifier.network.step(self._state, network_inputs(window)[None])
-        self._by_network, self._last = outputs[0], samples
-        return features
+    def _advance(self, window: AudioWindow, features: WindowFeatures, is_speech: bool, levels: UserLevel) -> None:
+        inputs = self._inputs.add(window, features, is_speech, levels.user)
+        outputs, self._state = self.classifier.network.step(self._state, inputs[None])
+        self.log_probabilities = outputs[0]
 
     def _decide(self) -> None:
         limits, odds = self.classifier.limits, self.odds
         is_turn = self._is_turn(odds, limits.enough)
         spoken_ms = self._speech * WINDOW_MS
-        is_user = self._user_odds(self.log_probabilities) > limits.enough_user
+        is_user = self._user_odds > limits.enough_user
         goes_on = spoken_ms >= limits.max_backchannel_ms and is_user
         goes_on = goes_on or (spoken_ms >= limits.max_loud_ms and self._is_loud_voice)
         if is_turn or (goes_on and self.words is None):
@@ -194,21 +176,16 @@ class ModelWatch:
         return self.lasted_ms >= limits.earliest_ms and odds > enough + limits.early_margin * early
 
     def goes_on(self, before: AnsweredTurn | None, ask_turn_model: AskTurnModel | None) -> bool:
-        """Whether the user goes on with the turn before: less evidence is enough where it was not finished.
-
-        A word between two pauses is too short to tell its distance, which does not count here.
-        """
+        """Whether the user goes on with the turn before: less evidence is enough where it was not finished."""
         limits = self.classifier.limits
         if before is None:
             return False
         if ask_turn_model is None:
-            return self._may_be_turn(self._by_network)
+            return self.may_be_turn
         if before.finished is None:
             ask_turn_model(before)
             return False
-        return before.finished < limits.unfinished and self._is_turn(
-            self._turn_odds(self._by_network), limits.enough_going_on
-        )
+        return before.finished < limits.unfinished and self._is_turn(self.odds, limits.enough_going_on)
 
     @property
     def _is_loud_voice(self) -> bool:
@@ -229,14 +206,11 @@ class ModelWatch:
     @property
     def odds(self) -> float:
         """Log-odds that the user takes the turn."""
-        return self._turn_odds(self.log_probabilities)
-
-    def _turn_odds(self, log_probabilities: Array) -> float:
         is_harmless = None if self.words is None else is_backchannel(self.words)
         if is_harmless is not None:
             return -WORDS_ODDS if is_harmless else WORDS_ODDS
         echo = max(0.0, self._echo / max(1, self.windows) - MIN_ECHO)
-        return log_odds(log_probabilities, SoundKind.TURN) - ECHO_WEIGHT * echo
+        return log_odds(self.log_probabilities, SoundKind.TURN) - ECHO_WEIGHT * echo
 
     @property
     def lasted_ms(self) -> int:
@@ -251,24 +225,15 @@ class ModelWatch:
     @property
     def may_be_turn(self) -> bool:
         """Whether it is rather the user who speaks than a noise, another voice or echo."""
-        return self._may_be_turn(self.log_probabilities)
-
-    def _may_be_turn(self, log_probabilities: Array) -> bool:
         limits = self.classifier.limits
-        return self.lasted_ms >= limits.earliest_ms and self._user_odds(log_probabilities) > limits.enough
+        return self.lasted_ms >= limits.earliest_ms and self._user_odds > limits.enough
 
-    def _user_odds(self, log_probabilities: Array) -> float:
+    @property
+    def _user_odds(self) -> float:
         """Log-odds that it is the user's voice, whatever it says."""
         if self._echo >= ECHO_SHARE * self.windows:
             return -WORDS_ODDS
-        return log_odds(log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL)
-
-
-def with_evidence(log_probabilities: Array, distant: float) -> Array:
-    """Log-probabilities of the kinds after evidence, as log-odds, that the voice is farther away than the user's."""
-    likely = log_probabilities.copy()
-    likely[SoundKind.BYSTANDER] += distant
-    return (likely - np.logaddexp.reduce(likely)).astype(np.float32)
+        return log_odds(self.log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL)
 
 
 def log_odds(log_probabilities: Array, *kinds: SoundKind) -> float:

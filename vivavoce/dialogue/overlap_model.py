@@ -1,13 +1,13 @@
 """A small trained network that classifies sound made over a reply, window by window: who or what makes it.
 
 The sound after echo cancellation, as a log-mel relative to the user's usual level, what the front end knows of the
-window, and the usual spectrum of the user's speech go through a linear layer and a recurrent one; it has about 48,000
-weights, runs in NumPy while sound overlaps a reply, and its state belongs to that overlap: the answer is a function of
-the sound alone. `viva train barge-in` makes it. `model_barge_in.py` decides by it.
+window, the usual spectrum of the user's speech, and how distant the talker is go through a linear layer and a recurrent
+one; it has about 48,000 weights, runs in NumPy while sound overlaps a reply, and its state belongs to that overlap: the
+answer is a function of the sound alone. `viva train barge-in` makes it. `model_barge_in.py` decides by it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.audio.mel import slaney_filters
-from vivavoce.audio.vad import RATE
-from vivavoce.dialogue.front_end import WindowFeatures
+from vivavoce.audio.vad import RATE, WINDOW
+from vivavoce.dialogue.barge_in import UserLevel
+from vivavoce.dialogue.front_end import AudioWindow, WindowFeatures
 from vivavoce.dialogue.items import Samples
+from vivavoce.dialogue.talker_distance import MAX_EVIDENCE, MIDDLE, TalkerDistance, sharpness
 from vivavoce.errors import CheckpointError
 
 Array = NDArray[np.float32]
@@ -31,9 +33,15 @@ FLOOR_DB = -50.0  # relative to the user's level
 USUAL_DB = -24.0  # the user's level where it is not known
 SCALARS = 8
 LEVEL = 5  # the scalar that is a level
-INPUTS = 3 * MELS + SCALARS
-INPUTS_WITHOUT_SPECTRUM = 2 * MELS + SCALARS
-"""Of networks that do not know the user's usual spectrum."""
+DISTANCES = 3
+INPUTS = 3 * MELS + SCALARS + DISTANCES
+EARLIER_INPUTS = (2 * MELS + SCALARS, 3 * MELS + SCALARS)
+"""Of networks that do not know the distance, and of those that do not know the user's usual spectrum either."""
+SHARPNESS = (
+    -MIDDLE,
+    2 * MIDDLE,
+)  # lowest and highest sharpness relative to the middle: that of digital silence is lower
+MIN_ECHO = 0.3  # share of echo in a window from which on it says nothing of the talker
 MIN_USUAL_WINDOWS = 8
 CONTEXT = 5  # windows before the first that is speech, which the network hears too
 _HANN = np.hanning(SIZE).astype(np.float32)
@@ -58,24 +66,6 @@ def _filters() -> Array:  # [bin, mel]
     return slaney_filters(RATE, SIZE, MELS, 60.0).numpy().T.copy()
 
 
-@dataclass(frozen=True)
-class OverlapWindow:
-    """A window of an overlap, as the network takes it."""
-
-    samples: Samples
-    before: Samples
-    """The last half window before it."""
-    features: WindowFeatures
-    probability: float
-    echo: float
-    since: int
-    """Windows since the first that was speech; negative before it."""
-    user_db: float | None
-    """The user's usual level, if known."""
-    usual: Array | None = None
-    """The `usual_spectrum`, if known."""
-
-
 def usual_spectrum(loud: Sequence[Samples], user_db: float | None) -> Array | None:
     """The mean log-mel of the user's loud windows relative to the user's level; None: too few.  # → [MELS]
 
@@ -93,31 +83,56 @@ def _relative_mel(frames: Array, usual_db: float) -> Array:
     return (np.maximum(levels, FLOOR_DB) / 20).astype(np.float32)
 
 
-def network_inputs(window: OverlapWindow) -> Array:
-    """# [INPUTS]"""
-    samples = np.concatenate([window.before[-HOP:], window.samples]).astype(np.float32)
-    usual = USUAL_DB if window.user_db is None else window.user_db
-    mel = _relative_mel(np.stack([samples[:SIZE], samples[HOP:]]), usual)
-    features = window.features
-    scalars = [
-        2 * window.probability - 1,
-        window.echo,
-        features.periodicity,
-        float(np.log2(features.pitch / 160)),
-        features.flatness,
-        max(features.level_db - usual, -40.0) / 10,
-        float(np.log1p(max(0, window.since))) / 2,
-        0.0 if window.user_db is None else 1.0,
-    ]
-    spectrum = np.zeros(MELS, np.float32) if window.usual is None else window.usual
-    return np.concatenate([mel.ravel(), np.array(scalars, np.float32), spectrum])
+@dataclass
+class OverlapInputs:
+    """Makes the network's inputs for the windows of one overlap, one after the other."""
+
+    since: int = 0
+    """Windows since the first that was speech; negative before it."""
+    usual: Array | None = None
+    """The user's `usual_spectrum`, if known."""
+    distance: TalkerDistance = field(default_factory=TalkerDistance)
+    _before: Samples = field(default_factory=lambda: np.zeros(WINDOW, np.float32), repr=False)
+
+    @classmethod
+    def of(cls, levels: UserLevel, since: int = 0) -> "OverlapInputs":
+        """Those of a new overlap, with how the user usually sounds."""
+        return cls(since, usual_spectrum(levels.loud, levels.user), TalkerDistance.from_usual(levels.loud))
+
+    def add(self, window: AudioWindow, features: WindowFeatures, is_speech: bool, user_db: float | None) -> Array:
+        """The inputs for the next window; `user_db`: the user's usual level, if known.  # → [INPUTS]"""
+        samples = np.concatenate([self._before[-HOP:], window.samples]).astype(np.float32)
+        usual = USUAL_DB if user_db is None else user_db
+        mel = _relative_mel(np.stack([samples[:SIZE], samples[HOP:]]), usual)
+        scalars = [
+            2 * window.probability - 1,
+            window.echo,
+            features.periodicity,
+            float(np.log2(features.pitch / 160)),
+            features.flatness,
+            max(features.level_db - usual, -40.0) / 10,
+            float(np.log1p(max(0, self.since))) / 2,
+            0.0 if user_db is None else 1.0,
+        ]
+        spectrum = np.zeros(MELS, np.float32) if self.usual is None else self.usual
+        distances = self._distances(window, features.level_db, is_speech)
+        self.since, self._before = self.since + 1, window.samples
+        return np.concatenate([mel.ravel(), np.array(scalars, np.float32), spectrum, distances])
+
+    def _distances(self, window: AudioWindow, level_db: float, is_speech: bool) -> Array:
+        """The sharpness of the window and the user's usual one, and the evidence that the talker is distant."""
+        sharp = float(sharpness([window.samples])[0])
+        if is_speech and self.since >= 0 and window.echo < MIN_ECHO:
+            self.distance.add(level_db, sharp)
+        evidence = self.distance.evidence / MAX_EVIDENCE
+        return np.array([np.clip(sharp - MIDDLE, *SHARPNESS), self.distance.relative_usual, evidence], np.float32)
 
 
 @dataclass(frozen=True)
 class OverlapNetwork:
     """The weights, laid out as torch has them; `step` takes any number of overlaps at once."""
 
-    input_weight: Array  # [hidden, INPUTS or INPUTS_WITHOUT_SPECTRUM]
+    input_weight: Array  # [hidden, INPUTS or one of EARLIER_INPUTS]
     input_bias: Array
     recurrent_input: Array  # [3 · state, hidden]: reset, update, new
     recurrent_state: Array  # [3 · state, state]
@@ -150,7 +165,7 @@ def read_overlap_network(path: Path = BUNDLED) -> OverlapNetwork:
     try:
         stored = {name: tensor.astype(np.float32) for name, tensor in load_file(path).items()}
         network = OverlapNetwork(**{each.name: stored[each.name] for each in fields(OverlapNetwork)})
-        if network.input_weight.shape[1] not in (INPUTS, INPUTS_WITHOUT_SPECTRUM):
+        if network.input_weight.shape[1] not in (INPUTS, *EARLIER_INPUTS):
             raise ValueError(f"it takes {network.input_weight.shape[1]} numbers a window")
         outputs, _ = network.step(network.initial_state(), np.zeros((1, INPUTS), np.float32))
         if outputs.shape != (1, len(SoundKind)) or not np.isfinite(outputs).all():

@@ -24,6 +24,7 @@ USUAL_STEP = 3  # of the user's loud windows every third is enough, and costs a 
 KEPT_WINDOWS = 96
 MIN_WINDOWS = 4
 MAX_EVIDENCE = 3.0
+MIDDLE = 1.5  # sharpness between that of near and of distant voices
 # A logistic regression, rounded, on 960 sounds of Kokoro's training voices in random rooms: sharpness minus half of the
 # user's, at which both are as likely, and log-odds for each unit below it.
 EVEN, WEIGHT, USUAL_SHARE = 0.62, 5.0, 0.5
@@ -61,25 +62,28 @@ class TalkerDistance:
 
     usual: float | None = None
     """The user's usual sharpness; None: not known."""
-    min_windows: int = MIN_WINDOWS
-    """Of speech, before which there is no evidence."""
     _windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS), repr=False)
 
     @classmethod
-    def from_usual(cls, loud: Sequence[Samples], min_windows: int = MIN_WINDOWS) -> "TalkerDistance":
+    def from_usual(cls, loud: Sequence[Samples]) -> "TalkerDistance":
         """One that knows some windows of the user's loud speech."""
         known = list(loud)[::USUAL_STEP]
-        return cls(float(np.median(sharpness(known))) if len(known) >= MIN_WINDOWS else None, min_windows)
+        return cls(float(np.median(sharpness(known))) if len(known) >= MIN_WINDOWS else None)
 
-    def add(self, samples: Samples, level_db: float) -> None:
-        """Add a window of speech."""
+    def add(self, level_db: float, sharp: float) -> None:
+        """Add the level and the sharpness of a window of speech."""
         if self.usual is not None:
-            self._windows.append((level_db, float(sharpness([samples])[0])))
+            self._windows.append((level_db, sharp))
+
+    @property
+    def relative_usual(self) -> float:
+        """The user's usual sharpness relative to `MIDDLE`; 0 where it is not known."""
+        return 0.0 if self.usual is None else self.usual - MIDDLE
 
     @property
     def evidence(self) -> float:
         """Log-odds that the voice is farther away than the user; 0 where too little is known."""
-        if self.usual is None or len(self._windows) < self.min_windows:
+        if self.usual is None or len(self._windows) < MIN_WINDOWS:
             return 0.0
         levels, sharp = np.array(self._windows).T
         heard = float(np.median(sharp[levels > levels.max() - LOUD_DB]))

@@ -21,10 +21,8 @@ from vivavoce.dialogue.front_end import AudioWindow, window_features
 from vivavoce.dialogue.overlap_model import (
     CONTEXT,
     INPUTS,
-    OverlapWindow,
+    OverlapInputs,
     SoundKind,
-    network_inputs,
-    usual_spectrum,
 )
 from vivavoce.evaluation.overlaps import heard_each, speech_flags
 from vivavoce.evaluation.room_acoustics import Room, impulse_response
@@ -41,7 +39,7 @@ GAPS = (0.45, 0.9)  # seconds of silence between the sounds
 LEADS = (0.3, 1.6)  # seconds of the reply before the first
 REPLY_DBFS = (-28.0, -16.0)
 USER_DBFS = (-34.0, -16.0)
-SHARES = {"turn": 0.34, "backchannel": 0.22, "noise": 0.24, "bystander": 0.2}
+SHARES = {"turn": 0.34, "backchannel": 0.2, "noise": 0.2, "bystander": 0.26}
 UNKNOWN = 0.12  # share of calls in which the user's level is not known yet
 ECHOING = 0.45  # share of calls with a loudspeaker
 GUARDED = 0.4  # share of the calls without one that have an echo guard
@@ -55,7 +53,7 @@ LEVELS_DB = {  # lowest, most frequent and highest level relative to the user's
 BAND_LIMITED = 0.35  # share of calls over a telephone
 PEOPLE = 0.45  # share of calls by recorded people, where there are some
 ANOTHER = 0.15  # share of turns that another person takes, as near as the user
-TURNED_AWAY = 0.4  # share of other voices that are the user's own, turned away from the microphone
+TURNED_AWAY = 0.5  # share of other voices that are the user's own, turned away from the microphone
 MIN_SAID = 2  # interruptions of a voice: one in the call, one before it
 RECORDED = 0.5  # share of noises that are recordings, where there are some
 ROOMS = 48  # of each distance
@@ -291,7 +289,6 @@ class Calls:
         self, windows: Sequence[AudioWindow], placed: Sequence[tuple[int, int, str, str]], levels: UserLevel
     ) -> list[Example]:
         found, flags = [], list(speech_flags(windows))
-        usual = usual_spectrum(levels.loud, levels.user)
         index = 0
         while index < len(windows):
             if not flags[index]:
@@ -299,24 +296,24 @@ class Calls:
                 continue
             end = overlap_end(flags, index)
             kind, language = _kind_at(placed, index, min(end, index + 12))
-            rows = range(max(0, index - CONTEXT), min(end, index + MAX_WINDOWS))
-            inputs = [overlap_inputs(windows, row, row - index, levels.user, usual) for row in rows]
-            missing = CONTEXT - (index - rows.start)
-            found.append(Example(np.stack([np.zeros(INPUTS, np.float32)] * missing + inputs), kind, language))
+            context = min(index, CONTEXT)
+            rows = slice(index - context, min(end, index + MAX_WINDOWS))
+            inputs = overlap_inputs(windows[rows], flags[rows], context, levels)
+            missing = [np.zeros(INPUTS, np.float32)] * (CONTEXT - context)
+            found.append(Example(np.stack(missing + inputs), kind, language))
             index = end
         return found
 
 
 def overlap_inputs(
-    windows: Sequence[AudioWindow], row: int, since: int, user_db: float | None, usual: Samples | None = None
-) -> Samples:
-    """The network's inputs for a window of a call."""
-    window = windows[row]
-    before = windows[row - 1].samples if row > 0 and since > -CONTEXT else np.zeros(WINDOW, np.float32)
-    features = window_features(window.samples)
-    return network_inputs(
-        OverlapWindow(window.samples, before, features, window.probability, window.echo, since, user_db, usual)
-    )
+    windows: Sequence[AudioWindow], flags: Sequence[bool], context: int, levels: UserLevel
+) -> list[Samples]:
+    """The network's inputs for the windows of an overlap, the first ones its context, and which of them are speech."""
+    inputs = OverlapInputs.of(levels, since=-context)
+    return [
+        inputs.add(window, window_features(window.samples), is_speech, levels.user)
+        for window, is_speech in zip(windows, flags, strict=True)
+    ]
 
 
 def overlap_end(flags: Sequence[bool], begin: int) -> int:
@@ -358,9 +355,10 @@ def _triangular(source: random.Random, lowest: float, mode: float, highest: floa
 
 def _room_noise(source: np.random.Generator, size: int, dbfs: float) -> Samples:
     """Noise whose spectrum falls by a random slope."""
-    frequency = np.maximum(np.fft.rfftfreq(size, 1 / RATE), 40.0)
-    spectrum = np.fft.rfft(source.standard_normal(size)) / frequency ** source.uniform(0.0, 1.0)
-    noise = np.fft.irfft(spectrum, size)
+    padded = _transform_size(size)
+    frequency = np.maximum(np.fft.rfftfreq(padded, 1 / RATE), 40.0)
+    spectrum = np.fft.rfft(source.standard_normal(padded)) / frequency ** source.uniform(0.0, 1.0)
+    noise = np.fft.irfft(spectrum)[:size]
     return (noise * 10 ** (dbfs / 20) / np.sqrt(np.square(noise).mean() + 1e-12)).astype(np.float32)
 
 
@@ -368,12 +366,20 @@ def _convolved(sound: Samples, response: Samples | None) -> Samples:
     if response is None:
         return sound
     size = len(sound) + len(response) - 1
-    return np.fft.irfft(np.fft.rfft(sound, size) * np.fft.rfft(response, size), size).astype(np.float32)
+    padded = _transform_size(size)
+    return np.fft.irfft(np.fft.rfft(sound, padded) * np.fft.rfft(response, padded))[:size].astype(np.float32)
+
+
+def _transform_size(size: int) -> int:
+    """The next power of two: transforms of other sizes take up to ten times as long."""
+    return 1 << max(1, size - 1).bit_length()
 
 
 def _dulled(sound: Samples, hertz: float) -> Samples:
-    frequency = np.fft.rfftfreq(len(sound), 1 / RATE)
-    return np.fft.irfft(np.fft.rfft(sound) / (1 + (frequency / hertz) ** 2), len(sound)).astype(np.float32)
+    size = _transform_size(len(sound))
+    frequency = np.fft.rfftfreq(size, 1 / RATE)
+    dulled = np.fft.irfft(np.fft.rfft(sound, size) / (1 + (frequency / hertz) ** 2))
+    return dulled[: len(sound)].astype(np.float32)
 
 
 def _by_line(sound: Samples, band: tuple[float, float] | None) -> Samples:
@@ -381,9 +387,10 @@ def _by_line(sound: Samples, band: tuple[float, float] | None) -> Samples:
     if band is None:
         return sound
     low, high = band
-    frequency = np.fft.rfftfreq(len(sound), 1 / RATE)
+    size = _transform_size(len(sound))
+    frequency = np.fft.rfftfreq(size, 1 / RATE)
     passed = 1 / (1 + np.exp(-(frequency - low) / 25)) / (1 + np.exp((frequency - high) / 60))
-    return np.fft.irfft(np.fft.rfft(sound) * passed, len(sound)).astype(np.float32)
+    return np.fft.irfft(np.fft.rfft(sound, size) * passed)[: len(sound)].astype(np.float32)
 
 
 def _tempo(sound: Samples, factor: float) -> Samples:

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from vivavoce.dialogue.overlap_model import (
     CONTEXT,
+    DISTANCES,
     FLOOR_DB,
     INPUTS,
     LEVEL,
@@ -35,7 +36,7 @@ MODEL = "model.safetensors"
 CALLS_A_FILE = 64
 BAND_LIMITED = 0.25  # share of spectra that lose their upper bands
 MASKED = 8  # mels that a masked band has at most
-FORGOTTEN = 0.15  # share of calls whose usual spectrum is not known
+FORGOTTEN = 0.15  # share of calls where it is not known how the user usually sounds
 SMOOTHING = 0.05
 USUAL_ERROR_DB = (-1.0, 2.5)  # mean and deviation of what a sound is louder than the user's level says
 CURVE_DB, SOUND_CURVE_DB = 2.5, 1.0  # deviation of the slope of a call's spectra, and more of the sound's own
@@ -148,11 +149,14 @@ def _varied(inputs: Tensor, generator: torch.Generator) -> Tensor:
     def changed(spectrum: Tensor, curve: Tensor) -> Tensor:
         return torch.where(is_lost, (spectrum + curve).clamp_max(FLOOR_DB / 20), spectrum + curve)
 
-    is_known = inputs[..., -MELS:].any(-1, keepdim=True) & (draw() >= FORGOTTEN)
+    sizes = [MELS, MELS, SCALARS, MELS, DISTANCES]
+    is_known = inputs.split(sizes, -1)[3].any(-1, keepdim=True) & (draw() >= FORGOTTEN)
     noisy = inputs + 0.05 * torch.randn(inputs.shape, generator=generator)
-    one, two, scalars, usual = noisy.split([MELS, MELS, SCALARS, MELS], -1)
+    one, two, scalars, usual, distances = noisy.split(sizes, -1)
     scalars[..., LEVEL] += gain_db[..., 0] / 10
-    return torch.cat([changed(one, call + own), changed(two, call + own), scalars, changed(usual, call) * is_known], -1)
+    distances[..., 1:] *= is_known
+    usual = changed(usual, call) * is_known
+    return torch.cat([changed(one, call + own), changed(two, call + own), scalars, usual, distances], -1)
 
 
 def _curves(size: int, deviation_db: float, generator: torch.Generator) -> Tensor:
