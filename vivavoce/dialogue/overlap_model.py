@@ -36,11 +36,8 @@ LEVEL = 5  # the scalar that is a level
 DISTANCES = 3
 INPUTS = 3 * MELS + SCALARS + DISTANCES
 EARLIER_INPUTS = (2 * MELS + SCALARS, 3 * MELS + SCALARS)
-"""Of networks that do not know the distance, and of those that do not know the user's usual spectrum either."""
-SHARPNESS = (
-    -MIDDLE,
-    2 * MIDDLE,
-)  # lowest and highest sharpness relative to the middle: that of digital silence is lower
+"""Of networks that know neither the user's usual spectrum nor the distance, and of those without the distance."""
+SHARPNESS = (-MIDDLE, 2 * MIDDLE)  # lowest and highest, relative to the middle: that of digital silence is lower
 MIN_ECHO = 0.3  # share of echo in a window from which on it says nothing of the talker
 MIN_USUAL_WINDOWS = 8
 CONTEXT = 5  # windows before the first that is speech, which the network hears too
