@@ -100,8 +100,8 @@ def tool_instructions(count: int, seed: int) -> list[str]:
 
 def _instructions(source: np.random.Generator) -> str:
     sentences = [str(source.choice(ROLES))]
-    for choices, most in ((WHEN_TO_CALL, 2), (HOW_TO_ANSWER, 3)):
-        sentences += source.choice(choices, int(source.integers(most + 1)), replace=False).tolist()
+    for choices, limit in ((WHEN_TO_CALL, 2), (HOW_TO_ANSWER, 3)):
+        sentences += source.choice(choices, int(source.integers(limit + 1)), replace=False).tolist()
     if source.random() < LISTED:
         subjects = list(dict.fromkeys(subject for subject, _ in SUBJECTS.values()))
         sentences.append(str(source.choice(SUBJECT_LISTS)).format(", ".join(source.permutation(subjects))))
