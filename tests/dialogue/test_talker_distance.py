@@ -1,16 +1,21 @@
 """How far away a voice is: its sharpness, and what the barge-in model is given of it."""
 
 from functools import cache
+from typing import cast
 
 import numpy as np
 import pytest
 
+from tests.dialogue.overlap_networks import network_that_hears_distance
 from vivavoce.audio.io import Sound
 from vivavoce.audio.vad import RATE, WINDOW
 from vivavoce.bench.turn_sounds import gather, voiced_bounds
 from vivavoce.dialogue.barge_in import UserLevel
 from vivavoce.dialogue.front_end import AudioWindow, window_features
+from vivavoce.dialogue.joined_turns import AnsweredTurn
+from vivavoce.dialogue.model_barge_in import ModelClassifier
 from vivavoce.dialogue.overlap_model import DISTANCES, INPUTS, OverlapInputs
+from vivavoce.dialogue.reply import ActiveReply
 from vivavoce.dialogue.talker_distance import (
     KEPT_WINDOWS,
     MAX_EVIDENCE,
@@ -132,3 +137,17 @@ def test_of_an_unknown_user_the_network_is_given_the_sharpness_of_the_window_alo
 
 def test_digital_silence_is_not_far_from_other_sounds():
     assert distances(np.zeros((1, WINDOW), np.float32), voices()[4])[0, 0] == pytest.approx(-MIDDLE)
+
+
+def test_distance_does_not_count_where_the_user_goes_on_with_a_turn():
+    """A word between two pauses is too short to tell it."""
+    levels = UserLevel(user=-24.0)
+    levels.loud.extend(voices()[4])
+    before = AnsweredTurn("item", (), 0, cast(ActiveReply, None), finished=0.02)
+    heard = {}
+    for name, windows in (("near", voices()[4][:8]), ("far", loud_windows(far(questions()[4]))[:8])):
+        watch = ModelClassifier(network_that_hears_distance()).watch(levels=levels)
+        for window in windows:
+            watch.step(window, 0.9, 0.0, True, levels)
+        heard[name] = (watch.may_be_turn, watch.goes_on(before, lambda turn: None), watch.goes_on(before, None))
+    assert heard == {"near": (True, True, True), "far": (False, True, True)}

@@ -34,6 +34,7 @@ from vivavoce.dialogue.overlap_model import (
     OverlapNetwork,
     SoundKind,
     read_overlap_network,
+    without_distance,
 )
 
 logger = logging.getLogger(__name__)
@@ -119,8 +120,7 @@ class ModelWatch:
     """The class of the sound; None: undecided."""
     windows: int = 0
     """Since its start."""
-    log_probabilities: Array = field(default_factory=lambda: np.zeros(len(SoundKind), np.float32))
-    """Of the kinds, after the last window."""
+    _outputs: Array = field(default_factory=lambda: np.zeros((2, len(SoundKind)), np.float32))  # after the last window
     _state: Array = field(init=False)
     _inputs: OverlapInputs = field(default_factory=OverlapInputs)
     _speech: int = 0  # windows
@@ -130,7 +130,7 @@ class ModelWatch:
     _echo: float = 0.0  # sum over windows
 
     def __post_init__(self) -> None:
-        self._state = self.classifier.network.initial_state()
+        self._state = self.classifier.network.initial_state(rows=2)
 
     def hear_before(self, windows: Sequence[AudioWindow], levels: UserLevel) -> None:
         """Let the network hear the windows before the overlap, and know how the user usually sounds."""
@@ -154,14 +154,24 @@ class ModelWatch:
 
     def _advance(self, window: AudioWindow, features: WindowFeatures, is_speech: bool, levels: UserLevel) -> None:
         inputs = self._inputs.add(window, features, is_speech, levels.user)
-        outputs, self._state = self.classifier.network.step(self._state, inputs[None])
-        self.log_probabilities = outputs[0]
+        rows = np.stack([inputs, without_distance(inputs)])
+        self._outputs, self._state = self.classifier.network.step(self._state, rows)
+
+    @property
+    def log_probabilities(self) -> Array:
+        """Of the kinds, after the last window."""
+        return self._outputs[0]
+
+    @property
+    def _at_any_distance(self) -> Array:
+        """The same, as if it were not known how distant the user is."""
+        return self._outputs[1]
 
     def _decide(self) -> None:
         limits, odds = self.classifier.limits, self.odds
         is_turn = self._is_turn(odds, limits.enough)
         spoken_ms = self._speech * WINDOW_MS
-        is_user = self._user_odds > limits.enough_user
+        is_user = self._user_odds(self.log_probabilities) > limits.enough_user
         goes_on = spoken_ms >= limits.max_backchannel_ms and is_user
         goes_on = goes_on or (spoken_ms >= limits.max_loud_ms and self._is_loud_voice)
         if is_turn or (goes_on and self.words is None):
@@ -176,16 +186,19 @@ class ModelWatch:
         return self.lasted_ms >= limits.earliest_ms and odds > enough + limits.early_margin * early
 
     def goes_on(self, before: AnsweredTurn | None, ask_turn_model: AskTurnModel | None) -> bool:
-        """Whether the user goes on with the turn before: less evidence is enough where it was not finished."""
-        limits = self.classifier.limits
+        """Whether the user goes on with the turn before: less evidence is enough where it was not finished.
+
+        A word between two pauses is too short to tell its distance, which does not count here.
+        """
+        limits, outputs = self.classifier.limits, self._at_any_distance
         if before is None:
             return False
         if ask_turn_model is None:
-            return self.may_be_turn
+            return self._may_be_turn(outputs)
         if before.finished is None:
             ask_turn_model(before)
             return False
-        return before.finished < limits.unfinished and self._is_turn(self.odds, limits.enough_going_on)
+        return before.finished < limits.unfinished and self._is_turn(self._turn_odds(outputs), limits.enough_going_on)
 
     @property
     def _is_loud_voice(self) -> bool:
@@ -206,11 +219,14 @@ class ModelWatch:
     @property
     def odds(self) -> float:
         """Log-odds that the user takes the turn."""
+        return self._turn_odds(self.log_probabilities)
+
+    def _turn_odds(self, log_probabilities: Array) -> float:
         is_harmless = None if self.words is None else is_backchannel(self.words)
         if is_harmless is not None:
             return -WORDS_ODDS if is_harmless else WORDS_ODDS
         echo = max(0.0, self._echo / max(1, self.windows) - MIN_ECHO)
-        return log_odds(self.log_probabilities, SoundKind.TURN) - ECHO_WEIGHT * echo
+        return log_odds(log_probabilities, SoundKind.TURN) - ECHO_WEIGHT * echo
 
     @property
     def lasted_ms(self) -> int:
@@ -225,15 +241,17 @@ class ModelWatch:
     @property
     def may_be_turn(self) -> bool:
         """Whether it is rather the user who speaks than a noise, another voice or echo."""
-        limits = self.classifier.limits
-        return self.lasted_ms >= limits.earliest_ms and self._user_odds > limits.enough
+        return self._may_be_turn(self.log_probabilities)
 
-    @property
-    def _user_odds(self) -> float:
+    def _may_be_turn(self, log_probabilities: Array) -> bool:
+        limits = self.classifier.limits
+        return self.lasted_ms >= limits.earliest_ms and self._user_odds(log_probabilities) > limits.enough
+
+    def _user_odds(self, log_probabilities: Array) -> float:
         """Log-odds that it is the user's voice, whatever it says."""
         if self._echo >= ECHO_SHARE * self.windows:
             return -WORDS_ODDS
-        return log_odds(self.log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL)
+        return log_odds(log_probabilities, SoundKind.TURN, SoundKind.BACKCHANNEL)
 
 
 def log_odds(log_probabilities: Array, *kinds: SoundKind) -> float:

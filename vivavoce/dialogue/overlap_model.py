@@ -125,6 +125,13 @@ class OverlapInputs:
         return np.array([np.clip(sharp - MIDDLE, *SHARPNESS), self.distance.relative_usual, evidence], np.float32)
 
 
+def without_distance(inputs: Array) -> Array:
+    """The same inputs as where the user's usual distance is not known."""
+    changed = inputs.copy()
+    changed[-DISTANCES:] = 0
+    return changed
+
+
 @dataclass(frozen=True)
 class OverlapNetwork:
     """The weights, laid out as torch has them; `step` takes any number of overlaps at once."""
