@@ -56,6 +56,19 @@ def test_the_cost_is_unknown_until_some_seconds_were_measured_and_after_a_restar
     assert after(cost, 10.0, TEN_SECONDS).load(1) == pytest.approx(0.405)
 
 
+def test_decisions_that_make_no_sound_do_not_make_the_sound_dearer():
+    """A caller whose turns all call functions was refused by an idle server: two such sessions seemed too many."""
+    cost, decision = SpeechCost(threads=2, vocoder_workers=2), BusySeconds(engine=0.35, vocoder=0.0)
+    for _ in range(20):
+        cost.note_decision(BusySeconds(cost.total.engine + decision.engine, cost.total.vocoder))
+    assert cost.load(1) is None, "nothing is known of the vocoder"
+    spoken = after(cost, 10.0, TEN_SECONDS).load(1)
+    assert spoken == pytest.approx(0.2025, abs=1e-3)
+    for _ in range(20):
+        cost.note_decision(BusySeconds(cost.total.engine + decision.engine, cost.total.vocoder))
+    assert spoken * 0.8 < cost.load(1) < spoken * 1.2
+
+
 def test_a_slow_time_is_forgotten_after_more_sound():
     cost = after(SpeechCost(threads=1), 30.0, BusySeconds(30.0, 30.0))
     assert cost.load(1) == pytest.approx(60 / 31 * 1.1)

@@ -18,6 +18,7 @@ from vivavoce.dialogue.backend import CallArguments, CallBegan, Ended, ReplyPlan
 from vivavoce.dialogue.events import ReplyAudio, ReplyDone
 from vivavoce.dialogue.items import HostedCall, Item, Message, TextPart, ToolCall, ToolOutput
 from vivavoce.dialogue.settings import ConversationSettings, HostedTool, Tool
+from vivavoce.errors import CheckpointError
 from vivavoce.s2s.options import MossSpeechOptions, checkpoint_options
 from vivavoce.s2s.text_branch import NO_CALL, call_turn, offer, output_turn
 
@@ -98,6 +99,14 @@ async def test_a_call_or_speech_and_without_a_call_the_speech_of_a_session_witho
         if not calls:
             np.testing.assert_array_equal(sound_of(pieces), sound_of(plain))
     assert sorted(outcomes) == [False, True]
+
+
+@pytest.mark.parametrize("bias", [-1000.0, 1000.0])
+async def test_a_bias_decides_between_a_call_and_none_but_not_on_required_calls(parts, exchanged, bias):
+    for each in (parts, exchanged):
+        async with each.pipeline(calls_tools=True, no_call_bias=bias) as pipeline:
+            assert bool(calls_of(await replied(pipeline))) is (bias < 0)
+            assert len(calls_of(await replied(pipeline, replace(SETTINGS, tool_choice="required")))) == 1
 
 
 @pytest.mark.full
@@ -196,6 +205,15 @@ def test_the_checkpoint_or_an_option_switches_the_branch_on(tmp_path, said, aske
     (tmp_path / "generation_config.json").write_text(json.dumps({"summaries": said}))
     options = checkpoint_options(tmp_path, MossSpeechOptions(writes_summaries=asked))
     assert options.writes_summaries is expected and options.calls_tools is False
+
+
+def test_the_checkpoint_says_how_readily_it_calls(tmp_path):
+    assert checkpoint_options(tmp_path, MossSpeechOptions()).no_call_bias == 0.0
+    (tmp_path / "generation_config.json").write_text(json.dumps({"no_call_bias": 1.5}))
+    assert checkpoint_options(tmp_path, MossSpeechOptions()).no_call_bias == 1.5
+    (tmp_path / "generation_config.json").write_text(json.dumps({"no_call_bias": "much"}))
+    with pytest.raises(CheckpointError, match="generation_config"):
+        checkpoint_options(tmp_path, MossSpeechOptions())
 
 
 WITHOUT_LLGUIDANCE = """

@@ -183,6 +183,11 @@ class MossSpeechBackend:
         if self.speech_cost is not None:
             self.speech_cost.note(seconds, self._busy, is_start)
 
+    def note_decision(self) -> None:
+        """Note that a decision on tools was made."""
+        if self.speech_cost is not None:
+            self.speech_cost.note_decision(self._busy)
+
     @property
     def _busy(self) -> BusySeconds:
         return BusySeconds(self.core.slack.busy, self.vocoder.busy)

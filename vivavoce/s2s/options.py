@@ -48,6 +48,8 @@ class MossSpeechOptions:
     """Whether sound waits for its caption, so that moderation sees the text first."""
     calls_tools: bool | None = None
     """Whether the model decides on tool calls itself, in a branch that writes; None: where its checkpoint says so."""
+    no_call_bias: float = 0.0
+    """Log-odds that a decision on tools is moved by towards no call."""
     summary_writer: SummaryWriter | None = None
     """Sums up long conversations; None: the model itself if it can, otherwise turns are dropped."""
     writes_summaries: bool | None = None
@@ -74,6 +76,7 @@ def checkpoint_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOp
         checkpoint_settings = {name: stored[name] for name in ("temperature", "top_k", "top_p") if name in stored}
         sampling = replace(options.sampling, **checkpoint_settings) if checkpoint_settings else options.sampling
         left = stored.get("left_chunks", options.left_chunks)
+        no_call_bias = float(stored.get("no_call_bias", options.no_call_bias))
         abilities = {name: stored.get(key) is True for name, key in ABILITIES.items()}
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file} has invalid sampling settings ({error})") from error
@@ -82,4 +85,4 @@ def checkpoint_options(folder: Path, options: MossSpeechOptions) -> MossSpeechOp
         logger.info("%s can call tools, which needs llguidance: pip install 'vivavoce[tools]'", folder.name)
         abilities["calls_tools"] = False
     known: dict[str, Any] = {name: value for name, value in abilities.items() if getattr(options, name) is None}
-    return replace(options, sampling=sampling, left_chunks=left, **known)
+    return replace(options, sampling=sampling, left_chunks=left, no_call_bias=no_call_bias, **known)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 MIN_SOUND_SECONDS = 3.0  # that were measured, from which on the cost is known
 AVERAGED_SECONDS = 60.0  # of sound
 START_SECONDS = 1.0  # of later sound that the start of a reply costs in addition: its prompt, and chunks that are small
+DECISION_SECONDS = 2.0  # of sound that a decision on tools costs: the prompt with the tools, and a call
 REPLY_SECONDS = 10.0  # length of a reply that is assumed
 
 
@@ -32,7 +33,7 @@ class SpeechCost:
     vocoder_workers: int = 1
     """Vocoder passes among them."""
     sound: float = 0.0
-    """Seconds of sound measured, and those that the starts of replies count as; older ones with less weight."""
+    """Seconds of sound measured, and those that starts and decisions count as; older ones with less weight."""
     busy: BusySeconds = field(default_factory=BusySeconds)
     """What they took, with the same weights."""
     total: BusySeconds = field(default_factory=BusySeconds)
@@ -40,7 +41,19 @@ class SpeechCost:
 
     def note(self, sound: float, total: BusySeconds, is_start: bool = False) -> None:
         """Add sound that was made since the last measurement; the counters now have these values."""
-        counted = sound + START_SECONDS * is_start
+        self._note(sound + START_SECONDS * is_start, total)
+
+    def note_decision(self, total: BusySeconds) -> None:
+        """Add a decision on tools, which makes no sound; the counters now have these values.
+
+        Until sound was measured nothing is known of the vocoder: decisions before do not count.
+        """
+        if self.sound:
+            self._note(DECISION_SECONDS, total)
+        else:
+            self.restart(total)
+
+    def _note(self, counted: float, total: BusySeconds) -> None:
         kept = math.exp(-counted / AVERAGED_SECONDS)
         self.sound = kept * self.sound + counted
         self.busy = BusySeconds(

@@ -139,6 +139,7 @@ class CallDecision:
             for piece in self._decided(is_whole):
                 await self._pieces.put(piece)
         finally:
+            self._backend.note_decision()
             with suppress(VivaError):  # the engine was closed first
                 await self._backend.engine.close(sequence)
 
@@ -150,7 +151,7 @@ class CallDecision:
             schemas, settings.tool_choice, settings.parallel_tool_calls, otherwise=NO_CALL
         )
         room = max(1, min(MAX_CALL_ROWS, backend.core.capacity - self._read))
-        generation = Generation(GREEDY, max_new_rows=room, grammar=grammar)
+        generation = Generation(GREEDY, max_new_rows=room, grammar=grammar, biases=self._biases())
         async with await backend.engine.generate(sequence, generation) as reply:
             async for row in reply:
                 if backend.model.ends(row):
@@ -159,6 +160,13 @@ class CallDecision:
                 if _begins_no_call(backend.tokenizer.decode(self._written[:8])):
                     return True
         return reply.finish == "stop"
+
+    def _biases(self) -> tuple[tuple[int, float], ...]:
+        """What the checkpoint adds to the logit of the first token of no call, where that is allowed."""
+        bias = self._backend.options.no_call_bias
+        if not bias or self._settings.tool_choice != "auto":
+            return ()
+        return ((self._backend.tokenizer.encode(NO_CALL)[0], bias),)
 
     def _decided(self, is_whole: bool) -> Iterator[Piece]:
         text = self._backend.tokenizer.decode(self._written)

@@ -45,10 +45,11 @@ ASR_FILES = ("config.json", "tokenizer.json", "generation_config.json", "preproc
 WEIGHTS = "model.safetensors"
 
 
-def package_speech(lm: Path, codec: Path, out: Path) -> int:
+def package_speech(lm: Path, codec: Path, out: Path, no_call_bias: float = 0.0) -> int:
     """Write a speech-to-speech model folder; returns its size in bytes."""
     _package(lm, SPEECH_FILES, out)
-    (out / "generation_config.json").write_text(json.dumps(REPLIES | _abilities(lm), indent=2), encoding="utf8")
+    settings = REPLIES | _abilities(lm) | ({"no_call_bias": no_call_bias} if no_call_bias else {})
+    (out / "generation_config.json").write_text(json.dumps(settings, indent=2), encoding="utf8")
     for file in sorted(codec.rglob("*")):
         target = out / "codec" / file.relative_to(codec)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -107,6 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--draft", type=Path, help="folder written by `viva train draft` or `viva train medusa`")
     parser.add_argument("--codec", type=Path, help="folder written by `viva train assemble` or `viva train tts-codec`")
     parser.add_argument("--bits", type=int, help="of an ASR model's matrices, as `viva train asr` rounded them")
+    parser.add_argument("--no-call-bias", type=float, default=0.0, help="of a speech-to-speech model's tool decisions")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     if options.asr is not None:
@@ -116,7 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
     elif options.codec is None or (options.lm is None) == (options.tts is None):
         raise InputError("give --asr, or --draft, or --codec with either --lm or --tts")
     elif options.lm is not None:
-        size = package_speech(options.lm, options.codec, options.out)
+        size = package_speech(options.lm, options.codec, options.out, options.no_call_bias)
     else:
         size = package_tts(options.tts, options.codec, options.out)
     print(f"{options.out}: {size / 1e6:.1f} MB")
