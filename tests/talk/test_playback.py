@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -11,7 +12,7 @@ import pytest
 
 from vivavoce.audio.io import Sound, read, write
 from vivavoce.errors import InputError, MissingDependencyError
-from vivavoce.talk.audio import DeviceAudio, FileAudio, sound_devices
+from vivavoce.talk.audio import MAX_LATE_SECONDS, PACKET_SECONDS, DeviceAudio, FileAudio, PacketPace, sound_devices
 from vivavoce.talk.playback import PlaybackBuffer
 
 RATE = 24_000
@@ -189,3 +190,16 @@ def test_a_file_is_played_where_there_is_a_loudspeaker(monkeypatch, tmp_path: Pa
     monkeypatch.setitem(sys.modules, "sounddevice", None)
     asyncio.run(converse(audio, PlaybackBuffer(RATE), 30))
     assert audio.silence_line is not None and "not played" in audio.silence_line
+
+
+async def test_after_a_stall_a_file_goes_on_at_the_pace_of_speech():
+    heard: list[np.ndarray] = []
+    pace = PacketPace(lambda packet: None, None, RATE, heard, [])
+    packets = pace.packets(tone(0.4, RATE))
+    await pace.send(packets[0])
+    time.sleep(0.5)
+    resumed = time.monotonic()
+    for packet in packets[1:]:
+        await pace.send(packet)
+    assert time.monotonic() - resumed > (len(packets) - 2) * PACKET_SECONDS - MAX_LATE_SECONDS
+    np.testing.assert_array_equal(np.concatenate(heard), tone(0.4, RATE))

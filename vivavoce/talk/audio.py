@@ -18,6 +18,7 @@ from vivavoce.talk.playback import PlaybackBuffer
 logger = logging.getLogger(__name__)
 
 PACKET_SECONDS = 0.02
+MAX_LATE_SECONDS = 0.1  # that packets may be sent sooner after each other, to be in time again
 MAX_WAIT_SECONDS = 30.0  # after a file, for a reply
 PAUSE_SECONDS = 0.4  # after a reply, before the next file
 NO_DEVICE = "use files instead: --wav QUESTION.wav --out TALK.wav"
@@ -143,9 +144,15 @@ class PacketPace:
         return np.split(padded, len(padded) // self._size)
 
     async def send(self, packet: Samples) -> None:
-        """Wait until the packet is due, and send it."""
+        """Wait until the packet is due, and send it.
+
+        After a stall of the process the rest is sent later: in a burst it would come sooner than it was spoken.
+        """
         self._sent += 1
-        await asyncio.sleep(max(0.0, self._started + self._sent * PACKET_SECONDS - self._loop.time()))
+        wait = self._started + self._sent * PACKET_SECONDS - self._loop.time()
+        if wait < -MAX_LATE_SECONDS:
+            self._started -= wait
+        await asyncio.sleep(max(0.0, wait))
         self._hear(packet)
         self._heard.append(packet)
         if self._playback is not None:
