@@ -294,3 +294,31 @@ def test_a_lent_thread_leaves_work_that_is_not_due():
         executor.wait_for(task.is_empty.is_set)  # returns: the caller waits by itself
     assert not task.threads
     executor.close()
+
+
+def test_a_task_is_not_asked_for_its_deadline_while_another_thread_runs_it():
+    begun, may_end, asked_while_running = threading.Event(), threading.Event(), []
+
+    class LongTask(TaskList):
+        """Its first piece of work lasts until it may end."""
+
+        def due(self):
+            if begun.is_set() and not may_end.is_set():
+                asked_while_running.append(threading.current_thread().name)
+            return super().due()
+
+        def do_next(self):
+            super().do_next()
+            begun.set()
+            may_end.wait(10)
+
+    executor, task = DeadlineExecutor("viva-test"), LongTask([], 0.0)
+    executor.add(task)
+    executor.start()
+    assert begun.wait(10)
+    with executor.lend_thread():
+        pass
+    may_end.set()
+    executor.remove(task)
+    executor.close()
+    assert asked_while_running == []

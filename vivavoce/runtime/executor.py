@@ -121,7 +121,9 @@ class DeadlineExecutor:
             yield
         finally:
             self._current.is_lent = False
-            if any(task.due() is not None for task in self.tasks):
+            with self._changed:
+                _, task = earliest_deadline(self._waiting_tasks())
+            if task is not None:
                 self.wake()
 
     def wait_for(self, is_ready: Callable[[], bool]) -> None:
@@ -130,7 +132,7 @@ class DeadlineExecutor:
             return
         while not is_ready():
             with self._changed:
-                due, task = earliest_deadline([each for each in self.tasks if id(each) not in self._busy])
+                due, task = earliest_deadline(self._waiting_tasks())
                 if task is None or not self._is_open or due - self.now() > self.early:
                     break
                 self._busy.add(id(task))
@@ -152,6 +154,10 @@ class DeadlineExecutor:
         self._wakeups.put(None)
         if not self._idle and len(self._threads) < self.max_threads and id(task) not in self._busy:
             self._start_thread()
+
+    def _waiting_tasks(self) -> list[Task]:
+        """The tasks that no thread runs. With the lock held: a running task must not be asked."""
+        return [each for each in self.tasks if id(each) not in self._busy]
 
     def _discard(self, task: Task) -> None:
         self._references = [weakref.ref(each) for each in self.tasks if each is not task]
@@ -197,7 +203,7 @@ class DeadlineExecutor:
         while True:
             self._forget_wakeups()
             with self._changed:
-                due, task = earliest_deadline([each for each in self.tasks if id(each) not in self._busy])
+                due, task = earliest_deadline(self._waiting_tasks())
                 wait = due - self.now() - self.early
                 if not self._is_open or not self.tasks:
                     self._leave()
@@ -229,7 +235,7 @@ class DeadlineExecutor:
 
     def _share_work(self) -> None:
         """Have another thread wait for the tasks that this one does not run, if they have work."""
-        due, task = earliest_deadline([each for each in self.tasks if id(each) not in self._busy])
+        due, task = earliest_deadline(self._waiting_tasks())
         if task is None:
             return
         if self._idle:
