@@ -2,6 +2,7 @@
 
 import json
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -9,6 +10,7 @@ from tests.bench.test_tools import Host
 from tests.server.harness import RunningServer
 from tests.server.test_live_conversation import RATE
 from vivavoce.audio.io import float_to_pcm16
+from vivavoce.bench.described_tools import DESCRIBED_TOOLS
 from vivavoce.bench.tool_requests import (
     INSTRUCTIONS,
     ScoredRequest,
@@ -23,7 +25,8 @@ from vivavoce.cascade.interfaces import ChatCall, ChatEnd, ChatText
 from vivavoce.s2s.text_branch import NO_CALL
 from vivavoce.server.config import ServerOptions
 from vivavoce.train.front_desk.answers import Exchange
-from vivavoce.train.front_desk.tools import written_call
+from vivavoce.train.front_desk.tools import TOOLS, written_call
+from vivavoce.train.lm.tool_examples import EVALUATED_TOOLS
 
 
 class Waiter:
@@ -52,7 +55,7 @@ async def test_a_request_is_asked_with_the_desks_tools_and_its_call_is_scored():
     salmon = written_call("order", {"dish": "grilled salmon"})
     asked = [request("the salmon", salmon), request("hello", NO_CALL)]
     async with RunningServer(host, ServerOptions(opens_per_minute=1e5)) as server:
-        calls = [await _ask(f"{server.ws}/v1/realtime", None, each, INSTRUCTIONS) for each in asked]
+        calls = [await _ask(f"{server.ws}/v1/realtime", None, each, INSTRUCTIONS, EVALUATED_TOOLS) for each in asked]
     assert all("front desk of a restaurant" in str(prompt) for prompt in chat.prompts)
     assert calls == [(written_call("order", {"dish": "Salmon"}),)] * 2
     scored = [
@@ -63,8 +66,24 @@ async def test_a_request_is_asked_with_the_desks_tools_and_its_call_is_scored():
     assert [entry["said"] for entry in found["wrong"]] == ["hello"]
 
 
+def test_described_tools_take_what_the_desks_own_take():
+    """Every right call is valid for them, so that the same requests are scored by the same calls."""
+    parameters = {tool.name: tool.parameters for tool in DESCRIBED_TOOLS}
+    assert [tool.name for tool in DESCRIBED_TOOLS if tool.name in TOOLS] == sorted(TOOLS, key=list(parameters).index)
+    for exchange in drawn_requests(120, 0, seed=0):
+        name, arguments = (json.loads(exchange.call)[key] for key in ("name", "arguments"))
+        if name in ("order", "look_up"):  # their values are listed, by the names that guests use
+            (key,) = arguments
+            assert any(
+                is_right(exchange.call, [written_call(name, {key: value})])
+                for value in parameters[name]["properties"][key]["enum"]
+            )
+        else:
+            jsonschema.validate(arguments, parameters[name])
+
+
 def test_a_request_without_a_reply_is_wrong_and_ends_nothing():
-    scored = _scored("ws://127.0.0.1:1/v1/realtime", None, request("hello", NO_CALL), "")
+    scored = _scored("ws://127.0.0.1:1/v1/realtime", None, request("hello", NO_CALL), "", EVALUATED_TOOLS)
     assert not scored.is_right and scored.failure
     found = figures([scored])
     assert found["failed"] == 1 and found["right_without_call"] == 0 and found["wrong"][0]["failure"]

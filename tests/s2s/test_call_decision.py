@@ -1,5 +1,6 @@
 """Decisions on tool calls apart from the reply: what they read, what counts as a call, and what follows."""
 
+import asyncio
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -107,6 +108,26 @@ async def test_what_is_called_is_not_answered_and_what_is_not_is_answered_as_wit
     else:
         assert len(calls) == 1 and not words and calls[0].name in ("book", "ring")
         assert set(json.loads(calls[0].arguments)) <= {"room", "name", "note"}
+
+
+@pytest.mark.parametrize("waits", [0, 1, 30])
+async def test_a_held_reply_that_is_closed_leaves_neither_it_nor_the_decision_running(chat, waits):
+    pieces = chat.reply(QUESTION, ConversationSettings(tools=TOOLS))
+    first = asyncio.create_task(anext(pieces))
+    for _ in range(waits):
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    await pieces.aclose()
+    await chat.engine.close(await chat.engine.open())  # commands run in order: those of the closed reply are over
+    assert not any(each.is_generating for each in chat.core.scheduler.sequences.values())
+    assert {each.id for each in chat._cached} == set(chat.core.scheduler.sequences)
+
+
+async def test_what_was_called_is_not_generated_as_a_reply(chat, monkeypatch):
+    monkeypatch.setitem(BIASES, NO_CALL, -1000.0)
+    _, calls, _ = await reply(chat, ConversationSettings(tools=TOOLS))
+    assert calls and not any(each.is_generating for each in chat.core.scheduler.sequences.values())
 
 
 async def test_words_and_calls_after_an_output_are_not_decided_apart(chat, monkeypatch):

@@ -2,7 +2,8 @@
 
 Every request is a session of its own with the desk's four tools and two that nothing asks for. Its phrasing and its
 voice are held out of training. A call is right if its tool and all of its arguments are; what asks for no tool is
-answered rightly without a call.
+answered rightly without a call. The tools are those that mini-speech was trained with, or described ones, for models
+that do not know the desk.
 """
 
 import asyncio
@@ -18,8 +19,10 @@ from typing import Any
 from rich.progress import track
 
 from vivavoce.audio.io import Sound, float_to_pcm16
+from vivavoce.bench import described_tools
 from vivavoce.bench.tools import RATE, ManualTurnClient
 from vivavoce.bench.turn_client import Event, connect, realtime_url
+from vivavoce.dialogue.settings import Tool
 from vivavoce.errors import InputError, VivaError
 from vivavoce.evaluation.machine import stage
 from vivavoce.s2s.text_branch import NO_CALL
@@ -72,19 +75,24 @@ def run(
     requests: int = 200,
     others: int = 100,
     kokoro: bool = False,
-    instructions: str = INSTRUCTIONS,
+    instructions: str | None = None,
+    described: bool = False,
     seed: int = 0,
     out: Path | None = None,
 ) -> dict[str, Any]:
     """Ask, score and print; write `tool_calls.json` to `out`. `others` is the number that ask for no tool."""
+    tools = described_tools.DESCRIBED_TOOLS if described else EVALUATED_TOOLS
+    if instructions is None:
+        instructions = described_tools.INSTRUCTIONS if described else INSTRUCTIONS
     exchanges = drawn_requests(requests, others, seed)
     with stage(f"speaking {len(exchanges)} requests"):
         spoken = spoken_requests(exchanges, kokoro, seed)
     address = realtime_url(url, model)
     scored = []
     for request in track(spoken, "requests"):
-        scored.append(_scored(address, api_key, request, instructions))
-    result = {"url": url, "voices": "kokoro" if kokoro else "programs", "seed": seed, **figures(scored)}
+        scored.append(_scored(address, api_key, request, instructions, tools))
+    made = {"url": url, "voices": "kokoro" if kokoro else "programs", "described_tools": described, "seed": seed}
+    result = {**made, **figures(scored)}
     _print(result)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -121,28 +129,32 @@ def spoken_requests(exchanges: Sequence[Exchange], kokoro: bool, seed: int) -> l
     ]
 
 
-def _scored(address: str, key: str | None, request: SpokenRequest, instructions: str) -> ScoredRequest:
+def _scored(
+    address: str, key: str | None, request: SpokenRequest, instructions: str, tools: Sequence[Tool]
+) -> ScoredRequest:
     """Ask; a request that fails or takes too long does not end the run."""
     try:
-        calls = asyncio.run(_ask(address, key, request, instructions))
+        calls = asyncio.run(_ask(address, key, request, instructions, tools))
     except (VivaError, TimeoutError) as error:
         return ScoredRequest(request, (), False, str(error) or f"no reply within {REPLY_SECONDS:g} s")
     return ScoredRequest(request, calls, is_right(request.exchange.call, calls))
 
 
-async def _ask(address: str, key: str | None, request: SpokenRequest, instructions: str) -> tuple[str, ...]:
+async def _ask(
+    address: str, key: str | None, request: SpokenRequest, instructions: str, tools: Sequence[Tool]
+) -> tuple[str, ...]:
     async with asyncio.timeout(REPLY_SECONDS), connect(address, key) as wire:
         caller = ManualTurnClient(wire)
-        await caller.configure(_tools(), instructions)
+        await caller.configure(_declared(tools), instructions)
         await caller.append(request.pcm)
         reply = await caller.reply()
     return tuple(json.dumps({"name": call["name"], "arguments": _object(call["arguments"])}) for call in reply.calls)
 
 
-def _tools() -> list[Event]:
+def _declared(tools: Sequence[Tool]) -> list[Event]:
     return [
         {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.parameters}
-        for tool in EVALUATED_TOOLS
+        for tool in tools
     ]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from vivavoce.cascade.chat_messages import text_of
 from vivavoce.cascade.interfaces import ChatCall
+from vivavoce.cascade.spoken_times import with_clock_times
 from vivavoce.dialogue.history import new_id
 from vivavoce.dialogue.settings import Tool
 from vivavoce.engine.constraints import allows_null
@@ -83,10 +84,10 @@ def decision_messages(messages: Sequence[dict[str, Any]], tools: Sequence[Tool])
     for purpose, offered, turns in EXAMPLES:
         offer = f"{_offer(purpose, offered)}\n\n"
         for words, decision in turns:
-            prompt.append({"role": "user", "content": f"{offer}User: {words}"})
+            prompt.append({"role": "user", "content": f"{offer}User: {with_clock_times(words)}"})
             prompt.append({"role": "assistant", "content": decision})
             offer = ""
-    said = "\n".join([*earlier[-MAX_LINES:], f"User: {text_of(messages[-1])}"])
+    said = "\n".join([*earlier[-MAX_LINES:], f"User: {with_clock_times(text_of(messages[-1]))}"])
     return [*prompt, {"role": "user", "content": f"{_offer(instructions, tools)}\n\n{said}"}]
 
 
@@ -145,4 +146,5 @@ def _lines(message: dict[str, Any]) -> Iterator[str]:
         yield f"Called: {call['function']['name']} {call['function']['arguments'][:MAX_LINE]}"
     if message.get("content"):
         speaker = {"user": "User", "tool": "Result"}.get(message["role"], "Assistant")
-        yield f"{speaker}: {' '.join(text_of(message).split())[:MAX_LINE]}"
+        said = " ".join(text_of(message).split())[:MAX_LINE]
+        yield f"{speaker}: {with_clock_times(said) if speaker == 'User' else said}"

@@ -4,9 +4,11 @@ Sequences stay cached after a reply: the next one forks the cached sequence with
 instructions and earlier turns are prefilled once.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -37,10 +39,13 @@ logger = logging.getLogger(__name__)
 
 BUNDLED = "smollm2"
 MAX_UNREAD_TOKENS = 64  # a reply whose reader waits, for playback or for a client, is paused beyond these
+MAX_HELD_TOKENS = 16  # the same of a reply that is held until calls are decided on
 SMALL_HIDDEN = 3072  # of models with up to about three billion parameters; larger ones are left to their template
 SPARE_SECONDS = 0.8  # deadline of prompts that are read in advance: later than that of all other work
 OTHER_ENDS = (" a", " b")  # after which prompts with the same words differ
 UNFINISHED = "\ufffd"  # decoded for a character whose bytes are incomplete
+Decision = tuple[list[ChatCall], ChatEnd]
+"""The calls of a user's turn, and how their decision ended."""
 
 
 @dataclass(frozen=True)
@@ -100,17 +105,32 @@ class LocalChat:
 
     async def reply(
         self, messages: Sequence[dict[str, Any]], settings: ConversationSettings
-    ) -> AsyncIterator[ChatPiece]:
-        """Stream the reply; closing the iterator stops it."""
-        decided = ChatEnd("stop")
+    ) -> AsyncGenerator[ChatPiece]:
+        """Stream the reply; closing the iterator stops it.
+
+        Where the decision on calls is made apart, the reply is generated beside it, and held until nothing is called.
+        """
+        decision: asyncio.Task[Decision] | None = None
         if decision_rows := self._decision_rows(messages, settings):
-            calls, decided = await self._decide(decision_rows, settings)
-            for call in calls:
-                yield call
-            if calls:
-                yield decided
-                return
+            decision = asyncio.create_task(self._decide(decision_rows, settings))
             settings = replace(settings, tools=())
+        try:
+            async with aclosing(self._generate(messages, settings, decision)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            if decision is not None and not decision.done():
+                decision.cancel()
+                await asyncio.wait([decision])
+
+    async def _generate(
+        self,
+        messages: Sequence[dict[str, Any]],
+        settings: ConversationSettings,
+        decision: "asyncio.Task[Decision] | None",
+    ) -> AsyncGenerator[ChatPiece]:
+        """The calls that were decided on, or the reply."""
+        decided = ChatEnd("stop")
         max_tokens, tools = self._max_tokens(settings), self._tools(settings)
         grammar = await self._grammar(settings, bool(tools))
         start = forced_start(settings.tool_choice) if tools and grammar is None else ""
@@ -123,7 +143,15 @@ class LocalChat:
             if settings.temperature is not None:
                 sampling = replace(sampling, temperature=settings.temperature)
             generation = Generation(sampling, max_tokens, penalise_prompt=False, grammar=grammar)
-            async with await self.engine.generate(sequence, generation, MAX_UNREAD_TOKENS) as reply:
+            max_unread = MAX_UNREAD_TOKENS if decision is None else MAX_HELD_TOKENS
+            async with await self.engine.generate(sequence, generation, max_unread) as reply:
+                if decision is not None:
+                    calls, decided = await decision
+                    if calls:
+                        for call in calls:
+                            yield call
+                        yield decided
+                        return
                 async for row in reply:
                     if self.core.model.ends(row):
                         continue
@@ -176,7 +204,7 @@ class LocalChat:
         rows = self.tokenizer.rows(decision_messages(messages, settings.tools))
         return rows if len(rows) + self._max_tokens(settings) <= self.core.capacity else []
 
-    async def _decide(self, rows: list[Row], settings: ConversationSettings) -> tuple[list[ChatCall], ChatEnd]:
+    async def _decide(self, rows: list[Row], settings: ConversationSettings) -> Decision:
         """The calls of the user's turn, and how their decision ended."""
         grammar = await self._grammars.decision(_schemas(settings), settings.parallel_tool_calls, NO_CALL)
         biases = tuple((self.tokenizer.encode(text)[0], bias) for text, bias in BIASES.items())

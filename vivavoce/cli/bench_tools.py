@@ -44,6 +44,12 @@ def bench_tool_calls(
     kokoro: Annotated[
         bool, typer.Option("--kokoro", help="In Kokoro's held-out voices, not those of flite, espeak-ng and festival.")
     ] = False,
+    described: Annotated[
+        bool,
+        typer.Option(
+            "--described", help="Tools with descriptions and lists of values, for models that do not know the desk."
+        ),
+    ] = False,
     instructions: Annotated[
         str | None, typer.Option(help="System prompt. Default: the desk's; an empty one leaves the server's own.")
     ] = None,
@@ -53,9 +59,8 @@ def bench_tool_calls(
 ) -> None:
     """How many spoken requests to a front desk become the right function call, and how many others none."""
     with progress_to(as_json):
-        from vivavoce.bench.tool_requests import INSTRUCTIONS, run
+        from vivavoce.bench.tool_requests import run
 
-        prompt = INSTRUCTIONS if instructions is None else instructions
-        result = run(url, model, api_key, requests, others, kokoro, prompt, seed, out)
+        result = run(url, model, api_key, requests, others, kokoro, instructions, described, seed, out)
     if as_json:
         print_json(result)

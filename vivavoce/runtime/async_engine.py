@@ -131,7 +131,7 @@ class AsyncEngine(EngineTask):
             self._engine.generate(sequence, generation, max_unread, speculation, listener)
             return self._reply(sequence, loop)
 
-        return await self._call(start)
+        return await self._call(start, lambda reply: self._end_reply(reply.sequence, "cancelled"))
 
     async def answer(
         self,
