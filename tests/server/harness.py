@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import socket
 from dataclasses import replace
 
 import numpy as np
@@ -177,3 +178,10 @@ async def eventually(condition, what: str) -> None:
         while not condition():
             await asyncio.sleep(0.005)
     assert condition(), what
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.harness import DEADLINE, connected
+from tests.server.harness import DEADLINE, connected, free_port
 from tests.server.openai_types import SERVER_EVENTS
 from tests.server.test_live_conversation import Listener, LiveHost, Voice
 from tests.server.test_openai_agents_js import installed
@@ -73,9 +73,7 @@ async def allowing(running):
 @pytest.fixture(scope="module")
 def http_server():
     """The address of an MCP server over HTTP that wants a token; `/away` redirects to another port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     elsewhere = "http://127.0.0.1:1/mcp"
     process = subprocess.Popen([sys.executable, PROGRAM, "http", str(port), TOKEN, elsewhere])
     try:

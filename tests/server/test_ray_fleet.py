@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import yaml
 from openai import AsyncOpenAI, InternalServerError
 from websockets.exceptions import ConnectionClosed
 
+from tests.server.harness import free_port
 from vivavoce import hub
 from vivavoce.server.cluster.app import APP
 
@@ -90,12 +90,6 @@ def deploy(file: Path, dashboard: str) -> None:
     while (status := serve.status().applications[APP]).status != "RUNNING":
         assert status.status in ("DEPLOYING", "NOT_STARTED") and time.monotonic() < deadline, status
         time.sleep(0.1)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 class Caller:
