@@ -92,13 +92,13 @@ def test_without_a_model_eagerness_stretches_the_silence(eagerness, silence):
 @pytest.mark.parametrize(
     ("finished", "eagerness", "silence"),
     [
-        (0.9, "auto", 5),
-        (0.3, "auto", 39),
+        (0.9, "auto", 7),
+        (0.3, "auto", 47),
         (0.01, "auto", 125),
         (0.01, "high", 62),
         (0.2, "high", 25),
-        (0.4, "high", 5),
-        (0.6, "low", 50),
+        (0.4, "high", 7),
+        (0.6, "low", 56),
         (0.1, "low", 250),
     ],
 )

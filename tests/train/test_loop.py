@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from vivavoce.cpu_speed import is_bfloat16_fast
 from vivavoce.errors import CheckpointError, InputError
 from vivavoce.train.loop import Budget, Learner, TrainingRun, is_hidden_matrix, orthogonal, plot_curves, with_strides_of
 
@@ -140,3 +141,19 @@ def test_gradients_have_the_strides_of_their_parameters():
     assert gradient.stride() != books.stride()
     assert with_strides_of(books, gradient).stride() == books.stride()
     assert torch.equal(with_strides_of(books, gradient), gradient)
+
+
+def test_a_cpu_trains_in_bfloat16_where_asked_and_where_it_is_fast():
+    used = []
+    layer = nn.Linear(8, 8)
+
+    def loss(batch):
+        used.append(layer(batch["x"]).dtype)
+        return {"loss": nn.functional.mse_loss(layer(batch["x"]).float(), batch["x"])}
+
+    x, figures = torch.randn(64, 8), []
+    for half in (False, True):
+        learner = Learner({"layer": layer}, loss, 1e-2, half_on_cpu=half)
+        figures += [float(learner.step({"x": x}, 1.0)["loss"]) for _ in range(20)]
+    assert used == [torch.float32] * 20 + [torch.bfloat16 if is_bfloat16_fast() else torch.float32] * 20
+    assert figures[-1] < figures[20] < figures[0] and layer.weight.dtype == torch.float32

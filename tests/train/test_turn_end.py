@@ -1,6 +1,7 @@
 """The corpus and the training of the turn-end model."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from vivavoce.models.turn_end import TurnEndConfig, load_network
 from vivavoce.train.batch_synthesis import BatchSynthesizer
 from vivavoce.train.loop import Budget
 from vivavoce.train.spoken_shards import write_shard
+from vivavoce.train.turn_end import examples as module
 from vivavoce.train.turn_end.beginnings import beginning
 from vivavoce.train.turn_end.corpus import (
     TurnUtterance,
@@ -28,7 +30,7 @@ from vivavoce.train.turn_end.corpus import (
 )
 from vivavoce.train.turn_end.examples import MIN_REST, Examples, end_of_speech, pauses
 from vivavoce.train.turn_end.texts import WORDS, turn_texts
-from vivavoce.train.turn_end.train import initialised, train
+from vivavoce.train.turn_end.train import PauseWindows, initialised, train
 from vivavoce.train.voices import RATE, programs
 
 
@@ -106,6 +108,24 @@ def test_the_sound_before_a_pause_ends_the_window():
     assert (loud > 100 * quiet).all()
 
 
+def test_a_turn_may_have_a_pause_in_it(monkeypatch):
+    monkeypatch.setattr(module, "PAUSED", 1.0)
+    monkeypatch.setattr(module, "PRECEDED", 0.0)
+    tone = (9_000 * np.sin(np.arange(3 * RATE) * 0.3)).astype(np.int16)
+    spoken = TurnUtterance("train", "en", "Hello.", "voice", True, word_ends=(1.0, 2.0, 3.0), samples=tone)
+    examples = Examples([spoken], 5 * RATE, strength=0.0)
+    assert examples.paused_ends == pytest.approx(0.5), "one of the two cuts comes after another one"
+    examples.paused_ends = 1.0
+    sounds, labels, is_paused = examples.drawn(16, 0, ("end",))
+    assert labels.all() and is_paused.all()
+    for sound in sounds:
+        is_loud = sound.unflatten(0, (-1, RATE // 50)).square().mean(1) > 1e-4
+        begins = (is_loud[1:] & ~is_loud[:-1]).nonzero()[:, 0]
+        assert len(begins) == 2, "the speech begins, and goes on after one pause"
+        rest = int(is_loud[int(begins[1]) + 1 :].sum()) / 50
+        assert min(abs(rest - 1 / tempo) for tempo in (0.88, 1.0, 1.15)) < 1.2 and rest > MIN_REST / 1.2
+
+
 def test_a_beginning_stops_where_no_sentence_can():
     source = random.Random(0)
     begun = {beginning("We would like a table for four at eight.", "en", source) for _ in range(40)}
@@ -126,7 +146,8 @@ def test_a_plan_is_spoken_with_the_ends_of_its_words(tmp_path):
     write_plan(tmp_path / "plan.xz", planned)
     assert read_plan(tmp_path / "plan.xz") == planned
     synthesizer = BatchSynthesizer(Kokoro.load(folder), folder)
-    plain, slow = speak_plan(read_plan(tmp_path / "plan.xz"), synthesizer)
+    spoken = list(speak_plan(read_plan(tmp_path / "plan.xz"), synthesizer))
+    plain, slow = sorted(spoken, key=lambda each: each.lengthening)
     assert len(plain.word_ends) == 3 and list(plain.word_ends) == sorted(plain.word_ends)
     assert slow.word_ends[1] - slow.word_ends[0] > plain.word_ends[1] - plain.word_ends[0]
     (tmp_path / "plan.xz").write_bytes(b"nothing")
@@ -152,7 +173,7 @@ def test_shards_survive_the_disk(tmp_path):
         read_shards(tmp_path / "none")
 
 
-def test_training_learns_and_writes_what_can_be_read(tmp_path):
+def told_apart(voices=("voice",)):
     """Ends are loud and beginnings soft at their last moment here, so that a few steps suffice."""
     spoken = []
     for seed in range(6):
@@ -160,7 +181,12 @@ def test_training_learns_and_writes_what_can_be_read(tmp_path):
             each = utterance(is_finished=is_finished, seed=seed, word_ends=(2.0,))
             end = end_of_speech(each.samples / np.float32(32768))
             each.samples[end - RATE // 2 : end] = 12_000 * np.sin(np.arange(RATE // 2) * (0.9 if is_finished else 0.1))
-            spoken.append(each)
+            spoken += [replace(each, voice=voice) for voice in voices]
+    return spoken
+
+
+def test_training_learns_and_writes_what_can_be_read(tmp_path):
+    spoken = told_apart()
     torch.manual_seed(0)
     network = initialised(TurnEndConfig(d_model=32, layers=1, heads=2, ffn=64, seconds=2), None)
     train(network, spoken, tmp_path, Budget(60, warmup=5), batch=16, rate=3e-3)
@@ -171,3 +197,34 @@ def test_training_learns_and_writes_what_can_be_read(tmp_path):
             for kind in ("end", "beginning")
         }
     assert odds["end"].mean() > odds["beginning"].mean() + 1
+
+
+def test_frozen_layers_stay_and_windows_made_once_suffice(tmp_path):
+    spoken = told_apart(("espeak-en", "af_heart"))
+    torch.manual_seed(0)
+    network = initialised(TurnEndConfig(d_model=32, layers=2, heads=2, ffn=64, seconds=2), None)
+    train(network, spoken, tmp_path / "all", Budget(60, warmup=5), batch=16, rate=3e-3)
+    before = {name: weights.clone() for name, weights in network.state_dict().items()}
+    train(network, spoken, tmp_path / "last", Budget(20, warmup=5), batch=16, rate=3e-3, bits=8, frozen=1, windows=64)
+    frozen = ("encoder.conv", "encoder.embed", "encoder.layers.0.")
+    for name, weights in network.state_dict().items():
+        assert torch.equal(weights, before[name]) == name.startswith(frozen), name
+    examples = Examples(spoken, 2 * RATE, strength=0.0)
+    with torch.inference_mode():
+        odds = [network(WhisperMel(80)(examples.batch(32, 9, (kind,))[0])).mean() for kind in ("end", "beginning")]
+    assert odds[0] > odds[1] + 1
+    with pytest.raises(InputError, match="frozen"):
+        train(network, spoken, tmp_path / "none", Budget(1), frozen=3)
+
+
+def test_half_of_the_windows_are_of_programs_and_kokoro_answers_as_before():
+    spoken = told_apart(("espeak-en", "flite-rms", "af_heart"))
+    network = initialised(TurnEndConfig(d_model=32, layers=1, heads=2, ffn=64, seconds=2), None).eval()
+    windows = PauseWindows(network, spoken, "cpu", kept=1.0)
+    made = windows.many(80, 40, seed=1)
+    assert made["inputs"].shape[:2] == (80, 80) and torch.equal(made["inputs"], windows.many(80, 40, seed=1)["inputs"])
+    with torch.inference_mode():
+        answers = network(made["inputs"]).sigmoid()
+    is_own = (made["finished"] - answers).abs() < 0.02
+    programs, kokoro = is_own.view(2, 2, 20).transpose(0, 1).flatten(1).float().mean(1)
+    assert kokoro > 0.4 and programs < 0.1, "windows with a pause in them have the label in both"

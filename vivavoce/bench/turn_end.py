@@ -20,7 +20,7 @@ from vivavoce.bench.recognisers import asterisk_prompts
 from vivavoce.dialogue.settings import TurnSettings
 from vivavoce.dialogue.turn_taker import TurnEvent, TurnState, TurnTaker
 from vivavoce.models.turn_end import BUNDLED, TurnEndModel
-from vivavoce.train.turn_end.corpus import TurnUtterance, read_shards
+from vivavoce.train.turn_end.corpus import TurnUtterance, is_program, read_shards
 from vivavoce.train.turn_end.examples import Pause, pauses
 
 Samples = NDArray[np.float32]
@@ -29,6 +29,7 @@ LEAD, SILENCE = 0.4, 8.5  # seconds of silence before and after the speech
 FLOOR_DB = -70.0
 SPEECH_DB = -26.0
 PERSON = "a person"
+PROGRAMS = "programs"
 PAUSES = (0.4, 0.7, 1.0, 1.2)
 CUTS_AN_UTTERANCE = 2
 EAGERNESS: tuple[Literal["high", "auto", "low"], ...] = ("high", "auto", "low")
@@ -160,9 +161,11 @@ def score(detection: Detection, places: Sequence[SilentPlace]) -> dict[str, Any]
 
 
 def _speakers(place: SilentPlace) -> str:
-    """The language, or who spoke where it was no synthetic voice."""
+    """The language of Kokoro's voices, or which other kind of voice spoke."""
     utterance = place.place.utterance
-    return PERSON if utterance.voice == PERSON else utterance.language
+    if utterance.voice == PERSON:
+        return PERSON
+    return PROGRAMS if is_program(utterance) else utterance.language
 
 
 def share_under(values: Sequence[float], limit: float) -> float:

@@ -46,6 +46,9 @@ def bench_duplex(
     barge_in: Annotated[
         str, typer.Option(help="What decides on barge-in with simulated:MODEL: rules, model, or a file of weights.")
     ] = "model",
+    smart_turn: Annotated[
+        str | None, typer.Option(help="The turn model of semantic_vad with simulated:MODEL, as of `viva serve`.")
+    ] = None,
     require: Annotated[str, typer.Option(help='Bounds such as "R_Y>=.95,pause.early<=.05"; exit 1 if not met.')] = "",
     out: Out = None,
     as_json: Json = False,
@@ -68,6 +71,7 @@ def bench_duplex(
             people=people,
             speaker=speaker,
             barge_in=barge_in,
+            smart_turn=smart_turn,
         )
         result = run(url, model, api_key, options, require, out)
     if as_json:

@@ -13,11 +13,11 @@ from vivavoce.dialogue.settings import TurnSettings
 HYSTERESIS = 0.15
 LIKELY_END_MS = 72
 MIN_SPEECH_MS = 64
-FINISHED_SILENCE_MS = 240  # that ends a turn which the model takes for finished
+FINISHED_SILENCE_MS = 304  # that ends a turn which the model takes for finished; less is often a gap between words
 # Silence that ends a turn which the model takes for unfinished.
 PATIENCE_MS = {"low": 8000, "medium": 4000, "high": 2000, "auto": 4000}
 # Silence that ends a turn about which the model is in doubt: longer than most pauses within sentences.
-DOUBTFUL_SILENCE_MS = {"low": 1600, "medium": 1250, "high": 800, "auto": 1250}
+DOUBTFUL_SILENCE_MS = {"low": 1800, "medium": 1500, "high": 800, "auto": 1500}
 # Without a model, factor on the silence that ends a turn.
 STRETCH = {"low": 2.5, "medium": 1.0, "high": 0.8, "auto": 1.0}
 # Probability of a finished turn from which on the model's answer shortens the silence.

@@ -68,7 +68,10 @@ class TurnEndNetwork(nn.Module):
 
     def forward(self, mel: Tensor) -> Tensor:
         """# [batch, mel, frame] → [batch]"""
-        states = self.encoder(mel)
+        return self.decided(self.encoder(mel))
+
+    def decided(self, states: Tensor) -> Tensor:
+        """From the states of the encoder.  # [batch, time, d_model] → [batch]"""
         pooled = (self.relevance(states).softmax(dim=1) * states).sum(dim=1)
         hidden = functional.gelu(self.hidden(torch.cat([pooled, states[:, -1]], dim=1)))
         odds: Tensor = self.out(hidden)[:, 0]

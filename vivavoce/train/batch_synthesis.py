@@ -23,11 +23,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivavoce import hub
+from vivavoce.device import pick
 from vivavoce.errors import InputError
+from vivavoce.implementations import choose_kokoro_generator
 from vivavoce.models.kokoro.config import RATE as KOKORO_RATE
 from vivavoce.models.kokoro.config import read_vocabulary
 from vivavoce.models.kokoro.decoder import time_mask
-from vivavoce.models.kokoro.model import Kokoro, PhonemeText
+from vivavoce.models.kokoro.model import GeneratedSound, Kokoro, PhonemeText, PreparedSpeech
 from vivavoce.models.kokoro.voices import VoiceTables
 from vivavoce.models.kokoro.windows import FEATURES_A_SECOND
 from vivavoce.train.corpus import Corpus
@@ -38,7 +40,7 @@ from vivavoce.train.voices import CLICK, FRAME, LEAD, QUIET, RATE, TAIL
 
 PHONEMES_A_SECOND = 14.0  # about, at speed 1
 MAX_ROWS = 256
-CUDA_SECONDS, CPU_SECONDS = 500.0, 12.0  # of sound in a batch, padding included
+CUDA_SECONDS, CPU_SECONDS = 500.0, 0.0  # of sound in a batch, padding included; 0: the CPU's generator takes one text
 BLOCK = KOKORO_RATE // 4  # samples that the lengths of batches are multiples of: few distinct transforms
 AUDIBLE = 1e-3
 
@@ -71,6 +73,11 @@ class BatchSynthesizer:
         self.vocabulary = read_vocabulary(folder)
         self.tables = VoiceTables(folder, 2 * model.config.style)
         device = model.bert_encoder.weight.device
+        self._generate: Callable[[PreparedSpeech], GeneratedSound] = model.generate
+        """Of single texts."""
+        if device.type == "cpu":
+            choice = choose_kokoro_generator(pick("cpu"))
+            self._generate = choice.cls(model.decoder.generator, choice.dtype)
         self.seconds_a_batch = seconds_a_batch or (CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS)
 
     def batches(self, utterances: Sequence[PlannedSpeech]) -> list[list[int]]:
@@ -96,7 +103,8 @@ class BatchSynthesizer:
         factors = lengthening or [()] * len(utterances)
         texts = [self._text(each, factor) for each, factor in zip(utterances, factors, strict=True)]
         prepared = self.model.prepare(texts)
-        rows = self.model.generate(prepared).samples
+        generate = self._generate if len(texts) == 1 else self.model.generate
+        rows = generate(prepared).samples.float()
         lengths = prepared.row_lengths * self.model.config.generator.hop
         rows = rows * time_mask(lengths, rows.shape[1])[:, 0]
         low = at_training_rate(functional.pad(rows, (0, -rows.shape[1] % BLOCK)))

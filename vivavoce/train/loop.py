@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vivavoce.cpu_speed import is_bfloat16_fast
 from vivavoce.errors import CheckpointError, InputError
 
 Batch = Mapping[str, Tensor]
@@ -94,6 +95,7 @@ class Learner:
         average: float | None = None,
         use_graph: bool = True,
         half: bool = True,
+        half_on_cpu: bool = False,
         orthogonal: bool = False,
     ) -> None:
         self.modules = dict(modules)
@@ -104,7 +106,8 @@ class Learner:
             raise InputError("no parameter of the modules requires a gradient")
         self.device = self.parameters[0].device
         on_cuda = self.device.type == "cuda"
-        self.use_graph, self.half = use_graph and on_cuda, half and on_cuda
+        self.use_graph = use_graph and on_cuda
+        self.half = half if on_cuda else half_on_cpu and is_bfloat16_fast()
         self.rate = torch.tensor(0.0, device=self.device)
         hidden = [p for n, p in named if orthogonal and is_hidden_matrix(n, p)]
         self.muon = Muon(hidden, weight_decay) if hidden else None
@@ -178,7 +181,7 @@ class Learner:
                 averaged.copy_(stored)
 
     def _train_step(self, batch: Batch) -> dict[str, Tensor]:
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.half, cache_enabled=False):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half, cache_enabled=False):
             scalars = self.loss(batch)
         gradients = torch.autograd.grad(scalars["loss"], self.parameters, allow_unused=True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):

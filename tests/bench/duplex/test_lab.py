@@ -9,6 +9,7 @@ from tests.bench.duplex.voices import keep, speak
 from tests.bench.test_turn_server import Host, Slow, serving
 from tests.bench.turn_servers import Behaviour, Servers, played
 from vivavoce.bench.duplex import page, report, requirements, texts
+from vivavoce.bench.duplex.lab import LabOptions, run
 from vivavoce.bench.duplex.runner import play_scenes
 from vivavoce.bench.duplex.scenes import gather, script
 from vivavoce.bench.turn import session_of
@@ -162,3 +163,9 @@ def test_the_command_calls_a_real_server_and_fails_on_a_bound(tmp_path, monkeypa
     assert result["figures"]["R_R"] == 1.0 and result["figures"]["smooth.latency_p50"] > 0.3
     assert result["figures"]["interruption.stopped"] in (1.0, None)  # None: a busy machine was too late for the reply
     assert not result["errors"] and (tmp_path / "out" / "index.html").is_file()
+
+
+@pytest.mark.parametrize(("option", "value"), [("speaker", "enrol"), ("smart_turn", "folder")])
+def test_options_of_a_simulated_server_are_refused_for_others(option, value):
+    with pytest.raises(InputError, match="--" + option.replace("_", "-")):
+        run("ws://127.0.0.1:1/v1/realtime", options=LabOptions(**{option: value}))

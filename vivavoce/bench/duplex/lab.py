@@ -41,6 +41,8 @@ class LabOptions:
     """Of a simulated server; others have their own."""
     barge_in: str = BY_MODEL
     """What decides on barge-in in a simulated server: `rules`, `model` or a file."""
+    smart_turn: str | None = None
+    """The turn model of a simulated server, as `viva serve --smart-turn`; None: the bundled one."""
     speech_folder: Path | None = None
     """Where the spoken sentences are kept; None: beside the models."""
 
@@ -76,8 +78,9 @@ def run(
     session = session_of(options.detection, options.silence_ms, options.instructions)
     simulated = url.removeprefix(SIMULATED) if url.startswith(SIMULATED) else None
     address = url if simulated is not None else realtime_url(url, model)
-    if simulated is None and options.speaker != "any":
-        raise InputError(f"--speaker is for {SIMULATED}MODEL; start the server with it")
+    if simulated is None and (options.speaker != "any" or options.smart_turn is not None):
+        option = "--smart-turn" if options.speaker == "any" else "--speaker"
+        raise InputError(f"{option} is for {SIMULATED}MODEL; start the server with it")
     made = make_scenes(options)
     if simulated is not None:
         played = _play_simulated(simulated, made, session, options)
@@ -105,7 +108,7 @@ def _play_simulated(model: str, made: Sequence[DuplexScene], session: Event, opt
 
     loop = VirtualLoop()
     conversation = ConversationOptions(speaker=options.speaker, barge_in=options.barge_in)
-    dialogue = ServingOptions(conversation=conversation).dialogue()
+    dialogue = ServingOptions(conversation=conversation, smart_turn=options.smart_turn).dialogue()
 
     async def play() -> PlayedScenes:
         async with simulated_server(loop, model, dialogue) as server:

@@ -267,10 +267,17 @@ class WhisperEncoder(nn.Module):
         if self.fast is not None:
             states: Tensor = self.fast(mel)
             return states
+        return self.finished(self.embedded(mel))
+
+    def embedded(self, mel: Tensor) -> Tensor:
+        """What the first layer reads.  # [window, mel, frame] → [window, frame / 2, d_model]"""
         x = functional.gelu(self.conv1(mel.to(self.conv1.weight.dtype)))
         x = functional.gelu(self.conv2(x)).transpose(1, 2)
-        x = x + self.embed_positions.weight[: x.shape[1]]
-        for layer in self.layers:
+        return x + self.embed_positions.weight[: x.shape[1]]
+
+    def finished(self, x: Tensor, first: int = 0) -> Tensor:
+        """The states, from what layer number `first` reads."""
+        for layer in self.layers[first:]:
             x = layer(x)
         normed: Tensor = self.layer_norm(x.to(self.layer_norm.weight.dtype))
         return normed

@@ -43,6 +43,7 @@ HELD_OUT = 0.04  # share of utterances in held-out voices
 PROGRAMS_HELD_OUT = 0.1  # of those of programs
 LISTED, RECEPTION = 0.35, 0.3  # shares of texts made of lists, and said to the front desk; the rest is from `--texts`
 UNFINISHED = 0.4  # share of the front desk's and the given sentences that are left unfinished
+PROGRAM_VOICES = tuple(f"{name}-" for name in ("flite", "festival", "espeak", "mbrola", "pico"))
 SPEEDS = (0.8, 1.25)
 DRAWN_OUT = 0.35  # share of utterances with a drawn-out word
 LENGTHENINGS = (1.3, 2.6)  # of the last phonemes of such a word
@@ -141,6 +142,11 @@ def speak_plan(
 def read_shards(folder: Path, part: str = "") -> list[TurnUtterance]:
     """All turns of a folder, or those of a part."""
     return read_utterances(folder, TurnUtterance, "turn-end-data", part)
+
+
+def is_program(utterance: TurnUtterance) -> bool:
+    """Whether a program (flite, festival, espeak-ng, …) spoke it."""
+    return utterance.voice.startswith(PROGRAM_VOICES)
 
 
 def program_turns(

@@ -25,6 +25,9 @@ TRIMMED, TRIM = 0.3, 0.05  # share of ends that are cut off by up to this many s
 TEMPOS = (0.88, 1.15)  # of speed and pitch together
 PRECEDED = 0.35  # share of turns with another sentence before the last one
 GAPS = (0.2, 1.0)
+PAUSED = 0.35  # share of turns with a pause at a word within them, after which the speaker went on
+PAUSE_SECONDS = (0.25, 1.4)
+MAX_CUTS = 4  # places of a turn where such a pause may be
 FLOORS_DB = (-85.0, -55.0)
 KINDS = {"end": 0.5, "cut": 0.2, "drawn out": 0.1, "beginning": 0.2}
 
@@ -103,12 +106,23 @@ class Examples:
         self.augmentation = AcousticAugmentation(device, strength)
         self.flat = torch.from_numpy(np.concatenate([each.samples for each in utterances])).to(device)
         starts = np.cumsum([0, *(len(each.samples) for each in utterances)])
-        by_kind: dict[str, list[tuple[int, int]]] = {kind: [] for kind in KINDS}
+        by_kind: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
         for start, utterance in zip(starts.tolist(), utterances, strict=False):
-            for place in pauses(utterance):
-                by_kind[place.kind].append((start, start + place.end))
+            found = pauses(utterance)
+            for place in found:
+                cuts = [start + each.end for each in found if each.is_cut and each.end <= place.end - MIN_REST * RATE]
+                chosen = (
+                    [cuts[number * len(cuts) // MAX_CUTS] for number in range(MAX_CUTS)] if cuts else [0] * MAX_CUTS
+                )
+                by_kind[place.kind].append((start, start + place.end, *chosen))
         present = [kind for kind in KINDS if by_kind[kind]]
         self.places = {kind: torch.tensor(by_kind[kind], device=device) for kind in present}
+        # A cut has less speech before it than an end, so that a pause there would tell the label.
+        with_cuts = {kind: float(np.mean([row[2] > 0 for row in by_kind[kind]])) for kind in present}
+        unfinished = {kind: KINDS[kind] for kind in present if kind != "end"}
+        among = sum(with_cuts[kind] * share for kind, share in unfinished.items()) / max(sum(unfinished.values()), 1e-9)
+        self.paused_ends = PAUSED * min(1.0, among / max(with_cuts.get("end", 0.0), 1e-9) if unfinished else 1.0)
+        """The share of ends after cuts that have a pause there: then as many ends as other places have one."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -117,6 +131,10 @@ class Examples:
 
     def batch(self, size: int, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Tensor, Tensor]:
         """Windows and whether they end a turn; deterministic for a seed.  # [batch, time], [batch]"""
+        return self.drawn(size, seed, kinds)[:2]
+
+    def drawn(self, size: int, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Tensor, Tensor, Tensor]:
+        """As `batch`, and whether the speaker paused within the turn before.  # [batch, time], [batch], [batch]"""
         generator = torch.Generator(self.device).manual_seed(seed)
         places, labels = self._chosen(size, generator, kinds)
 
@@ -125,26 +143,33 @@ class Examples:
 
         tempo, silence = draw(*TEMPOS), draw(*SILENCES) * RATE
         trimmed = (draw(0, 1) < TRIMMED) * labels[:, None] * draw(0, TRIM) * RATE
-        start, end = places[:, :1], places[:, 1:] - trimmed.long()
+        start, end = places[:, :1], places[:, 1:2] - trimmed.long()
         back = torch.arange(self.samples - 1, -1, -1, device=self.device)[None] - silence  # samples before the end
-        speech = self._at(end, back * tempo, start)
-        speech = speech * (back / (draw(*FADES) * RATE)).clamp(0, 1)
+        number = torch.randint(MAX_CUTS, (size, 1), generator=generator, device=self.device)
+        cut = places.gather(1, 2 + number)
+        is_paused = (draw(0, 1) < torch.where(labels[:, None] > 0, self.paused_ends, PAUSED)) & (cut > 0)
+        pause, rest = is_paused * draw(*PAUSE_SECONDS) * RATE, (end - cut) / tempo
+        fade = draw(*FADES) * RATE
+        into = (back - rest) * is_paused  # samples before the end of the pause
+        speech = self._at(end, (back - into.clamp(min=0).minimum(pause)) * tempo, start)
+        edge = torch.where(into > pause, into - pause, -into).div(fade).clamp(0, 1)
+        speech = speech * torch.where(is_paused, edge, 1.0) * (back / fade).clamp(0, 1)
         before, _ = self._chosen(size, generator, ("end",))
-        back_before = back - (end - start) / tempo - draw(*GAPS) * RATE
-        preceding = self._at(before[:, 1:], back_before * tempo, before[:, :1])
+        back_before = back - (end - start) / tempo - pause - draw(*GAPS) * RATE
+        preceding = self._at(before[:, 1:2], back_before * tempo, before[:, :1])
         window = speech + preceding * (draw(0, 1) < PRECEDED)
         floor = 10 ** (draw(*FLOORS_DB) / 20)
         window = window + floor * torch.randn(window.shape, generator=generator, device=self.device)
         lengths = torch.full((size,), self.samples, device=self.device)
         # A seed of its own: with the same one, room and noise would follow the choice of places, and tell the label.
-        return self.augmentation(window, lengths, derived(seed, 1)), labels
+        return self.augmentation(window, lengths, derived(seed, 1)), labels, is_paused[:, 0]
 
     def _chosen(self, size: int, generator: torch.Generator, kinds: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Random places by the shares of their kinds, and whether they are ends.  # [batch, 2], [batch]"""
+        """Random places by the shares of their kinds, and whether they are ends.  # [batch, 2 + MAX_CUTS], [batch]"""
         kinds = [kind for kind in kinds if kind in self.places]
         shares = torch.tensor([KINDS[kind] for kind in kinds], device=self.device)
         kind = torch.multinomial(shares, size, replacement=True, generator=generator)
-        places = torch.empty(size, 2, dtype=torch.int64, device=self.device)
+        places = torch.empty(size, 2 + MAX_CUTS, dtype=torch.int64, device=self.device)
         for number, name in enumerate(kinds):
             rows = self.places[name]
             pick = torch.randint(len(rows), (size,), generator=generator, device=self.device)
