@@ -146,6 +146,19 @@ def test_a_voice_as_loud_as_the_user_interrupts_after_a_second_whatever_it_is_ta
 
 
 @pytest.mark.parametrize(
+    ("level_db", "levels", "stops"),
+    [(-24.0, USER, True), (-36.0, USER, True), (-46.0, USER, False), (-46.0, UserLevel(), True)],
+    ids=["as loud", "softer", "far softer", "no level is known"],
+)
+def test_the_users_voice_interrupts_after_a_while_unless_it_is_far_softer_than_usual(level_db, levels, stops):
+    watch = ModelClassifier(network_that_always_says(SoundKind.BACKCHANNEL)).watch()
+    sound = talk(1.6, 1, level_dbfs=level_db)
+    for start in range(0, len(sound) - WINDOW + 1, WINDOW):
+        watch.step(sound[start : start + WINDOW], 0.9, 0.0, True, levels)
+    assert (watch.verdict is OverlapVerdict.INTERRUPTION) is stops
+
+
+@pytest.mark.parametrize(
     ("odds", "finished", "goes_on"),
     [(0.0, 0.02, True), (0.0, 0.5, False), (0.0, None, False), (-3.0, 0.02, False)],
     ids=["unfinished", "finished", "not known", "a backchannel"],

@@ -69,6 +69,8 @@ class ModelLimits:
     """The user's voice for longer than this is an interruption."""
     enough_user: float = 1.0
     """Log-odds from which on it is taken for the user's voice then."""
+    bystander_db: float = -15.0
+    """Unless its speech is this far under the user's level, as by the rules: soft echo sounds like the user far away."""
     max_loud_ms: int = 1000
     """A voice as loud as the user for longer than this is an interruption, whatever the network takes it for."""
     loud_db: float = -3.0
@@ -172,7 +174,8 @@ class ModelWatch:
         is_turn = self._is_turn(odds, limits.enough)
         spoken_ms = self._speech * WINDOW_MS
         is_user = self._user_odds(self.log_probabilities) > limits.enough_user
-        goes_on = spoken_ms >= limits.max_backchannel_ms and is_user
+        is_soft = self._power > 0 and self.relative_db < limits.bystander_db
+        goes_on = spoken_ms >= limits.max_backchannel_ms and is_user and not is_soft
         goes_on = goes_on or (spoken_ms >= limits.max_loud_ms and self._is_loud_voice)
         if is_turn or (goes_on and self.words is None):
             self.verdict = OverlapVerdict.INTERRUPTION
