@@ -70,7 +70,7 @@ class ModelLimits:
     enough_user: float = 1.0
     """Log-odds from which on it is taken for the user's voice then."""
     bystander_db: float = -15.0
-    """Unless its speech is this far under the user's level, as by the rules: soft echo sounds like the user far away."""
+    """Unless its speech is this far under the user's level, as by the rules: soft echo may sound like the user."""
     max_loud_ms: int = 1000
     """A voice as loud as the user for longer than this is an interruption, whatever the network takes it for."""
     loud_db: float = -3.0
