@@ -12,6 +12,7 @@ from tests.s2s.small_parts import small_asr, small_chat, small_tts
 from vivavoce.audio.io import Sound, read
 from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.errors import CheckpointError, InputError
+from vivavoce.evaluation.scoring import word_errors
 from vivavoce.server.app import build_app
 from vivavoce.server.config import ServerOptions
 from vivavoce.server.hosting import load_host
@@ -80,6 +81,6 @@ async def test_mini_speech_speaks_given_words_in_its_own_voice_where_it_can():
             assert 2.5 < len(sound) / host.pipeline.output_rate * speed < 5.0
         assert host.speech._part.loaded is None, "no other model was needed"
         heard = vivavoce.transcribe(Sound(sound, host.pipeline.output_rate), "mini-asr", device="cpu").text
-        assert "breakfast is served" in heard.lower()
+        assert word_errors(text.lower().rstrip("."), heard.lower()) <= 3, heard  # of 10, as a small model hears them
         unread = np.concatenate([samples async for samples in host.announce("Zyzzyva quux, Xerxes.", None, 1.0)])
         assert len(unread) and host.speech._part.loaded is not None

@@ -62,7 +62,7 @@ EXAMPLES = (
             ("What would Emma cost me?", 'find_information {"topic": "Emma"}'),
             ("Could I take Moby Dick home?", 'lend_book {"title": "Moby Dick", "weeks": null, "card": null}'),
             ("Where are the toilets?", NO_CALL),
-            ("Four weeks with Emma, please.", 'lend_book {"title": "Emma", "weeks": 4, "card": null}'),
+            ("Emma for four weeks, it's Miller.", 'lend_book {"title": "Emma", "weeks": 4, "card": "Miller"}'),
             ("Is Moby Dick dear?", 'find_information {"topic": "Moby Dick"}'),
             ("Emma was a wonderful book.", NO_CALL),
         ),
