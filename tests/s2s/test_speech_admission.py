@@ -97,7 +97,7 @@ async def test_a_small_cache_has_room_for_the_only_conversation(parts):
 async def test_conversations_are_admitted_while_nothing_is_known_and_without_a_limit(parts):
     async with AsyncExitStack() as stack:
         unmeasured = await stack.enter_async_context(parts.pipeline(admission=Admission()))
-        unlimited = await stack.enter_async_context(parts.pipeline(admission=Admission(max_speech_load=100.0)))
+        unlimited = await stack.enter_async_context(parts.pipeline(admission=Admission(max_speech_load=1000.0)))
         after(unlimited.speech_cost, 10.0, BusySeconds(50.0, 50.0))
         for pipeline in (unmeasured, unlimited):
             for _ in range(12):

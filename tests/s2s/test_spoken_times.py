@@ -16,6 +16,7 @@ from vivavoce.cascade.spoken_times import with_clock_times
         ("half six or half past six", "half six (6:30) or half past six (6:30)"),
         ("seven fifteen, and at eight on Friday", "seven fifteen (7:15), and at eight (8:00) on Friday"),
         ("one o'clock or 2 o'clock", "one o'clock (1:00) or 2 o'clock (2:00)"),
+        ("for nine at 145, or at 1230", "for nine at 145 (1:45), or at 1230 (12:30)"),
         ("七點半四位", "七點半 (7:30)四位"),
         ("差一刻五点", "差一刻五点 (4:45)"),
         ("差十分八點", "差十分八點 (7:50)"),

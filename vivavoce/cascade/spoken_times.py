@@ -22,6 +22,9 @@ ENGLISH = (
     re.compile(rf"\b{_HOUR} {_MINUTE}\b", re.I),
     re.compile(rf"\b{_HOUR} o'? ?clock\b", re.I),
     re.compile(rf"\bat {_HOUR}{_CLAUSE_END}", re.I),
+    re.compile(
+        r"\bat (?P<hour>1[0-2]|[1-9])(?P<digits>[0-5]\d)\b(?![:.]\d)", re.I
+    ),  # "at 145", as recognisers write it
 )
 _MANDARIN_NUMBER = r"[零一二兩两三四五六七八九十]{1,3}|\d{1,2}"
 MANDARIN = re.compile(
@@ -54,6 +57,8 @@ def _english(parts: dict[str, str]) -> str:
         minutes += offset if parts["relation"].lower() in ("past", "after") else -offset
     elif "minute" in parts:
         minutes += MINUTES[_plain(parts["minute"])]
+    elif "digits" in parts:
+        minutes += int(parts["digits"])
     elif "half" in parts:
         minutes += MINUTES["half"]
     return _clock(minutes)
