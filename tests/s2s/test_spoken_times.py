@@ -1,5 +1,7 @@
 """Times of day in words get digits behind them."""
 
+import re
+
 import pytest
 
 from vivavoce.cascade.call_decision import EXAMPLES, decision_messages
@@ -44,6 +46,12 @@ OTHERS = (
 @pytest.mark.parametrize("said", OTHERS)
 def test_other_numbers_stay_as_they_are(said):
     assert with_clock_times(said) == said
+
+
+def test_examples_of_decisions_have_the_times_that_prompts_get():
+    said = [words for _, _, turns in EXAMPLES for words, _ in turns]
+    assert any("(6:15)" in words for words in said)
+    assert [with_clock_times(re.sub(r" \(\d+:\d\d\)", "", words)) for words in said] == said
 
 
 def test_a_decision_reads_the_times_of_the_users_words_and_of_nobody_elses():

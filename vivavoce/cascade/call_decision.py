@@ -41,7 +41,7 @@ EXAMPLES = (
         ),
         (
             ("Hello, is anyone there?", NO_CALL),
-            ("Get me up at quarter past six, will you?", 'set_alarm {"time": "6:15", "label": null}'),
+            ("Get me up at quarter past six (6:15), will you?", 'set_alarm {"time": "6:15", "label": null}'),
             ("Is it going to be warm in Lisbon on Sunday?", 'get_weather {"city": "Lisbon", "day": "Sunday"}'),
             ("My sister is a painter.", NO_CALL),
             ("I could do with an alarm.", 'set_alarm {"time": null, "label": null}'),
@@ -84,7 +84,7 @@ def decision_messages(messages: Sequence[dict[str, Any]], tools: Sequence[Tool])
     for purpose, offered, turns in EXAMPLES:
         offer = f"{_offer(purpose, offered)}\n\n"
         for words, decision in turns:
-            prompt.append({"role": "user", "content": f"{offer}User: {with_clock_times(words)}"})
+            prompt.append({"role": "user", "content": f"{offer}User: {words}"})
             prompt.append({"role": "assistant", "content": decision})
             offer = ""
     said = "\n".join([*earlier[-MAX_LINES:], f"User: {with_clock_times(text_of(messages[-1]))}"])
