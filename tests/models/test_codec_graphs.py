@@ -5,6 +5,7 @@ import torch
 
 from tests.models.tiny_codec import tiny_codec
 from vivavoce.errors import InputError
+from vivavoce.models.flow.cuda import STEPS_PER_PART
 from vivavoce.models.flow.state import FlowCache, VoicePrompt
 from vivavoce.models.moss_speech.codec import GraphedCodec
 
@@ -117,3 +118,18 @@ def test_a_reply_without_a_left_window_is_spoken_without_graphs(plain, graphed):
     expected, _ = spoken(plain, plain.start(plain.flow.voice(prompt)), codes, [8, 10])
     ours, _ = spoken(graphed, graphed.start(graphed.flow.voice(prompt), None), codes, [8, 10])
     assert_same_sound(ours, expected)
+
+
+def test_passes_in_parts_sound_the_same_and_pause_before_each_part(plain, graphed):
+    pauses = []
+    in_parts = graphed.with_own_graphs()
+    in_parts.pause_before_parts(lambda: pauses.append(None))
+    codes, prompt = some_codes(28), a_prompt(6)
+    expected, _ = spoken(plain, plain.start(plain.flow.voice(prompt), LEFT, seed=3), codes, [8, 5, 10, 5])
+    for _ in range(2):  # captured, then replayed
+        pauses.clear()
+        state = in_parts.start(in_parts.flow.voice(prompt), LEFT, seed=3)
+        ours, _ = spoken(in_parts, state, codes, [8, 5, 10, 5])
+        assert_same_sound(ours, expected)
+    hops, parts = 4, -(-in_parts.flow.config.euler_steps // STEPS_PER_PART)
+    assert len(pauses) >= hops * parts

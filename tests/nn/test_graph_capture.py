@@ -126,6 +126,44 @@ def test_captures_go_on_after_one_that_failed():
 
 
 @pytest.mark.usefixtures("device")
+def test_an_action_is_divided_at_its_cuts_only_where_replays_pause(monkeypatch):
+    capture, order = GraphCapture(), []
+    monkeypatch.setattr(StandInGraph, "replay", lambda part, order=order: order.append(part), raising=False)
+
+    def in_three_parts():
+        for _ in range(2):
+            capture.cut()
+
+    whole, _ = capture(in_three_parts)
+    assert isinstance(whole, StandInGraph)
+    capture.before_part = lambda: order.append("pause")
+    divided, _ = capture(in_three_parts)
+    divided.replay()
+    assert len(set(divided.parts)) == 3
+    assert order == [step for part in divided.parts for step in ("pause", part)]
+    assert StandInGraph.capturing is None
+    assert not StandInGraph.unended
+
+
+@pytest.mark.usefixtures("device")
+def test_a_capture_that_fails_after_a_cut_is_run_instead(caplog):
+    capture = GraphCapture()
+    capture.before_part = lambda: None
+
+    def doubled():
+        capture.cut()
+        fails_while_captured()
+        return torch.ones(2) * 2
+
+    with caplog.at_level(logging.WARNING):
+        graph, twice = capture(doubled)
+    assert isinstance(graph, EagerReplay)
+    assert twice.tolist() == [2, 2]
+    assert StandInGraph.capturing is None
+    assert not StandInGraph.unended
+
+
+@pytest.mark.usefixtures("device")
 def test_an_action_that_fails_by_itself_raises():
     def broken():
         raise RuntimeError("by itself")

@@ -47,13 +47,32 @@ class EagerReplay:
                 output.copy_(new)
 
 
+class PartsReplay:
+    """An action that was captured in parts; `before_part` is called before each of them."""
+
+    def __init__(self, parts: Sequence[Replayed], before_part: Callable[[], None]) -> None:
+        self.parts, self._before_part = parts, before_part
+
+    def replay(self) -> None:
+        """Run the parts one after another."""
+        for part in self.parts:
+            self._before_part()
+            part.replay()
+
+
 class GraphCapture:
-    """Captures actions as CUDA graphs on one stream; the graphs share their memory."""
+    """Captures actions as CUDA graphs on one stream; the graphs share their memory.
+
+    Where `before_part` is set, an action may divide itself by `cut` into parts, and a replay calls `before_part` before
+    each: long work can wait there while urgent work has the device.
+    """
 
     def __init__(self, device: torch.device | None = None) -> None:
+        self.before_part: Callable[[], None] | None = None
         self._device = device
         self._stream: torch.cuda.Stream | None = None  # made when first needed: there may be no CUDA device at all
         self._pool: Any = None
+        self._parts: list[torch.cuda.CUDAGraph] = []  # of the action that is being captured, the last one not ended
 
     def __call__(self, action: Callable[[], Result]) -> tuple[Replayed, Result]:
         """An action as a graph, and its output: a tensor, a tuple of tensors, or None.
@@ -79,20 +98,32 @@ class GraphCapture:
                 finally:
                     current.wait_stream(stream)
 
-    def _captured(self, action: Callable[[], Result], stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, Result]:
-        graph, pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
+    def cut(self) -> None:
+        """Within an action: what follows is a part of its own. Without `before_part`, or outside a capture, nothing."""
+        if self._parts and self.before_part is not None:
+            self._parts[-1].capture_end()
+            self._begin_part()
+
+    def _captured(self, action: Callable[[], Result], stream: torch.cuda.Stream) -> tuple[Replayed, Result]:
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        try:
+            self._begin_part()
+            result = action()
+            self._parts[-1].capture_end()
+        except BaseException:
+            pool, self._pool = self._pool, None  # later graphs use a new one: the state of this one is unknown
+            _abandon(self._parts[-1], pool, stream)
+            raise
+        finally:
+            parts, self._parts = self._parts, []
+        return (parts[0] if self.before_part is None else PartsReplay(parts, self.before_part)), result
+
+    def _begin_part(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        self._parts.append(graph)
         # Not `torch.cuda.graph`: it returns spare memory to the driver, for which running sessions would wait.
         # "thread_local": allocations of other threads are allowed meanwhile.
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            result = action()
-            graph.capture_end()
-        except BaseException:
-            self._pool = None  # later graphs use a new one: the state of this one is unknown
-            _abandon(graph, pool, stream)
-            raise
-        self._pool = pool
-        return graph, result
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> None:
@@ -248,6 +279,14 @@ class Graphed(Generic[Key]):
 
     def __contains__(self, key: Key) -> bool:
         return key in self._captured
+
+    def pause_before_parts(self, before_part: Callable[[], None]) -> None:
+        """Divide later captures at each `cut`, and call this before each part when they are replayed."""
+        self._capture.before_part = before_part
+
+    def cut(self) -> None:
+        """Within the function: divide its graph here."""
+        self._capture.cut()
 
     @property
     def captured(self) -> int:

@@ -77,6 +77,8 @@ class DynamicBatcher(Generic[Job, Result]):
         self.batches = self.jobs = 0
         self.busy = 0.0
         """Total seconds of all batches, also of those that were run at the same time."""
+        self.batch_deadline = float("inf")
+        """The earliest deadline of the jobs of the batch that was started last, on the executor's clock."""
         self.work, self._kind = work, kind or (lambda job: None)
         self._early, self._gives_way = early, gives_way or (lambda: False)
         self._waiting: list[_Waiting[Job, Result]] = []
@@ -206,6 +208,7 @@ class DynamicBatcher(Generic[Job, Result]):
             batch = self._candidates()[: self.max_batch]
             taken = set(map(id, batch))
             self._waiting = [waiting for waiting in self._waiting if id(waiting) not in taken]
+            self.batch_deadline = batch[0].deadline
             self.batches, self.jobs = self.batches + 1, self.jobs + len(batch)
             self._running += 1
             return batch

@@ -1,9 +1,11 @@
 """MOSS-Speech's codec, shared by all conversations: dynamic batchers for the speech encoder and the vocoder.
 
 On a GPU each batcher has its CUDA stream, so that none waits for the language model or another batcher, and the
-vocoder has two: urgent chunks, above all first ones, do not wait for the long passes of replies with a lead.
+vocoder has two: urgent chunks, above all first ones, do not wait for the long passes of replies with a lead. Those
+passes wait, between their parts, while replies begin.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import cast
@@ -20,6 +22,7 @@ from vivavoce.nn.cuda_graphs import CudaStream, compiling_ahead
 from vivavoce.nn.process_settings import serving_threads
 from vivavoce.runtime.batcher import DynamicBatcher
 from vivavoce.runtime.executor import DeadlineExecutor, executor_for
+from vivavoce.runtime.urgent_work import UrgentWork
 
 EncoderJob = tuple[SpeechStreamState, Tensor, bool]  # state, samples, whether the turn ends with them
 EncoderResult = tuple[list[int], SpeechStreamState]
@@ -32,6 +35,8 @@ MAX_VOCODER_BATCH = {"cpu": 4, "cuda": 32}
 QUICK_CHUNKS = 2  # the longest hop of the quick batcher, for replies that soon run dry
 SOON_SECONDS = 1.0  # jobs needed within this go to the quick batcher
 BATCHING_SECONDS = 2.0  # other jobs start this long before their deadline, or when a batch is full
+MAX_PAUSE_SECONDS = 0.4  # from the start of such a pass, for which it waits for replies that begin
+PASS_SECONDS = 0.4  # that a long pass takes beside other work: it waits no longer than until this before its deadline
 
 
 def max_quick_codes(codec: MossSpeechCodec) -> int:
@@ -46,11 +51,10 @@ class VocoderBatcher:
         self,
         usual: DynamicBatcher[VocoderJob, VocoderResult],
         quick: DynamicBatcher[VocoderJob, VocoderResult] | None,
+        urgent: UrgentWork,
         max_quick_codes: int = 0,
     ) -> None:
-        self._usual, self._quick, self._max_quick_codes = usual, quick, max_quick_codes
-        self.first_sounds = 0
-        """First chunks of replies that are being computed."""
+        self.usual, self._quick, self._urgent, self._max_quick_codes = usual, quick, urgent, max_quick_codes
         self.ways = [usual] if quick is None else [usual, quick]
 
     def start(self) -> None:
@@ -86,7 +90,7 @@ class VocoderBatcher:
     @property
     def max_batch(self) -> int:
         """The largest batch."""
-        return self._usual.max_batch
+        return self.usual.max_batch
 
     @property
     def workers(self) -> int:
@@ -99,16 +103,15 @@ class VocoderBatcher:
         # The quick batcher would cut a long hop into short ones, and all urgent jobs would wait for them.
         is_long = not is_first and len(job[1]) > self._max_quick_codes
         if self._quick is None or urgency >= SOON_SECONDS or is_long:
-            return await self._usual.do(job, urgency)
+            return await self.usual.do(job, urgency)
         if not is_first:
             return await self._quick.do(job, urgency)
-        self.first_sounds += 1
+        first_sound = object()
+        self._urgent.add(first_sound)
         try:
             return await self._quick.do(job, urgency)
         finally:
-            self.first_sounds -= 1
-            if not self.first_sounds:
-                self._usual.wake()
+            self._urgent.discard(first_sound)
 
 
 class LocalCodec:
@@ -129,6 +132,9 @@ class LocalCodec:
         )
         max_batch = max_vocoder_batch or MAX_VOCODER_BATCH.get(device.type, 16)
         executor = executor or executor_for(device)
+        self.urgent = UrgentWork(self._wake_vocoder)
+        """First chunks that are being decoded, and replies that will soon have one."""
+        self._pauses_until = 0.0  # on the clock of `time.monotonic`: while the present pass waits for urgent work
         self.speech_encoder: DynamicBatcher[EncoderJob, EncoderResult] = DynamicBatcher(
             SPEECH_ENCODER, self._encode, executor, MAX_ENCODER_BATCH, self._is_long, leaves_jobs=True
         )
@@ -136,6 +142,7 @@ class LocalCodec:
         if isinstance(codec, GraphedCodec):
             codec.vocoder.checks_mels = False  # the sound is checked when it is read back
             self._codecs.append(codec.with_own_graphs())
+            codec.pause_before_parts(self._wait_for_urgent_work)
             quick = DynamicBatcher("viva-quick-vocoder", self._vocoder(1), executor, max_batch, _pass, leaves_jobs=True)
             usual = DynamicBatcher(
                 "viva-vocoder",
@@ -145,17 +152,17 @@ class LocalCodec:
                 _pass,
                 BATCHING_SECONDS,
                 # It yields to first chunks only: yielding to all urgent jobs would make late replies later.
-                lambda: self.vocoder.first_sounds > 0,
+                lambda: len(self.urgent) > 0,
                 leaves_jobs=True,
             )
-            self.vocoder = VocoderBatcher(usual, quick, max_quick_codes(codec))
+            self.vocoder = VocoderBatcher(usual, quick, self.urgent, max_quick_codes(codec))
         else:
             # On two cores a pass runs on one thread, and two passes at a time make 1.7 times as much sound.
             workers = 2 if device.type == "cpu" and serving_threads() == 1 else 1
             usual = DynamicBatcher(
                 "viva-vocoder", self._vocoder(0), executor, max_batch, _pass, leaves_jobs=True, workers=workers
             )
-            self.vocoder = VocoderBatcher(usual, None)
+            self.vocoder = VocoderBatcher(usual, None, self.urgent)
 
     def warm_up(self, voices: Sequence[FlowVoice], batches: Sequence[int], sizes: Sequence[int]) -> None:
         """Capture the CUDA graphs of hops with these batch sizes and code counts before the first conversation."""
@@ -217,11 +224,23 @@ class LocalCodec:
             counts, all_codes = list(map(len, codes)), iter(torch.cat(codes).tolist())  # one copy from the device
             return [(list(islice(all_codes, count)), state) for count, state in zip(counts, states, strict=True)]
 
+    def _wake_vocoder(self) -> None:
+        """Its usual batcher starts later beside urgent work, of which there is none now."""
+        self.vocoder.usual.wake()
+
+    def _wait_for_urgent_work(self) -> None:
+        """Between two parts of a pass of the usual batcher: wait for what was launched, then for urgent work."""
+        self._vocoder_streams[0].wait()
+        self.urgent.wait(self._pauses_until - time.monotonic())
+
     def _vocoder(self, index: int) -> Callable[[Sequence[VocoderJob]], list[VocoderResult]]:
         codec, stream = self._codecs[index], self._vocoder_streams[index]
 
         @torch.inference_mode()
         def speak(jobs: Sequence[VocoderJob]) -> list[VocoderResult]:
+            if index == 0:
+                start, deadline = time.monotonic(), self.vocoder.usual.batch_deadline
+                self._pauses_until = min(start + MAX_PAUSE_SECONDS, deadline - PASS_SECONDS)
             with stream():
                 # States of new replies are made here: they are megabytes, too slow for the event loop.
                 started = [

@@ -115,6 +115,7 @@ class MossSpeechBackend:
         """Those of them without output so far."""
         self.words = MossSpeechTranscriber(self)
         self.local_codec = LocalCodec(codec, self.options.left_chunks, self.options.voices_together, executor)
+        self.urgent = self.local_codec.urgent
         self.speech_encoder, self.vocoder = self.local_codec.speech_encoder, self.local_codec.vocoder
         self.speech_cost: SpeechCost | None = None
         """What replies cost on a CPU; None: admission control does not need it."""

@@ -178,6 +178,7 @@ class MossSpeechReply:
         if not self.is_dropped:
             self.is_dropped = True
             self._cancel_output_timer()
+            self._backend.urgent.discard(self)
             if self._task is not None:
                 self._task.cancel()
             self._enqueue(lambda: self._ended(self))
@@ -216,6 +217,8 @@ class MossSpeechReply:
         listener = self._listener() if is_spoken else None
         schema = self.plan.settings.output_schema
         grammar = None if schema is None else await self._backend.grammars.json(schema)
+        if is_spoken and not self.is_dropped:
+            self._backend.urgent.add(self)
         reply = await self._backend.engine.answer(
             past, rows, same, self._generation(grammar), MAX_UNREAD_ROWS, listener=listener
         )
@@ -242,6 +245,7 @@ class MossSpeechReply:
     async def closed(self) -> None:
         """Stop its task and close its sequence, unless the conversation has adopted it."""
         self._cancel_output_timer()
+        self._backend.urgent.discard(self)
         task, self._task = self._task, None  # a cancelled task keeps its frames, which hold all the sound
         if task is not None:
             task.cancel()
@@ -330,6 +334,8 @@ class MossSpeechReply:
     def _count(self) -> None:
         """Update the backend's count of replies whose sound is being generated, without those that are paused."""
         is_active = self._is_speaking and self._is_attended.is_set()
+        if not is_active or self._chunk_count:
+            self._backend.urgent.discard(self)
         for replies, is_member in (
             (self._backend.speaking, is_active),
             (self._backend.beginning, is_active and not self._has_output),
@@ -378,6 +384,7 @@ class MossSpeechReply:
         gap = now - self._chunk_at
         if self._chunk_count == 0:
             self.first.made = now
+            self._backend.urgent.discard(self)
         elif self._chunk_count == 1 and not self._has_paused:
             self._backend.second_chunk_gap.note(gap, demand)
         self._chunk_count, self._chunk_at, self._has_paused = self._chunk_count + 1, now, False

@@ -5,7 +5,7 @@ The streams' windows stay in place: a graph reads their addresses. Hops of many 
 left window run eagerly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,11 +25,13 @@ from vivavoce.models.flow.state import (
 from vivavoce.models.flow.stream import StreamingFlow
 from vivavoce.nn.attention import KeySpan
 from vivavoce.nn.cuda_graphs import Graphed, bucket_for
+from vivavoce.nn.streaming import Past
 from vivavoce.nn.vocoder import CausalConv1d
 
 BUCKETS = (1, 2, 4, 8, 16, 32)
 MAX_CHUNKS = 4  # of one captured hop
 PREFIX_STEP = 25  # codes
+STEPS_PER_PART = 2  # Euler steps of a part of a hop: 16 ms for 32 replies and 20 codes on an H200
 NUMBERS = 3 + 3 * len(WINDOWS)  # per stream, before its codes: start, end, sink; addresses of voice, past and next
 
 
@@ -96,6 +98,10 @@ class GraphedFlow(StreamingFlow):
         flow = GraphedFlow(self.flow, self._prefix_step, self.pool)
         flow._graphs.blank = self._graphs.blank
         return flow
+
+    def pause_before_parts(self, before_part: Callable[[], None]) -> None:
+        """Capture hops in parts of a few Euler steps from now on, and call this before each part."""
+        self._graphs.pause_before_parts(before_part)
 
     def start(self, voice: FlowVoice, left_chunks: int | None = None, recompute: bool = False) -> FlowState:
         """As in the base class; in inference mode it reuses windows of the pool."""
@@ -254,8 +260,19 @@ class GraphedFlow(StreamingFlow):
         seen = self.seen_frames(span, hop.left_chunks)
         pasts = addressed_pasts(self.config.estimator, past, cache, next_cache, seen)
         codes, chunk = packed[:, NUMBERS:], self.config.chunk
+        pasts = replace(pasts, mel_at=self._cutting(pasts.mel_at))
         mel = self.decode(FlowPass(codes, speaker, prompt_mel, span, pasts, chunk, hop.left_chunks))
         return mel, *_contexts(next_cache)
+
+    def _cutting(self, mel_at: Callable[[int], Past]) -> Callable[[int], Past]:
+        """`mel_at`, which the decoder calls once for each Euler step, with a cut of the graph every few steps."""
+
+        def mel_past(step: int) -> Past:
+            if step and step % STEPS_PER_PART == 0:
+                self._graphs.cut()
+            return mel_at(step)
+
+        return mel_past
 
 
 def _contiguous(cache: FlowCache) -> FlowCache:

@@ -3,7 +3,7 @@
 Tests hold the sound equal to that of the eager streams.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -42,6 +42,11 @@ class GraphedVocoder(HiFTStream):
         assert vocoder._replay is not None
         vocoder._replay.blank, vocoder.checks_mels = self._replay.blank, self.checks_mels
         return vocoder
+
+    def pause_before_hops(self, before_hop: Callable[[], None]) -> None:
+        """Call this before each hop that is captured from now on."""
+        assert self._replay is not None
+        self._replay.pause_before_parts(before_hop)
 
     def _check_mels(self, mels: Sequence[Tensor], final: Sequence[bool]) -> None:
         if self.checks_mels:

@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -251,6 +251,11 @@ class GraphedCodec(MossSpeechCodec):
         codec.flow = cast(Any, self.flow).with_own_graphs()
         codec.vocoder = self.vocoder.with_own_graphs()
         return codec
+
+    def pause_before_parts(self, before_part: Callable[[], None]) -> None:
+        """Capture passes in parts from now on, and call this before each part."""
+        cast(GraphedFlow, self.flow).pause_before_parts(before_part)
+        self.vocoder.pause_before_hops(before_part)
 
     def start(self, voice: FlowVoice, left_chunks: int | None = LEFT_CHUNKS, seed: int = 0) -> SpokenState:
         """The state of a new reply."""
