@@ -1,6 +1,6 @@
 """Scheduling by playback: first audio first, then the earliest playback end; large leads rest; no page is lost."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +13,8 @@ from vivavoce.engine.sequence import Admission, PacingPolicy, PlaybackDeadline, 
 from vivavoce.errors import CapacityError
 
 ROW_SECONDS, FIRST_ROWS = 0.08, 8
-POLICY = PacingPolicy(max_lead=4.0, calm_lead=2.0, spare_lead=1.0, pace=0.05)
+POLICY = PacingPolicy(max_lead=4.0, calm_lead=2.0, spare_lead=1.0, short_lead=1.0, pace=0.05)
+OTHERS_REST = replace(POLICY, others_rest=0.08)
 LONG = Generation(GREEDY, max_new_rows=10_000)
 
 
@@ -123,6 +124,20 @@ def test_a_reply_rests_while_its_first_audio_is_decoded_unless_a_step_is_due_any
     assert set(planned(stage.step())) == {reply, other}
     del stage.scheduler.sequences[other.id]
     reply.listener = reply.listener.at(stage.time, 0.0)
+    assert stage.scheduler.seconds_to_next_step() == 0
+
+
+def test_replies_with_audio_to_spare_rest_while_a_first_audio_is_decoded():
+    stage = Stage(max_sequences=8)
+    stage.scheduler.sound = OTHERS_REST
+    stage.reply(played=0.0, generated=rows_of(1.5))
+    first = stage.reply(generated=FIRST_ROWS)
+    first.first_audio_ready = stage.time
+    assert stage.scheduler.seconds_to_next_step() == pytest.approx(OTHERS_REST.others_rest)
+    stage.time += OTHERS_REST.others_rest
+    assert stage.scheduler.seconds_to_next_step() == 0
+    first.first_audio_ready = stage.time
+    stage.reply(played=0.0, generated=rows_of(0.9))  # has none to spare
     assert stage.scheduler.seconds_to_next_step() == 0
 
 

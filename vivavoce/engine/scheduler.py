@@ -155,11 +155,15 @@ class Scheduler:
         busy = [sequence for sequence in self.sequences.values() if sequence.has_work]
         if not busy:
             return None
-        rests = [self._first_audio_rest(sequence, now) for sequence in busy]
+        rests = [self._first_audio_rest(sequence, now, sound.first_audio_rest) for sequence in busy]
         active = [sequence for sequence, rest in zip(busy, rests, strict=True) if rest <= 0]
         if not active:
             return min(rests)
         leads = [_lead(sequence, now) for sequence in active]
+        if min(leads) > sound.spare_lead:
+            others_rest = max(self._first_audio_rest(sequence, now, sound.others_rest) for sequence in busy)
+            if others_rest > 0:
+                return others_rest
         rest = self._planned + self._pace(active, leads) - now
         return max(0.0, rest, min(leads) - sound.max_lead)
 
@@ -168,16 +172,18 @@ class Scheduler:
         sound = self.sound
         generating = (lead for sequence, lead in zip(active, leads, strict=True) if sequence.is_generating)
         min_lead = min(generating, default=sound.max_lead)
-        if min_lead <= sound.spare_lead or all(sequence.listener is None for sequence in active):
+        if min_lead <= sound.short_lead or all(sequence.listener is None for sequence in active):
             return 0.0
+        if min_lead <= sound.spare_lead:
+            return sound.pace * sound.brisk
         return sound.pace * (sound.hurry if min_lead <= sound.calm_lead else 1.0)
 
-    def _first_audio_rest(self, sequence: Sequence, now: float) -> float:
-        """Seconds for which a reply still rests while its first audio is decoded."""
+    def _first_audio_rest(self, sequence: Sequence, now: float, rest: float) -> float:
+        """What is left of `rest` seconds since the rows of a first audio, which is being decoded, were complete."""
         listener, ready = sequence.listener, sequence.first_audio_ready
         if listener is None or ready is None or listener.started is not None or not sequence.is_generating:
             return 0.0
-        return ready + self.sound.first_audio_rest - now
+        return ready + rest - now
 
     def _ready(self, now: float) -> list[Sequence]:
         """Sequences to serve: none far ahead and, while one waits for its first audio, none with audio to spare."""

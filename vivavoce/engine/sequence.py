@@ -62,15 +62,21 @@ class PacingPolicy:
     """Seconds between steps when all replies have a `calm_lead`: a batch costs hardly more than one sequence."""
     spare_lead: float = 2.2
     """At which a reply is left out of steps while another waits for its first audio."""
+    short_lead: float = 2.2
+    """Up to which a reply's next step follows the last one at once."""
     hurry: float = 0.5
     """Factor of `pace` while the smallest lead is between `spare_lead` and `calm_lead`."""
+    brisk: float = 0.33
+    """Factor of `pace` while it is between `short_lead` and `spare_lead`."""
     first_audio_rest: float = 0.1
     """Seconds for which a reply rests while its first audio is decoded, so that the decoder has the device."""
+    others_rest: float = 0.0
+    """Seconds for which replies with a `spare_lead` rest meanwhile."""
 
 
-ON_GRAPHS = PacingPolicy(calm_lead=5.0, spare_lead=3.0)
+ON_GRAPHS = PacingPolicy(calm_lead=5.0, spare_lead=3.0, short_lead=1.5, others_rest=0.1)
 """For devices with CUDA graphs, whose codec decodes many replies in one pass: with larger leads it is given long hops,
-which cost a third of short ones."""
+which cost a third of short ones. Steps of few replies read all weights, and slow first chunks down."""
 
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "error"]

@@ -287,7 +287,8 @@ def chunk_unit(codec: MossSpeechCodec) -> ChunkUnit:
 def chunk_policy(unit: ChunkUnit, device: str, is_graphed: bool) -> LeadPolicy:
     """The chunk policy: on a CPU two chunks cost little more than one; with CUDA graphs long hops are cheapest."""
     if is_graphed:
-        return LeadPolicy(unit, share=0.8, doubles=True, making=SOON_SECONDS)
+        # A hop of few replies takes hardly longer for two units than for one.
+        return LeadPolicy(unit, share=0.8, doubles=True, making=SOON_SECONDS, min_later_units=2)
     if device == "cpu":
         return LeadPolicy(unit, share=1.0, max_seconds=2 * unit.frames * unit.frame_seconds, end=1.6)
     return LeadPolicy(unit)
