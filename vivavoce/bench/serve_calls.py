@@ -277,9 +277,9 @@ class Call:
         await asyncio.sleep(after)
         if not reply.is_audible(self._now()):  # it was shorter
             await self._listen(turn, reply)
-            return await self._ask(self.plan.interruption)
+            return await self._ask(self.plan.questions[0])
         known = set(self._replies)
-        onset, ended = self._microphone.say(self._sounds.questions[self.plan.interruption])
+        onset, ended = self._microphone.say(self._sounds.questions[self.plan.questions[0]])
         await self._until(lambda: reply.stopped_at is not None, onset - self._now() + YIELD_SECONDS)
         self._note(turn, reply)
         turn.is_over = reply.stopped_at is not None

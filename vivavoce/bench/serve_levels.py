@@ -98,11 +98,10 @@ def max_at_once(count: int, is_steady: bool) -> int:
 
 
 def _call(number: int, start: float, turns: int, behaviour: Behaviour, source: random.Random) -> CallPlan:
-    questions = [source.randrange(behaviour.questions) for _ in range(turns)]
+    question = source.randrange(behaviour.questions)  # one, as another may be in another voice
     is_interrupting = math.floor((number + 1) * behaviour.interrupt) > math.floor(number * behaviour.interrupt)
     after = source.uniform(*behaviour.interruption_range)
-    interruption = source.randrange(behaviour.questions)
-    return CallPlan(number, start, questions, after if is_interrupting else None, interruption)
+    return CallPlan(number, start, [question] * turns, after if is_interrupting else None)
 
 
 @dataclass(frozen=True)

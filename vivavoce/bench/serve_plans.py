@@ -29,9 +29,7 @@ class CallPlan(msgspec.Struct, frozen=True):
     questions: list[int]
     """One for each turn."""
     interrupt_after: float | None = None
-    """Seconds of the first reply that are heard before the caller interrupts it."""
-    interruption: int = 0
-    """The question that interrupts."""
+    """Seconds of the first reply that are heard before the caller interrupts it, with the same question."""
 
 
 class CallerPlan(msgspec.Struct, frozen=True):
