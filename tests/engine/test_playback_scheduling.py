@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.test_engine import make_engine, speech
+from tests.engine.test_engine import alone, make_engine, speech
+from tests.models.test_moss_speech import CONVERSATIONS, PROMPT
 from vivavoce.engine.sampling import GREEDY, Generation
 from vivavoce.engine.scheduler import PagePool, Scheduler, StepPlan
 from vivavoce.engine.sequence import Admission, PacingPolicy, PlaybackDeadline, Sequence, Slack
@@ -139,6 +140,36 @@ def test_replies_with_audio_to_spare_rest_while_a_first_audio_is_decoded():
     first.first_audio_ready = stage.time
     stage.reply(played=0.0, generated=rows_of(0.9))  # has none to spare
     assert stage.scheduler.seconds_to_next_step() == 0
+
+
+def replies_with_a_branch(is_stopped=False):
+    """A fork that gives way to the reply with playback it was made of, and the rows of both after each step."""
+    engine, prompt = make_engine(rows_per_step=512), PROMPT.rows(*CONVERSATIONS["many turns"])
+    spoken = engine.open([*prompt, *speech(0)])
+    engine.generate(spoken, LONG, listener=PlaybackDeadline(ROW_SECONDS, FIRST_ROWS, engine.scheduler.now()))
+    branch = engine.fork(spoken)
+    engine.append(branch, prompt)
+    engine.generate(branch, Generation(GREEDY, max_new_rows=3), after=spoken)
+    counts = []
+    while branch.is_generating:
+        engine.step()
+        counts.append((spoken.generated, branch.generated))
+        if is_stopped and len(counts) == 2:
+            engine.stop(spoken)
+    return branch, counts
+
+
+def test_a_branch_starts_when_the_reply_it_gives_way_to_has_its_first_audio():
+    branch, counts = replies_with_a_branch()
+    assert counts[FIRST_ROWS - 1] == (FIRST_ROWS, 0), "the branch takes no row of the first steps"
+    assert counts[FIRST_ROWS][1] == 1, "and decides in the very next one"
+    assert branch.rows[-3:] == alone(branch.rows[:-3], Generation(GREEDY, max_new_rows=3))
+
+
+def test_a_branch_starts_when_the_reply_it_gives_way_to_ends():
+    branch, counts = replies_with_a_branch(is_stopped=True)
+    assert [decided for _, decided in counts[:3]] == [0, 0, 1]
+    assert branch.after is None
 
 
 def test_without_work_no_step_is_due():

@@ -154,11 +154,13 @@ class Engine:
         max_unread: int | None = None,
         speculation: Speculation | None = None,
         listener: PlaybackDeadline | None = None,
+        after: Sequence | None = None,
     ) -> None:
         """Start a reply after the last row. With `max_unread`, it pauses while that many rows have not been taken.
 
         With `speculation`, a step may generate several rows; the rows are the same. With a `listener`, the reply is
-        scheduled by when its playback runs out of audio, and rests while it is far ahead of the playback.
+        scheduled by when its playback runs out of audio, and rests while it is far ahead of the playback. With `after`,
+        it starts when that sequence has the rows of its first audio, so that it runs while these are decoded.
         """
         self._require_open(sequence)
         if not sequence.rows:
@@ -176,7 +178,7 @@ class Engine:
         sequence.generation, sequence.generated = generation, 0
         sequence.matcher = None if generation.grammar is None else generation.grammar.start()
         sequence.unread, sequence.max_unread = 0, max_unread
-        sequence.speculation, sequence.hidden = speculation, None
+        sequence.speculation, sequence.hidden, sequence.after = speculation, None, after
         sequence.listener, sequence.last_served, sequence.first_audio_ready = listener, self.scheduler.now(), None
 
     def report_playback(self, sequence: Sequence, seconds: float) -> None:
@@ -204,7 +206,7 @@ class Engine:
         sequence.generation = sequence.matcher = None
         sequence.is_suspended = False
         sequence.max_unread = None
-        sequence.speculation, sequence.listener = None, None
+        sequence.speculation = sequence.listener = sequence.after = None
 
     def fork(self, sequence: Sequence) -> Sequence:
         """A second sequence with the same rows. Pages are shared until one of the two writes to them."""

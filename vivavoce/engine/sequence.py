@@ -103,6 +103,8 @@ class Sequence:
     matcher: Matcher | None = None
     """The state of the generation's grammar."""
     generated: int = 0
+    after: "Sequence | None" = None
+    """The sequence whose first audio the reply gives way to."""
     mode: int = 0
     unread: int = 0
     """Generated rows that the consumer has not taken yet; at `max_unread` the reply pauses."""
@@ -160,7 +162,8 @@ class Sequence:
     def has_work(self) -> bool:
         """Whether a step should include it."""
         if self.is_generating:
-            return not self.is_paused and not self.is_suspended
+            gives_way = self.after is not None and self.after.awaits_first_audio
+            return not self.is_paused and not self.is_suspended and not gives_way
         return self.needs_prefill and self.pending > 0
 
 

@@ -141,6 +141,7 @@ class AsyncEngine(EngineTask):
         generation: Generation,
         max_unread: int | None = None,
         listener: PlaybackDeadline | None = None,
+        after: Sequence | None = None,
     ) -> Reply:
         """Start a reply to these rows on a new sequence, whose first `same` rows are those of `past`.
 
@@ -154,7 +155,7 @@ class AsyncEngine(EngineTask):
             try:
                 engine.rewind(sequence, min(same, len(sequence)))
                 engine.append(sequence, rows[len(sequence) :])
-                engine.generate(sequence, generation, max_unread, listener=listener)
+                engine.generate(sequence, generation, max_unread, listener=listener, after=after)
             except Exception:
                 engine.close(sequence)
                 raise
