@@ -101,8 +101,9 @@ def dtype_of(choice: str) -> torch.dtype:
 def test_the_speech_model_runs_as_the_doctor_says():
     says, runs = promised("mini-speech"), load_speech("mini-speech", "cpu")
     model, codec = runs.core.model, runs.codec
-    assert says.keys() == {"language model", "decode steps", "speech encoder", "flow", "vocoder"}
+    assert says.keys() == {"language model", "text prompts", "decode steps", "speech encoder", "flow", "vocoder"}
     assert says["language model"] == (type(model).__name__, "float32")
+    assert says["text prompts"][0] == "CpuTextTrunk" and dtype_of(says["text prompts"][1]) == model._text_dtype
     assert model.text_lm_head.weight.dtype == torch.float32
     assert (says["decode steps"][0] == "StepGraphs") == runs.core.runner.use_graphs
     assert says["speech encoder"][0] == type(codec.speech_encoder.encoder).__name__

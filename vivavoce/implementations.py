@@ -86,6 +86,12 @@ def choose_moss_speech_lm(device: Device, dtype: str = "auto", is_plain: bool = 
     return Choice("language model", entry, kind, reason if is_plain else "the weights are quantised")
 
 
+def choose_moss_speech_text_prompts(device: Device, dtype: str = "auto") -> Choice:
+    """The prompts of sequences that are only written, of a `CpuMossSpeech`."""
+    kind, why = _fast_float() if dtype == "auto" else (resolve_dtype(dtype, device), f"{dtype} was requested")
+    return Choice("text prompts", "vivavoce.models.moss_speech.cpu:CpuTextTrunk", kind, f"{TORCHSCRIPT}; {why}")
+
+
 def choose_moss_speech_codec(device: Device) -> Choice:
     """MOSS-Speech's codec as a whole; `dtype` is the flow's."""
     flow = choose_flow(device)

@@ -10,7 +10,8 @@ from vivavoce.engine.drafts import NgramLookup
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sampling import GREEDY, Generation, Sampling
 from vivavoce.engine.speculative import Draft, Speculation
-from vivavoce.models.moss_speech.cpu import CpuMossSpeech
+from vivavoce.models.moss_speech.cpu import LONG_PIECE, CpuMossSpeech
+from vivavoce.models.moss_speech.model import TEXT
 
 PLAIN = tiny_model(seed=3)
 PROMPTS = [PROMPT.rows(*conversation) for conversation in CONVERSATIONS.values()]
@@ -98,6 +99,50 @@ def test_drafts_that_branch_are_checked_alike():
     expected = replies(engines()[0], generations)
     for source in (Twigs(), NgramLookup()):
         assert replies(engines()[1], generations, Speculation(source, max_rows=4)) == expected
+
+
+@pytest.mark.parametrize("rows_per_step", [24, 200])
+@pytest.mark.parametrize("cache_rows", [2048, 300])
+def test_a_sequence_that_is_only_written_has_the_text_of_one_that_may_speak(rows_per_step, cache_rows):
+    """Alone and beside replies of both modes, prefilled at once, in pieces, and again after an eviction."""
+    assert any(len(prompt) > LONG_PIECE for prompt in PROMPTS[::2])
+    written = [index % 2 == 0 for index in range(len(PROMPTS))]
+    found = []
+    for engine, lone_mode in zip(engines(rows_per_step, cache_rows), (None, TEXT), strict=True):
+        generations = [Generation(GREEDY, max_new_rows=14, lone_mode=lone_mode if each else None) for each in written]
+        prompts = [
+            [*prompt, *PROMPT.open_reply("text")] if each else prompt
+            for prompt, each in zip(PROMPTS, written, strict=True)
+        ]
+        sequences = [engine.open(prompt) for prompt in prompts]
+        for sequence, generation in zip(sequences, generations, strict=True):
+            engine.generate(sequence, generation)
+        while engine.has_work:
+            engine.step()
+        assert (engine.scheduler.evictions > 0) == (cache_rows == 300)
+        made = [sequence.rows[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]
+        found.append([[row[TEXT] for row in rows] if each else rows for rows, each in zip(made, written, strict=True)])
+    assert found[0] == found[1] and all(found[0])
+
+
+def test_bfloat16_products_change_the_states_of_a_text_prompt_by_little_and_no_others():
+    """By less than two percent of their length: bfloat16 has eight bits."""
+    plain = tiny_model(seed=3, dtype=torch.float32)
+    prompt = [*max(PROMPTS, key=len), *PROMPT.open_reply("text")]
+    states: list[dict[int | None, torch.Tensor]] = []
+    for model in (CpuMossSpeech(plain), CpuMossSpeech(plain, torch.bfloat16)):
+        engine = Engine(model, pick("cpu"), torch.float32, EngineLimits(cache_rows=2048))
+        drawn = {}
+        for lone_mode in (None, TEXT):
+            sequence = engine.open(prompt)
+            sequence.states = []
+            engine.complete(sequence, Generation(GREEDY, max_new_rows=1, lone_mode=lone_mode))
+            drawn[lone_mode] = sequence.states[0][TEXT]
+        states.append(drawn)
+    exact, rounded = states
+    assert torch.equal(rounded[None], exact[None])
+    error = (rounded[TEXT] - exact[TEXT]).norm() / exact[TEXT].norm()
+    assert 0 < error < 0.02
 
 
 def test_other_weights_than_plain_ones_are_left_to_the_plain_model():

@@ -29,6 +29,7 @@ from vivavoce.implementations import (
     choose_decode_steps,
     choose_flow,
     choose_moss_speech_lm,
+    choose_moss_speech_text_prompts,
     choose_nano_codec,
     choose_nano_lm,
     choose_prefill_attention,
@@ -276,6 +277,8 @@ def _moss_speech(folder: Path, device: Device, dtype: str) -> Iterator[Choice]:
     is_plain = not _is_quantised(folder) or CpuMossSpeech.suits(MossSpeech.load(folder))
     lm = choose_moss_speech_lm(device, dtype, is_plain)
     yield lm
+    if lm.cls is CpuMossSpeech:
+        yield choose_moss_speech_text_prompts(device, dtype)
     yield from _engine(device, lm.dtype)
     yield from _moss_speech_codec(folder / hub.CODEC_FOLDER, device)
 

@@ -270,7 +270,10 @@ class Runner:
 
     def _piece(self, work: Work, slot: int, end: int) -> CachePiece:
         """The rows of a work, which end at `end` of the step's."""
-        return CachePiece(slice(end - work.total, end), slot, work.start, self._visible(work))
+        draws = 1 + len(work.drafted) if work.samples else 0
+        generation = work.sequence.generation
+        lone_mode = None if generation is None else generation.lone_mode
+        return CachePiece(slice(end - work.total, end), slot, work.start, self._visible(work), draws, lone_mode)
 
     def _visible(self, work: Work) -> Tensor | None:
         """The attention mask of a work whose draft branches.  # [row, context] bool"""

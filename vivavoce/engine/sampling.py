@@ -66,6 +66,9 @@ class Generation:
     """What the ids of the first channel may be; None: anything."""
     biases: tuple[tuple[int, float], ...] = ()
     """Ids of the first channel, and what is added to their logits; of replies with a grammar only."""
+    lone_mode: int | None = None
+    """The only mode in which rows are ever drawn from the sequence or a fork of it: its model may leave out what other
+    modes read. None: any mode."""
 
     def __post_init__(self) -> None:
         if self.biases and self.grammar is None:

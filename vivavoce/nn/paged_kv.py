@@ -91,6 +91,8 @@ class CachePiece:
     slot: int
     position: int
     visible: Tensor | None = None  # [row, context] bool, where the rows branch; None: causal
+    draws: int = 0  # how many of its rows, the last ones, have states that are read
+    lone_mode: int | None = None  # the only mode in which rows are ever drawn from its sequence, if there is one
 
     @property
     def length(self) -> int:

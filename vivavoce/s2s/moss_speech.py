@@ -20,11 +20,15 @@ from vivavoce.audio.io import read
 from vivavoce.audio.level import buzz
 from vivavoce.device import Device, pick, resolve_dtype
 from vivavoce.dialogue.backend import ConversationState, OnTranscript, ReplyPlan, ReplyTranscriber
-from vivavoce.dialogue.settings import ConversationSettings
+from vivavoce.dialogue.settings import ConversationSettings, Tool
 from vivavoce.engine.engine import Engine, EngineLimits
 from vivavoce.engine.sequence import Admission
 from vivavoce.errors import InputError, MissingDependencyError
-from vivavoce.implementations import choose_moss_speech_codec, choose_moss_speech_lm
+from vivavoce.implementations import (
+    choose_moss_speech_codec,
+    choose_moss_speech_lm,
+    choose_moss_speech_text_prompts,
+)
 from vivavoce.models.flow.state import FlowVoice
 from vivavoce.models.moss_speech.codec import DECODER_RATE, ENCODER_RATE, GraphedCodec, MossSpeechCodec
 from vivavoce.models.moss_speech.cpu import CpuCodec, CpuMossSpeech
@@ -49,6 +53,7 @@ MANY_STARTING = 3  # replies without output from which on they delay each other'
 # is then two units long, which takes a pass as long as one does
 CUSHION_SECONDS = 0.5  # sound buffered by each of them before its output starts: more than a first chunk
 BUSY_REPLIES = 3.0  # replies from which on a CPU uses long chunks, which cost half as much per second of sound
+COMPILING_PASSES = 2  # of a model, in which TorchScript compiles it
 FEW_CONVERSATIONS = 16  # too few to fill batches of the speech encoder
 
 
@@ -226,13 +231,21 @@ class MossSpeechBackend:
         return QUICK_PACE if len(self.conversations) <= FEW_CONVERSATIONS else CROWDED_PACE
 
     async def warm_up(self) -> None:
-        """Run one reply, so that the first conversation does not pay for initialisation and graph capture."""
+        """Run some replies, so that the first conversation does not pay for initialisation and graph capture."""
         await self.engine.warm_up()
         if self.options.calls_tools:
             await self.grammars.compiler()
         await self._warm_up_codec()
-        conversation = MossSpeechConversation(self)
         settings = ConversationSettings(max_output_tokens=3 * self.policy.unit.frames)
+        await self._reply_once(settings)
+        if self.options.calls_tools:
+            for _ in range(COMPILING_PASSES):
+                await self._reply_once(replace(settings, tools=(Tool("warm_up"),)))
+        if self.speech_cost is not None:
+            self.speech_cost.restart(self._busy)
+
+    async def _reply_once(self, settings: ConversationSettings) -> None:
+        conversation = MossSpeechConversation(self)
         conversation.set_history((), settings)
         conversation.listen(buzz(1.0, ENCODER_RATE).samples[0])
         reply = conversation.reply(ReplyPlan("item_warm_up", settings, played=lambda: 0.0))
@@ -240,8 +253,6 @@ class MossSpeechBackend:
             pass
         reply.drop()
         await conversation.close()
-        if self.speech_cost is not None:
-            self.speech_cost.restart(self._busy)
 
     async def _warm_up_codec(self) -> None:
         voices, batches = list(self.voices.values()), self.options.warm_batches
@@ -357,7 +368,9 @@ def load_moss_speech(
 def _language_model(folder: Path, device_info: Device, dtype: str) -> MossSpeech:
     model = MossSpeech.load(folder, device_info.torch_device, resolve_dtype(dtype, device_info))
     choice = choose_moss_speech_lm(device_info, dtype, CpuMossSpeech.suits(model))
-    return CpuMossSpeech(model) if choice.cls is CpuMossSpeech else model
+    if choice.cls is not CpuMossSpeech:
+        return model
+    return CpuMossSpeech(model, choose_moss_speech_text_prompts(device_info, dtype).dtype)
 
 
 def load_codec(folder: Path, device_info: Device) -> MossSpeechCodec:
