@@ -19,6 +19,7 @@ from vivavoce.dialogue.events import ReplyAudio, ReplyDone
 from vivavoce.dialogue.items import HostedCall, Item, Message, TextPart, ToolCall, ToolOutput
 from vivavoce.dialogue.settings import ConversationSettings, HostedTool, Tool
 from vivavoce.errors import CheckpointError
+from vivavoce.models.moss_speech.cpu import CpuMossSpeech
 from vivavoce.s2s.options import MossSpeechOptions, checkpoint_options
 from vivavoce.s2s.text_branch import NO_CALL, call_turn, offer, output_turn
 
@@ -122,6 +123,34 @@ async def test_required_calls_are_valid_and_as_many_as_allowed(parts, exchanged,
             assert 1 <= len(several) <= 8
             one = replace(required, tool_choice="auto", parallel_tool_calls=False)
             assert len(calls_of(await replied(pipeline, one))) <= 1
+
+
+async def test_the_cpu_implementation_decides_as_the_plain_one(parts, exchanged):
+    for each in (parts, exchanged):
+        decided = []
+        for model in (each.model, CpuMossSpeech(each.model)):
+            async with replace(each, model=model).pipeline(calls_tools=True) as pipeline:
+                required = replace(SETTINGS, tool_choice="required")
+                decided.append([calls_of(await replied(pipeline, settings)) for settings in (SETTINGS, required)])
+        assert decided[0] == decided[1] and decided[0][1]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("steps", [0, 1, 5, 9, 10])
+async def test_a_reply_that_is_dropped_before_its_decision_leaves_no_page_behind(parts, choice, steps):
+    settings = replace(SETTINGS, tool_choice=choice)
+    async with parts.pipeline(calls_tools=True) as pipeline:
+        state = pipeline.open(lambda *_: None)
+        state.set_history((), settings)
+        state.listen(QUESTION.astype(np.float32))
+        reply = state.reply(ReplyPlan("item_reply", settings, played=lambda: 0.0))
+        async with asyncio.timeout(120):
+            while pipeline.core.steps < steps:
+                await asyncio.sleep(0)
+        reply.drop()
+        await state.close()
+        assert not pipeline.core.scheduler.sequences
+        assert pipeline.core.scheduler.pool.free == pipeline.core.scheduler.pool.size
 
 
 @pytest.mark.full

@@ -144,8 +144,9 @@ class MossSpeechConversation:
     async def close(self) -> None:
         """Drop its replies and close its sequence."""
         self._backend.conversations.discard(self)
-        for reply in list(self._replies):
-            reply.drop()
+        streams: list[ReplyStream] = [*self._replies, *self._decisions]
+        for stream in streams:
+            stream.drop()
         if self._summary is not None:
             await self._summary.close()
         self._commands.put_nowait(None)
@@ -251,14 +252,13 @@ class MossSpeechConversation:
     async def _start_branches(
         self, reply: MossSpeechReply, decision: CallDecision | None, past: EngineSequence | None, rows: list[Row]
     ) -> None:
-        """Start the reply after these rows, and beside it the branch that decides on calls, in the same step."""
+        """Start the reply after these rows, and the branch that decides on calls, which is a fork of it."""
         modality: Modality = "text" if reply.plan.settings.modality == "text" else "speech"
         prompt = rows + self._backend.prompt.open_reply(modality)
         same = 0 if past is None else rows_in_common(self._rows, prompt)
-        starts = [reply.start(past, same, prompt)]
-        if decision is not None:
-            starts.append(decision.start(past, min(same, len(rows)), rows))
-        await asyncio.gather(*starts)
+        await reply.start(past, same, prompt)
+        if decision is not None and reply.sequence is not None:
+            decision.start(reply.sequence, rows, min(same, len(rows)))
 
     async def _adopt_reply(self, reply: MossSpeechReply, turn: str | None) -> None:
         """Make the sequence of a released reply the conversation's."""

@@ -24,6 +24,7 @@ from vivavoce.log import log_failure
 from vivavoce.models.interface import Row
 from vivavoce.models.moss_speech.model import TEXT
 from vivavoce.models.moss_speech.prompt import Turn
+from vivavoce.runtime.reply import Reply
 
 if TYPE_CHECKING:
     from vivavoce.s2s.moss_speech import MossSpeechBackend
@@ -86,20 +87,14 @@ class CallDecision:
         self._read, self._cached = 0, 0
         self._written: list[int] = []
 
-    async def start(self, past: EngineSequence | None, same: int, rows: list[Row]) -> None:
-        """Start to write after these rows, the first `same` of which are those of `past`."""
-        prompt, engine = self._backend.prompt, self._backend.engine
-        rows = rows + prompt.turn(offer(self._settings.tools)) + prompt.open_reply("text")
-        self._read, self._cached = len(rows), same
-        try:
-            sequence = await (engine.open(rows) if past is None else engine.fork_at(past, same, rows[same:]))
-        except VivaError as error:  # the tools do not fit, for example
-            log_failure(logger, error, "the text branch of a reply could not start")
-            await self._pieces.put(failed(error))
-            return
-        self._task = asyncio.get_running_loop().create_task(self._run(sequence))
+    def start(self, spoken: EngineSequence, history: list[Row], cached: int) -> None:
+        """Start to decide in a fork of the spoken reply's sequence after these rows, `cached` of which it shared."""
         if self._is_dropped:
-            self._task.cancel()
+            return
+        prompt = self._backend.prompt
+        rows = history + prompt.turn(offer(self._settings.tools)) + prompt.open_reply("text")
+        self._read, self._cached = len(rows), cached
+        self._task = asyncio.get_running_loop().create_task(self._run(spoken, len(history), rows))
 
     def skip(self) -> None:
         """Decide that nothing is called: there is nothing to answer, or the reply could not start."""
@@ -129,9 +124,14 @@ class CallDecision:
         """Rows used so far."""
         return Usage(self._read, 0, len(self._written), 0, self._cached, 0)
 
-    async def _run(self, sequence: EngineSequence) -> None:
+    async def _run(self, spoken: EngineSequence, same: int, rows: list[Row]) -> None:
+        """Write after these rows, of which `spoken` has the first `same`."""
+        reply: Reply | None = None
         try:
-            is_whole = await self._write(sequence)
+            generation = await self._generation()
+            after = spoken if self._settings.tool_choice == "auto" else None  # a call that is due waits for nothing
+            reply = await self._backend.engine.answer(spoken, rows, same, generation, after=after)
+            is_whole = await self._write(reply)
         except Exception as error:  # the reply is left to speech, unless a call is due
             log_failure(logger, error, "the text branch of a reply failed")
             await self._pieces.put(failed(error))
@@ -140,25 +140,27 @@ class CallDecision:
                 await self._pieces.put(piece)
         finally:
             self._backend.note_decision()
-            with suppress(VivaError):  # the engine was closed first
-                await self._backend.engine.close(sequence)
+            if reply is not None:
+                with suppress(VivaError):  # the engine was closed first
+                    await self._backend.engine.close(reply.sequence)
 
-    async def _write(self, sequence: EngineSequence) -> bool:
-        """Generate the text; whether it came to its end."""
+    async def _generation(self) -> Generation:
         settings, backend = self._settings, self._backend
         schemas = [CallSchema(tool.name, tool.parameters) for tool in settings.tools]
         grammar = await backend.grammars.calls(
             schemas, settings.tool_choice, settings.parallel_tool_calls, otherwise=NO_CALL
         )
         room = max(1, min(MAX_CALL_ROWS, backend.core.capacity - self._read))
-        generation = Generation(GREEDY, max_new_rows=room, grammar=grammar, biases=self._biases())
-        async with await backend.engine.generate(sequence, generation) as reply:
-            async for row in reply:
-                if backend.model.ends(row):
-                    continue
-                self._written.append(row[TEXT])
-                if _begins_no_call(backend.tokenizer.decode(self._written[:8])):
-                    return True
+        return Generation(GREEDY, max_new_rows=room, grammar=grammar, biases=self._biases(), lone_mode=TEXT)
+
+    async def _write(self, reply: Reply) -> bool:
+        """Read the text; whether it came to its end."""
+        async for row in reply:
+            if self._backend.model.ends(row):
+                continue
+            self._written.append(row[TEXT])
+            if _begins_no_call(self._backend.tokenizer.decode(self._written[:8])):
+                return True
         return reply.finish == "stop"
 
     def _biases(self) -> tuple[tuple[int, float], ...]:
