@@ -61,6 +61,23 @@ async def test_a_tool_that_works_is_covered_by_fillers_and_its_answer_comes_afte
     assert len(words) == 2, "fillers are not part of the history"
 
 
+async def test_the_next_filler_is_made_while_one_is_played():
+    made: list[tuple[str, float]] = []
+
+    async def speak(text, voice, speed):
+        made.append((text, stage.clock.now()))
+        await stage.clock.until(stage.clock.now() + 0.4)
+        yield np.full(round(FILLER_SECONDS * 24_000), 0.1, np.float32)
+
+    stage = await after_a_call(DialogueOptions(fillers=FillerVoice(speak)))
+    begin = stage.clock.now()
+    await stage.hear(silence(4.0))
+    times = [time for time, _ in started(stage, True)]
+    assert [text for text, _ in made] == list(FILLERS["en"])
+    assert times[0] - begin == pytest.approx(0.8 + 0.4, abs=0.1), "nothing is made before somebody waits"
+    assert times[1] - times[0] == pytest.approx(FILLER_SECONDS + 0.8, abs=0.1)
+
+
 async def test_a_quick_tool_and_a_reply_with_sound_have_no_filler():
     stage = await after_a_call()
     await stage.hear(silence(0.5))
@@ -85,6 +102,18 @@ async def test_where_only_calls_are_covered_a_tool_is():
     stage = await after_a_call(fillers(covers_replies=False))
     await stage.hear(silence(1.2))
     assert texts(stage) == [FILLERS["en"][0]]
+
+
+async def test_the_time_that_a_call_took_to_write_counts_as_silence():
+    written = asyncio.Event()
+    stage = await after_a_call(fillers(covers_replies=False), [written, *CALL])
+    begin = stage.clock.now()
+    await stage.hear(silence(1.0))
+    assert started(stage, True) == [], "the model itself answers"
+    written.set()
+    await stage.hear(silence(1.0))
+    (time, _), *_ = started(stage, True)
+    assert time - begin == pytest.approx(1.0, abs=0.1)
 
 
 async def test_without_fillers_nothing_is_said():

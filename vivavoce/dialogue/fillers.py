@@ -92,9 +92,15 @@ class FillerWatch:
 
     def __post_init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
+        self._begin = self.clock.now()  # of the wait
 
     def begin(self) -> None:
-        """Something is awaited from now on."""
+        """The output of a reply is awaited from now on."""
+        self._begin = self.clock.now()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """A reply is over: if it was a call, its result is awaited, and the user has waited since the reply began."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -104,22 +110,29 @@ class FillerWatch:
             self._task.cancel()
 
     async def _run(self) -> None:
-        heard = self.clock.now()  # when the last filler has been played
+        heard = self._begin  # when the last filler has been played
         for number in range(MAX_FILLERS):
             await self.clock.until(max(heard, self.output_ends()) + self.voice.seconds)
-            settings = self.settings()
-            if not self.is_waiting() or settings.modality != "audio":
+            if not self.is_waiting() or self.settings().modality != "audio":
                 return
-            text = FILLERS[filler_language(self.history, settings)][number]
-            try:
-                sound = await self.voice.sound(text, settings.voice, settings.speed)
-            except Exception as error:  # silence is no failure of the reply
-                log_failure(logger, error, "a filler could not be spoken")
+            made = await self._made(number)
+            if made is None or not self.is_waiting():
                 return
-            if not self.is_waiting():
-                return
+            text, sound = made
             self.start(text, sound)
             heard = self.clock.now() + len(sound) / self.rate
+            if number + 1 < MAX_FILLERS:
+                await self._made(number + 1)  # while this one is played: its synthesis would lengthen the silence
+
+    async def _made(self, number: int) -> tuple[str, Samples] | None:
+        """The words and the sound of a filler; None where it could not be spoken, which is no failure of the reply."""
+        settings = self.settings()
+        text = FILLERS[filler_language(self.history, settings)][number]
+        try:
+            return text, await self.voice.sound(text, settings.voice, settings.speed)
+        except Exception as error:
+            log_failure(logger, error, "a filler could not be spoken")
+            return None
 
 
 def filler_language(history: History, settings: ConversationSettings) -> str:

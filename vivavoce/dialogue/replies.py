@@ -65,7 +65,9 @@ class Replies:
         self._pending: ReplyRequest | None = None
         self._is_closed = False
         self.on_wait: Callable[[], None] = lambda: None
-        """Is called when the user begins to wait: for the output of a reply, or for that of a call in it."""
+        """Is called when the user begins to wait for the output of a reply."""
+        self.on_reply_end: Callable[[], None] = lambda: None
+        """Is called when a reply is over, of which a call may still be awaited."""
 
     @property
     def generating(self) -> ActiveReply | None:
@@ -283,7 +285,7 @@ class Replies:
                 self._silence(speaking)
             self._context.set_history()
             self._start_pending()
-            self.on_wait()
+            self.on_reply_end()
 
     def _start_pending(self) -> None:
         request = self._pending

@@ -150,7 +150,7 @@ class LiveConversation:
             start,
             self.output_rate,
         )
-        self._replies.on_wait = watch.begin
+        self._replies.on_wait, self._replies.on_reply_end = watch.begin, watch.go_on
         return watch
 
     def _open_front_end(self) -> tuple[FrontEnd, PlayedOutput]:
