@@ -145,6 +145,7 @@ def test_replies_with_audio_to_spare_rest_while_a_first_audio_is_decoded():
 def replies_with_a_branch(is_stopped=False):
     """A fork that gives way to the reply with playback it was made of, and the rows of both after each step."""
     engine, prompt = make_engine(rows_per_step=512), PROMPT.rows(*CONVERSATIONS["many turns"])
+    engine.scheduler.sound = replace(engine.scheduler.sound, first_audio_rest=600.0)  # longer than the test takes
     spoken = engine.open([*prompt, *speech(0)])
     engine.generate(spoken, LONG, listener=PlaybackDeadline(ROW_SECONDS, FIRST_ROWS, engine.scheduler.now()))
     branch = engine.fork(spoken)
@@ -162,7 +163,8 @@ def replies_with_a_branch(is_stopped=False):
 def test_a_branch_starts_when_the_reply_it_gives_way_to_has_its_first_audio():
     branch, counts = replies_with_a_branch()
     assert counts[FIRST_ROWS - 1] == (FIRST_ROWS, 0), "the branch takes no row of the first steps"
-    assert counts[FIRST_ROWS][1] == 1, "and decides in the very next one"
+    assert counts[FIRST_ROWS] == (FIRST_ROWS, 1), "and decides in the very next one, in which the reply rests"
+    assert counts[FIRST_ROWS + 1] == (FIRST_ROWS + 1, 2), "then both go on in the same steps"
     assert branch.rows[-3:] == alone(branch.rows[:-3], Generation(GREEDY, max_new_rows=3))
 
 

@@ -186,9 +186,18 @@ class Scheduler:
         return ready + rest - now
 
     def _ready(self, now: float) -> list[Sequence]:
-        """Sequences to serve: none far ahead and, while one waits for its first audio, none with audio to spare."""
+        """Sequences to serve: none far ahead and, while one waits for its first audio, none with audio to spare.
+
+        A reply that rests is left out while the prompt of a branch that gave way to it is prefilled: that step is long.
+        """
         busy = [sequence for sequence in self.sequences.values() if sequence.has_work]
-        ready = [sequence for sequence in busy if _lead(sequence, now) <= self.sound.max_lead]
+        leading = {sequence.after.id for sequence in busy if sequence.after is not None and sequence.pending > 1}
+        ready = [
+            sequence
+            for sequence in busy
+            if _lead(sequence, now) <= self.sound.max_lead
+            and (sequence.id not in leading or self._first_audio_rest(sequence, now) <= 0)
+        ]
         if any(sequence.awaits_first_audio for sequence in ready):
             ready = [sequence for sequence in ready if _lead(sequence, now) <= self.sound.spare_lead]
         return ready
