@@ -196,7 +196,7 @@ class Scheduler:
             sequence
             for sequence in busy
             if _lead(sequence, now) <= self.sound.max_lead
-            and (sequence.id not in leading or self._first_audio_rest(sequence, now) <= 0)
+            and (sequence.id not in leading or self._first_audio_rest(sequence, now, self.sound.first_audio_rest) <= 0)
         ]
         if any(sequence.awaits_first_audio for sequence in ready):
             ready = [sequence for sequence in ready if _lead(sequence, now) <= self.sound.spare_lead]
