@@ -221,6 +221,32 @@ def test_the_command_shows_what_it_would_serve_and_no_secrets(folder):
     assert "xyzzy" not in shown.output
 
 
+@pytest.mark.parametrize(
+    ("turn", "detector"),
+    [
+        ({"silence_duration_ms": 240}, "silence"),
+        ({"silence_duration_ms": 240, "threshold": 0.7}, "silence"),
+        ({"silence_duration_ms": 240, "eagerness": "low"}, ServingOptions().turn.detector),
+        ({"silence_duration_ms": 240, "detector": "semantic"}, "semantic"),
+        ({"eagerness": "low"}, ServingOptions().turn.detector),
+    ],
+)
+def test_who_says_after_how_much_silence_a_turn_ends_means_silence_detection(turn, detector):
+    chosen = read_serving_options(None, {"model": "mini-speech", "turn": turn}).turn
+    assert chosen == TurnSettings(**{"detector": detector, **turn})
+
+
+def test_the_command_detects_silence_of_a_given_length_unless_it_says_otherwise():
+    def detector(*flags):
+        shown = CliRunner().invoke(app, ["serve", "--model", "mini-speech", *flags, "--show"])
+        return json.loads(shown.output)["turn"]["detector"]
+
+    assert detector("--silence-ms", "300") == "silence"
+    assert detector("--silence-ms", "300", "--turn", "semantic") == "semantic"
+    assert detector("--silence-ms", "300", "--eagerness", "high") == "semantic"
+    assert detector("--smart-turn", "installed") == "semantic"
+
+
 def test_the_speaker_is_enrolled_where_it_is_asked_for():
     shown = CliRunner().invoke(app, ["serve", "--model", "mini-speech", "--speaker", "enrol", "--show"])
     assert json.loads(shown.output)["conversation"]["speaker"] == "enrol"

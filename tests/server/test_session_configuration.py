@@ -5,9 +5,11 @@ import json
 import msgspec
 import pytest
 
+from tests.server.scripted import ScriptedHost
 from vivavoce.dialogue.settings import ConversationSettings, NoiseSettings, TurnSettings
 from vivavoce.server.realtime.client_events import decode_object
 from vivavoce.server.realtime.session_changes import default_session, merged
+from vivavoce.server.realtime.session_config import Configuration
 from vivavoce.server.realtime.session_settings import conversation_settings, turn_settings
 from vivavoce.server.realtime.session_types import SemanticVad, SessionParams, TranscriptionSessionObject
 from vivavoce.server.wire import WireError
@@ -82,6 +84,41 @@ def test_semantic_detection_has_all_its_fields():
     assert session.audio.input.turn_detection == SemanticVad("auto", create_response=True, interrupt_response=True)
     eager = {"type": "semantic_vad", "eagerness": "high"}
     assert settings({"audio": {"input": {"turn_detection": eager}}}).turn.eagerness == "high"
+
+
+SEMANTIC = ConversationSettings(turn=TurnSettings(detector="semantic"))
+"""Of a server that detects ends of turns by their sound unless a client says otherwise."""
+
+
+def detection(*changes, base=SEMANTIC):
+    """As a server tells it, which also refuses what has no effect."""
+    configuration = Configuration(ScriptedHost(base), "scripted-1")
+    for change in changes:
+        params = session_params({"audio": {"input": {"turn_detection": change}}})
+        configuration.session = configuration.changed(params)
+    return msgspec.to_builtins(configuration.session.audio.input.turn_detection)
+
+
+@pytest.mark.parametrize("field", [{"silence_duration_ms": 320}, {"threshold": 0.7}, {"prefix_padding_ms": 100}])
+def test_a_client_that_sends_what_only_silence_detection_has_gets_it(field):
+    assert detection()["type"] == "semantic_vad"
+    assert detection(field) == detection({"type": "server_vad", **field})
+    assert detection({"create_response": False}, field) == detection(
+        {"type": "server_vad", "create_response": False, **field}
+    )
+    assert detection(None, field) == detection({"type": "server_vad", **field})
+
+
+def test_fields_of_both_detectors_are_not_mixed():
+    with pytest.raises(WireError, match="not a parameter of server_vad"):
+        detection({"eagerness": "low", "silence_duration_ms": 320})
+
+
+def test_what_both_detectors_have_chooses_neither():
+    for base, kind in ((SEMANTIC, "semantic_vad"), (BASE, "server_vad")):
+        assert detection({"interrupt_response": False}, base=base)["type"] == kind
+        assert detection(None, {"interrupt_response": False}, base=base)["type"] == kind
+    assert detection({"type": "semantic_vad", "eagerness": "low"}, {"create_response": False})["eagerness"] == "low"
 
 
 def test_what_the_session_asks_reaches_the_conversation():

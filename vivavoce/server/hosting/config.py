@@ -244,7 +244,15 @@ class ServingOptions:
 def read_serving_options(file: Path | None, flags: Mapping[str, object]) -> ServingOptions:
     """Options of a TOML or YAML file, overridden by flags; a flag that is None is not set."""
     values = merge_tables({} if file is None else read_table(file), flags)
-    return read_options(ServingOptions, with_stack(values), "the flags" if file is None else str(file))
+    return read_options(ServingOptions, with_stack(with_detector(values)), "the flags" if file is None else str(file))
+
+
+def with_detector(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Options that say after how much silence a turn ends, and not how its end is detected, mean silence detection."""
+    turn = values.get("turn")
+    if not isinstance(turn, Mapping) or "silence_duration_ms" not in turn or {"detector", "eagerness"} & set(turn):
+        return values
+    return merge_tables(values, {"turn": {"detector": "silence"}})
 
 
 def with_stack(values: Mapping[str, object]) -> Mapping[str, object]:

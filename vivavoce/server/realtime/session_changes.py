@@ -11,8 +11,8 @@ from vivavoce.dialogue.settings import ConversationSettings, NoiseSettings, Turn
 from vivavoce.server.host import STOCK_VOICES, ModelAbilities
 from vivavoce.server.realtime.audio_formats import WireFormat, wire_format
 from vivavoce.server.realtime.mcp_types import McpTool
-from vivavoce.server.realtime.session_checks import supported_tools
-from vivavoce.server.realtime.session_settings import DETECTORS, noise_settings, voice_name
+from vivavoce.server.realtime.session_checks import chosen_detector, supported_tools
+from vivavoce.server.realtime.session_settings import DETECTORS, detector_type, noise_settings, voice_name
 from vivavoce.server.realtime.session_types import (
     AudioInput,
     AudioInputParams,
@@ -197,9 +197,13 @@ def _wire_noise(noise: NoiseSettings) -> NoiseReduction:
 
 
 def _merged_turn(current: TurnDetection | None, change: TurnDetectionParams, defaults: TurnSettings) -> TurnDetection:
-    present = "server_vad" if current is None else str(current.__struct_config__.tag)
-    kind = value_or(change.type, present)
+    present = detector_type(current, defaults)
+    kind = chosen_detector(change, present)
     if current is None or kind != present:
+        if current is not None and change.type is UNSET:  # what is absent stays
+            defaults = replaced(
+                defaults, create_response=current.create_response, interrupt_response=current.interrupt_response
+            )
         current = _turn_detection(replaced(defaults, detector=DETECTORS[kind]))
     assert current is not None
     fields = {name: getattr(change, name) for name in current.__struct_fields__}

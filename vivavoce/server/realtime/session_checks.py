@@ -6,7 +6,7 @@ They are refused by name: a client must not believe that a setting is in force w
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from vivavoce.dialogue.backend import RecognitionAbilities
 from vivavoce.engine.schema_limits import check_schema
@@ -43,6 +43,7 @@ DETECTOR_FIELDS = {
     "server_vad": {"type", *ServerVad.__struct_fields__},
     "semantic_vad": {"type", *SemanticVad.__struct_fields__},
 }
+SILENCE_FIELDS = DETECTOR_FIELDS["server_vad"] - DETECTOR_FIELDS["semantic_vad"]
 
 
 def unsupported(param: str, why: str = "") -> WireError:
@@ -111,9 +112,16 @@ def _refuse_transcription(value: Maybe[Transcription], abilities: RecognitionAbi
         raise WireError(f"The recogniser does not know {', '.join(named)}; it knows {known}.", param=f"{param}.{name}")
 
 
+def chosen_detector(change: TurnDetectionParams, detector: str) -> str:
+    """The type of turn detection after a change: without a type, the fields that only `server_vad` has choose it."""
+    if not isinstance(change.type, UnsetType):
+        return change.type
+    return "server_vad" if any(_is_set(getattr(change, name)) for name in SILENCE_FIELDS) else detector
+
+
 def _refuse_detection(value: Maybe[TurnDetectionParams], detector: str, param: str) -> None:
     if isinstance(value, TurnDetectionParams):
-        kind = detector if value.type is UNSET else value.type
+        kind = chosen_detector(value, detector)
         for name in value.__struct_fields__:
             if _is_set(getattr(value, name)) and name not in DETECTOR_FIELDS[kind]:
                 raise unsupported(f"{param}.{name}", f"It is not a parameter of {kind}.")

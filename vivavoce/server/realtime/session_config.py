@@ -28,7 +28,7 @@ from vivavoce.server.realtime.session_checks import (
     supported_tools,
     unsupported,
 )
-from vivavoce.server.realtime.session_settings import conversation_settings, output_format
+from vivavoce.server.realtime.session_settings import conversation_settings, detector_type, output_format
 from vivavoce.server.realtime.session_types import (
     Binary,
     RealtimeSessionObject,
@@ -87,8 +87,7 @@ class Configuration:
         """The session object after a change, without the tools that are refused, and their errors."""
         kind = getattr(change, "type", UNSET)
         is_transcription = kind == "transcription" or (kind is UNSET and self.is_transcription)
-        detection = self.session.audio.input.turn_detection
-        detector = "server_vad" if detection is None else str(detection.__struct_config__.tag)
+        detector = detector_type(self.session.audio.input.turn_detection, self._base.turn)
         refuse_unsupported(change, is_transcription, detector, self._abilities, self._models, param)
         tools, refused = supported_tools(value_or(change.tools, []), self._abilities, param, self._mcp)
         change = self._with_prompt(change, param)

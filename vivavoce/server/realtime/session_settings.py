@@ -76,11 +76,18 @@ def conversation_settings(
     )
 
 
+def detector_type(detection: TurnDetection | None, default: TurnSettings) -> str:
+    """The type of the turn detection in force; where there is none, that of the server's default."""
+    if detection is not None:
+        return str(detection.__struct_config__.tag)
+    return "semantic_vad" if default.detector == "semantic" else "server_vad"
+
+
 def turn_settings(detection: TurnDetection | None, base: TurnSettings) -> TurnSettings:
     """The turn settings of a session object."""
     if detection is None:
         return replaced(base, detector="none")
-    return replaced(base, detector=DETECTORS[str(detection.__struct_config__.tag)], **asdict(detection))
+    return replaced(base, detector=DETECTORS[detector_type(detection, base)], **asdict(detection))
 
 
 def noise_settings(noise: NoiseReduction, default: NoiseSettings = DEFAULT_NOISE) -> NoiseSettings:

@@ -99,7 +99,8 @@ TurnDetection = ServerVad | SemanticVad
 
 
 class TurnDetectionParams(Struct, forbid_unknown_fields=True):
-    """Fields of both detectors; those of the other detector are refused. Without a type the current one is changed."""
+    """Fields of both detectors; those of the other detector are refused. Without a type the current one is changed,
+    or `server_vad` is chosen by a field that only it has."""
 
     type: Literal["server_vad", "semantic_vad"] | UnsetType = UNSET
     threshold: Maybe[Threshold] = UNSET
