@@ -98,7 +98,8 @@ def test_without_a_model_eagerness_stretches_the_silence(eagerness, silence):
         (0.01, "high", 62),
         (0.2, "high", 25),
         (0.4, "high", 7),
-        (0.6, "low", 56),
+        (0.6, "low", 11),
+        (0.4, "low", 56),
         (0.1, "low", 250),
     ],
 )

@@ -13,7 +13,8 @@ from vivavoce.dialogue.settings import TurnSettings
 HYSTERESIS = 0.15
 LIKELY_END_MS = 72
 MIN_SPEECH_MS = 64
-FINISHED_SILENCE_MS = 304  # that ends a turn which the model takes for finished; less is often a gap between words
+# Silence that ends a turn which the model takes for finished; less is often a gap between words.
+FINISHED_SILENCE_MS = {"low": 432, "medium": 304, "high": 304, "auto": 304}
 # Silence that ends a turn which the model takes for unfinished.
 PATIENCE_MS = {"low": 8000, "medium": 4000, "high": 2000, "auto": 4000}
 # Silence that ends a turn about which the model is in doubt: longer than most pauses within sentences.
@@ -21,7 +22,7 @@ DOUBTFUL_SILENCE_MS = {"low": 1800, "medium": 1500, "high": 800, "auto": 1500}
 # Without a model, factor on the silence that ends a turn.
 STRETCH = {"low": 2.5, "medium": 1.0, "high": 0.8, "auto": 1.0}
 # Probability of a finished turn from which on the model's answer shortens the silence.
-SURE = {"low": 0.7, "medium": 0.5, "high": 0.35, "auto": 0.5}
+SURE = {"low": 0.5, "medium": 0.5, "high": 0.35, "auto": 0.5}
 # Probability from which on the model is in doubt; below it the turn is taken for unfinished.
 DOUBTFUL = {"low": 0.2, "medium": 0.02, "high": 0.02, "auto": 0.02}
 
@@ -120,7 +121,7 @@ class TurnTaker:
             return self.silence
         eagerness = self.settings.eagerness
         if finished >= SURE[eagerness]:
-            return max(windows(self.likely_ms) + 1, min(self.silence, windows(FINISHED_SILENCE_MS)) - 2)
+            return max(windows(self.likely_ms) + 1, min(self.silence, windows(FINISHED_SILENCE_MS[eagerness])) - 2)
         is_doubtful = finished >= DOUBTFUL[eagerness]
         return max(self.silence, windows((DOUBTFUL_SILENCE_MS if is_doubtful else PATIENCE_MS)[eagerness]))
 
