@@ -21,6 +21,8 @@ from vivavoce.train.turn_end import examples as module
 from vivavoce.train.turn_end.beginnings import beginning
 from vivavoce.train.turn_end.corpus import (
     TurnUtterance,
+    is_program,
+    main,
     program_turns,
     read_plan,
     read_shards,
@@ -161,6 +163,20 @@ def test_synthesizers_speak_a_part_of_the_turns():
     assert {each.part for each in spoken} == {"train", "held_out"} and {each.language for each in spoken} == {"en"}
     assert all(len(each.samples) > RATE // 4 for each in spoken)
     assert all(len(pauses(each)) >= 1 for each in spoken)
+
+
+@pytest.mark.debian("flite", "espeak-ng", "festival")
+def test_turns_of_programs_alone_need_no_kokoro(tmp_path):
+    sentences = [f"There are {number} boxes in the old house." for number in range(50)]
+    (tmp_path / "texts").write_text("\n".join(sentences))
+    out = tmp_path / "turns"
+    options = {"--out": out, "--count": 0, "--programs": 40, "--texts": tmp_path / "texts", "--kokoro": "absent"}
+    main([str(each) for option in options.items() for each in option])
+    spoken = read_shards(out)
+    assert len(spoken) == 40 and sum(each.part == "held_out" for each in spoken) == 4
+    assert all(is_program(each) and len(each.samples) for each in spoken)
+    given = {each.text for each in spoken} & set(sentences)
+    assert given and given.isdisjoint(sentences[::25]), "every 25th sentence is held out"
 
 
 def test_shards_survive_the_disk(tmp_path):

@@ -1,9 +1,9 @@
 """`viva train turn-end-data --out DIR`: sentences that are finished or left unfinished, spoken with the ends of words.
 
-Kokoro speaks them in large batches with its training voices and mixtures of them, flite, festival and espeak-ng a part
-of the English ones (`--programs`); held-out voices speak what only evaluates. A plan with phonemes can be written first
-(`--plan-only`) and spoken on a machine without a phonemiser (`--plan`), such as one with a GPU. Some words are drawn
-out, as speakers do who think of the next one.
+Kokoro speaks them in large batches with its training voices and mixtures of them, flite, festival and espeak-ng others
+in English (`--programs`; with `--count 0` they alone, without Kokoro); held-out voices speak what only evaluates. A
+plan with phonemes can be written first (`--plan-only`) and spoken on a machine without a phonemiser (`--plan`), such as
+one with a GPU. Some words are drawn out, as speakers do who think of the next one.
 """
 
 import argparse
@@ -86,14 +86,19 @@ def turn_plan(count: int, sentences: Sequence[str] = (), seed: int = 0) -> list[
     plan = []
     for code in LANGUAGES:
         for part, size in parts.items():
-            chosen = [text for place, text in enumerate(sentences) if (place % 25 == 0) == (part == "held_out")]
-            for text in _texts(code, part, size, chosen if code == "en" else [], source, seed):
+            chosen = _sentences_of(part, sentences) if code == "en" else []
+            for text in _texts(code, part, size, chosen, source, seed):
                 voice = source.choice(HELD_OUT_VOICES[code]) if part == "held_out" else mixture(code, source)
                 speed = round(source.uniform(*SPEEDS), 2)
                 planned = TurnUtterance(part, code, text.text, voice, text.is_finished, speed)
                 plan.append(_drawn_out(planned, source) if source.random() < DRAWN_OUT else planned)
     source.shuffle(plan)
     return plan
+
+
+def _sentences_of(part: str, sentences: Sequence[str]) -> list[str]:
+    """The given sentences of a part: every 25th is held out."""
+    return [text for place, text in enumerate(sentences) if (place % 25 == 0) == (part == "held_out")]
 
 
 def _texts(
@@ -157,7 +162,9 @@ def program_turns(
     held = round(count * PROGRAMS_HELD_OUT)
     planned = []
     for part, size in (("held_out", held), ("train", count - held)):
-        for text in _texts("en", part, size, sentences if part == "train" else (), source, seed + 1):
+        for text in _texts(
+            "en", part, size, _sentences_of("train", sentences) if part == "train" else (), source, seed + 1
+        ):
             voice = (
                 source.choice(HELD_OUT_PROGRAMS)
                 if part == "held_out"
@@ -205,17 +212,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--synthesizers", type=Path, help="written by voices.bundle; default: the installed ones")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    folder = Path(hub.resolve(options.kokoro))
-    plan = read_plan(options.plan) if options.plan else _phonemised(options, folder)
-    if options.plan_only:
-        write_plan(options.out, plan)
-        return
-    options.out.mkdir(parents=True, exist_ok=True)
-    synthesizer = BatchSynthesizer(Kokoro.load(folder, options.device), folder)
-    spoken = speak_plan(plan, synthesizer, options.seconds)
+    spoken: Iterator[TurnUtterance] = iter(())
+    if options.plan or options.count:
+        folder = Path(hub.resolve(options.kokoro))
+        plan = read_plan(options.plan) if options.plan else _phonemised(options, folder)
+        if options.plan_only:
+            write_plan(options.out, plan)
+            return
+        spoken = speak_plan(plan, BatchSynthesizer(Kokoro.load(folder, options.device), folder), options.seconds)
     if options.programs:
         installed = programs(options.synthesizers)
         spoken = chain(program_turns(options.programs, installed, _sentences(options), options.seed), spoken)
+    options.out.mkdir(parents=True, exist_ok=True)
     _write(options.out, spoken)
 
 
