@@ -52,6 +52,7 @@ async def test_the_turn_starts_with_its_prefix_and_ends_after_its_silence():
     started, stopped = stage.all(SpeechStarted)[0], stage.all(SpeechStopped)[0]
     assert abs(started.audio_start_ms - (1024 - 320)) <= 64
     assert abs(stopped.audio_end_ms - (2048 + 320)) <= 96
+    assert abs(stopped.silence_ms - 320) <= 32
     (part,) = stage.all(TurnCommitted)[0].item.content.parts
     assert len(part.samples) / 16 == stopped.audio_end_ms - started.audio_start_ms
     await stage.close()
@@ -191,6 +192,7 @@ async def test_a_turn_model_decides_how_long_a_pause_may_be(finished, silent):
     await stage.hear(silence(silent))
     assert bool(stage.all(SpeechStopped)) == (finished > 0.5)
     await stage.hear(silence(1.2))
-    assert stage.all(SpeechStopped), "patience has an end"
+    (stopped,) = stage.all(SpeechStopped)  # patience has an end
+    assert (160 <= stopped.silence_ms <= 224) if finished > 0.5 else (1_900 <= stopped.silence_ms <= 2_100)
     await stage.close()
     stage.check()

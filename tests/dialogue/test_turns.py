@@ -27,7 +27,7 @@ def play(probabilities, settings=None, finished=None):
 def test_a_turn_begins_is_likely_over_and_over():
     events, state = play([0.0] * 5 + [0.9] * 10 + [0.0] * 10)
     assert events == [(6, BEGAN), (17, LIKELY), (21, OVER)]
-    assert state == TurnState(heard_ms=25 * WINDOW_MS)
+    assert state == TurnState(heard_ms=25 * WINDOW_MS, speech_until_ms=15 * WINDOW_MS)
 
 
 def test_silence_is_counted_to_the_nearest_window():
@@ -67,7 +67,7 @@ def test_silence_counts_from_where_the_voice_stopped_inside_a_window():
         events.append(event)
     assert events == [None, LIKELY, None, None, None]
     assert taker.peek(state, 8)[0] is None  # 188 ms of silence
-    assert taker.peek(state, 12) == (OVER, TurnState(heard_ms=11 * WINDOW_MS))
+    assert taker.peek(state, 12) == (OVER, TurnState(heard_ms=11 * WINDOW_MS, speech_until_ms=172))
 
 
 def test_silence_between_windows_makes_an_end_likely_but_ends_no_speech():

@@ -40,6 +40,8 @@ class SpeechStopped:
 
     item: str
     audio_end_ms: int
+    silence_ms: int = 0
+    """Of silence that ended it."""
 
 
 @dataclass(frozen=True)

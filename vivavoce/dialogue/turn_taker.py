@@ -128,7 +128,7 @@ class TurnTaker:
 
 def ended(state: TurnState) -> TurnState:
     """The initial state after a turn, at the same time."""
-    return TurnState(heard_ms=state.heard_ms)
+    return TurnState(heard_ms=state.heard_ms, speech_until_ms=state.speech_until_ms)
 
 
 def windows(milliseconds: int) -> int:

@@ -148,7 +148,8 @@ class UserTurns:
         self._recent.append(window)
         self._moment, self._late_ms = window.ended_at, window.late_ms
         if self._context.settings.turn.detector == "none":
-            self._turn = TurnState(heard_ms=self._turn.heard_ms + WINDOW_MS)
+            heard_ms = self._turn.heard_ms + WINDOW_MS
+            self._turn = TurnState(heard_ms=heard_ms, speech_until_ms=heard_ms)
             self._listen(self._open or self._open_turn(prefix=0), window.samples)
             return
         event, self._turn = self._taker.step(self._turn, window.probability, self._finished, window.quiet_ms)
@@ -294,7 +295,8 @@ class UserTurns:
 
     def _end_turn(self, turn: OpenTurn) -> None:
         """Commit the turn, and release the held reply or request one."""
-        self._context.emit(SpeechStopped(turn.item, self._turn.heard_ms - self._late_ms))
+        stopped = SpeechStopped(turn.item, self._turn.heard_ms - self._late_ms, self._turn.silence_ms)
+        self._context.emit(stopped)
         if not self._addressed.end():
             self._ignore(turn, "not_addressed")
             return

@@ -13,7 +13,7 @@ from vivavoce.server.realtime import server_events as events
 from vivavoce.server.realtime.items import wire_item
 from vivavoce.server.realtime.server_events import ServerEvent
 from vivavoce.server.realtime.session_settings import is_by_speaker
-from vivavoce.server.realtime.session_types import ServerVad, SessionObject
+from vivavoce.server.realtime.session_types import SessionObject
 
 
 @dataclass
@@ -47,9 +47,7 @@ class InputEventEncoder:
         self.send(events.InputAudioBufferSpeechStarted(event.item, event.audio_start_ms))
 
     def _speech_stopped(self, event: dialogue.SpeechStopped) -> None:
-        detection = self.session().audio.input.turn_detection
-        silence_ms = detection.silence_duration_ms if isinstance(detection, ServerVad) else 0
-        self.clock.note_turn_end(event.audio_end_ms - silence_ms)
+        self.clock.note_turn_end(event.audio_end_ms - event.silence_ms)
         self.send(events.InputAudioBufferSpeechStopped(event.item, event.audio_end_ms))
 
     def _turn_committed(self, event: dialogue.TurnCommitted) -> None:
