@@ -7,6 +7,7 @@ import pytest
 
 from tests.server.scripted import ScriptedHost
 from vivavoce.dialogue.settings import ConversationSettings, NoiseSettings, TurnSettings
+from vivavoce.server.hosting.config import ServingOptions
 from vivavoce.server.realtime.client_events import decode_object
 from vivavoce.server.realtime.session_changes import default_session, merged
 from vivavoce.server.realtime.session_config import Configuration
@@ -86,8 +87,8 @@ def test_semantic_detection_has_all_its_fields():
     assert settings({"audio": {"input": {"turn_detection": eager}}}).turn.eagerness == "high"
 
 
-SEMANTIC = ConversationSettings(turn=TurnSettings(detector="semantic"))
-"""Of a server that detects ends of turns by their sound unless a client says otherwise."""
+SEMANTIC = ServingOptions().settings()
+"""Of `viva serve`, which detects ends of turns by their sound unless a client says otherwise."""
 
 
 def detection(*changes, base=SEMANTIC):
@@ -112,6 +113,12 @@ def test_a_client_that_sends_what_only_silence_detection_has_gets_it(field):
 def test_fields_of_both_detectors_are_not_mixed():
     with pytest.raises(WireError, match="not a parameter of server_vad"):
         detection({"eagerness": "low", "silence_duration_ms": 320})
+
+
+def test_the_silence_of_a_call_holds_with_either_detector():
+    for base in (SEMANTIC, BASE):
+        turn = Configuration(ScriptedHost(base), "scripted-1", idle_timeout_ms=7_000).settings().turn
+        assert (turn.detector, turn.idle_timeout_ms) == (base.turn.detector, 7_000)
 
 
 def test_what_both_detectors_have_chooses_neither():

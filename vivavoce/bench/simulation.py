@@ -24,6 +24,7 @@ from vivavoce.bench.turn_client import Event
 from vivavoce.bench.turn_scenes import script
 from vivavoce.bench.turn_sounds import gather
 from vivavoce.dialogue.session import DialogueOptions
+from vivavoce.dialogue.settings import ConversationSettings
 from vivavoce.evaluation.machine import stage
 from vivavoce.nn.process_settings import torch_threads
 from vivavoce.runtime.executor import EARLY_SECONDS, DeadlineExecutor, Task, earliest_deadline
@@ -339,16 +340,19 @@ class SimulatedServer:
 
 @asynccontextmanager
 async def simulated_server(
-    loop: VirtualLoop, model: str, dialogue: DialogueOptions | None = None
+    loop: VirtualLoop,
+    model: str,
+    dialogue: DialogueOptions | None = None,
+    settings: ConversationSettings | None = None,
 ) -> AsyncIterator[SimulatedServer]:
-    """The server of a speech-to-speech model, loaded and warmed up."""
+    """The server of a speech-to-speech model, loaded and warmed up; `settings` are those of clients that send none."""
     with stage(f"loading {model}"):
         executor = VirtualExecutor(loop)
         executor.start()
         pipeline = load_moss_speech(hub.resolve(model), device="cpu", executor=executor)
     pipeline.core.scheduler.now = loop.time
     async with pipeline:
-        host = SpeechHost(model, pipeline, dialogue or DialogueOptions())
+        host = SpeechHost(model, pipeline, dialogue or DialogueOptions(), settings=settings or ConversationSettings())
         await host.warm_up()
         options = ServerOptions(opens_per_minute=SESSIONS_PER_MINUTE)
         sessions = Sessions(host, options, Metrics(host), AdmissionController(LoopMonitor(), options))

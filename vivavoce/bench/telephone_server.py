@@ -146,8 +146,10 @@ def serve_telephone(plan: TelephonePlan) -> None:
     if plan.model == SCRIPTED:
         host: Any = RecordedHost(replace(DialogueOptions(), front_end=conversation.front_end(models_use_cores=False)))
     else:
-        host = load(ServingOptions(model=plan.model, device=plan.device, conversation=conversation, server=options))
-        host.settings = replace(host.settings, turn=replace(host.settings.turn, silence_duration_ms=TURN_SILENCE_MS))
+        turn = TurnSettings(silence_duration_ms=TURN_SILENCE_MS)
+        host = load(
+            ServingOptions(model=plan.model, device=plan.device, turn=turn, conversation=conversation, server=options)
+        )
     event_loop.run(serve(host, options))
 
 

@@ -108,10 +108,10 @@ def _play_simulated(model: str, made: Sequence[DuplexScene], session: Event, opt
 
     loop = VirtualLoop()
     conversation = ConversationOptions(speaker=options.speaker, barge_in=options.barge_in)
-    dialogue = ServingOptions(conversation=conversation, smart_turn=options.smart_turn).dialogue()
+    served = ServingOptions(conversation=conversation, smart_turn=options.smart_turn)
 
     async def play() -> PlayedScenes:
-        async with simulated_server(loop, model, dialogue) as server:
+        async with simulated_server(loop, model, served.dialogue(), served.settings()) as server:
             return await play_scenes(server.connect, made, session, options.parallel)
 
     return loop.run_main(play())
