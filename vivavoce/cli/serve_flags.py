@@ -113,16 +113,11 @@ Instructions = Annotated[
     typer.Option(rich_help_panel=MODELS, help="Default instructions of a session; @FILE reads them from a file."),
 ]
 Detector = Annotated[
-    str | None,
-    typer.Option(rich_help_panel=TURNS, help="End-of-turn detection: semantic or silence. Default: semantic."),
+    str | None, typer.Option(rich_help_panel=TURNS, help="End-of-turn detection: silence or semantic.")
 ]
 SilenceMs = Annotated[
     int | None,
-    typer.Option(
-        rich_help_panel=TURNS,
-        min=0,
-        help="Milliseconds of silence that end a turn; alone it means --turn silence. Default: 500.",
-    ),
+    typer.Option(rich_help_panel=TURNS, min=0, help="Milliseconds of silence that end a turn. Default: 500."),
 ]
 Threshold = Annotated[
     float | None,

@@ -38,7 +38,6 @@ DEFAULT_MODEL = "mini-speech"
 CORES_FOR_A_FRONT_END = 8  # with fewer, a process more takes as much from models on the CPU as off the event loop
 MAX_FRONT_END_PROCESSES = 4
 INSTALLED = "installed"
-SERVED_TURN = TurnSettings(detector="semantic")  # a server has a turn model; a conversation in a library may have none
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ class ServingOptions:
     smart_turn: str | None = None
     """The model that decides semantic turn detection: the ONNX file of a Smart Turn model, `installed`, or a folder
     of `viva train turn-end`; None: the bundled one."""
-    turn: TurnSettings = SERVED_TURN
+    turn: TurnSettings = field(default_factory=TurnSettings)
     denoise: bool = False
     """Whether noise is suppressed in the audio of clients that do not choose."""
     moderation: ModerationOptions = field(default_factory=ModerationOptions)
@@ -249,12 +248,11 @@ def read_serving_options(file: Path | None, flags: Mapping[str, object]) -> Serv
 
 
 def with_detector(values: Mapping[str, object]) -> Mapping[str, object]:
-    """Options with a turn detection: that by silence, where they only say after how much silence a turn ends."""
+    """Options that say after how much silence a turn ends, and not how its end is detected, mean silence detection."""
     turn = values.get("turn")
-    if not isinstance(turn, Mapping) or "detector" in turn:
+    if not isinstance(turn, Mapping) or "silence_duration_ms" not in turn or {"detector", "eagerness"} & set(turn):
         return values
-    by_silence = "silence_duration_ms" in turn and "eagerness" not in turn
-    return merge_tables(values, {"turn": {"detector": "silence" if by_silence else SERVED_TURN.detector}})
+    return merge_tables(values, {"turn": {"detector": "silence"}})
 
 
 def with_stack(values: Mapping[str, object]) -> Mapping[str, object]:
