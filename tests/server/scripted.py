@@ -118,7 +118,7 @@ class ScriptedConversation:
 
     def _end_turn(self) -> None:
         item, previous = self._take_heard(self._speaking)
-        self.emit(dialogue.SpeechStopped(item.id, self.total_ms))
+        self.emit(dialogue.SpeechStopped(item.id, self.total_ms, self._silent_ms))
         self.emit(dialogue.TurnCommitted(item, previous))
         self._after_commit(item)
         if self.settings.turn.create_response:

@@ -141,7 +141,7 @@ async def test_a_turn_of_somebody_else_clears_the_buffer(server):
         await client.until("conversation.created")
         conversation = server.host.opened[0]
         conversation.emit(dialogue.SpeechStarted("item_1", 1000))
-        conversation.emit(dialogue.SpeechStopped("item_1", 3000))
+        conversation.emit(dialogue.SpeechStopped("item_1", 3000, 500))
         conversation.emit(dialogue.TurnIgnored("item_1"))
         await client.until("input_audio_buffer.cleared")
         assert not client.of_type("input_audio_buffer.committed")

@@ -40,7 +40,7 @@ class SpeechStopped:
 
     item: str
     audio_end_ms: int
-    silence_ms: int = 0
+    silence_ms: int
     """Of silence that ended it."""
 
 
