@@ -160,7 +160,7 @@ class Scheduler:
         if not active:
             return min(rests)
         leads = [_lead(sequence, now) for sequence in active]
-        if min(leads) > sound.spare_lead:
+        if sound.others_rest and min(leads) > sound.spare_lead:
             others_rest = max(self._first_audio_rest(sequence, now, sound.others_rest) for sequence in busy)
             if others_rest > 0:
                 return others_rest

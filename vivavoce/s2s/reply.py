@@ -334,7 +334,7 @@ class MossSpeechReply:
     def _count(self) -> None:
         """Update the backend's count of replies whose sound is being generated, without those that are paused."""
         is_active = self._is_speaking and self._is_attended.is_set()
-        if not is_active or self._chunk_count:
+        if not is_active:
             self._backend.urgent.discard(self)
         for replies, is_member in (
             (self._backend.speaking, is_active),

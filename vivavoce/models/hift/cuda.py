@@ -43,10 +43,10 @@ class GraphedVocoder(HiFTStream):
         vocoder._replay.blank, vocoder.checks_mels = self._replay.blank, self.checks_mels
         return vocoder
 
-    def pause_before_hops(self, before_hop: Callable[[], None]) -> None:
-        """Call this before each hop that is captured from now on."""
+    def pause_before_parts(self, before_part: Callable[[], None]) -> None:
+        """Call this before each hop that is captured from now on; a hop is one part."""
         assert self._replay is not None
-        self._replay.pause_before_parts(before_hop)
+        self._replay.pause_before_parts(before_part)
 
     def _check_mels(self, mels: Sequence[Tensor], final: Sequence[bool]) -> None:
         if self.checks_mels:

@@ -255,7 +255,7 @@ class GraphedCodec(MossSpeechCodec):
     def pause_before_parts(self, before_part: Callable[[], None]) -> None:
         """Capture passes in parts from now on, and call this before each part."""
         cast(GraphedFlow, self.flow).pause_before_parts(before_part)
-        self.vocoder.pause_before_hops(before_part)
+        self.vocoder.pause_before_parts(before_part)
 
     def start(self, voice: FlowVoice, left_chunks: int | None = LEFT_CHUNKS, seed: int = 0) -> SpokenState:
         """The state of a new reply."""
